@@ -1,0 +1,26 @@
+"""rftstream: streaming reinforcement fine-tuning of language models over a durable log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from rftstream.runtime.launch import run
+    from rftstream.config import load as load_config
+
+__all__ = ["__version__", "load_config", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """`rftstream.run` and `rftstream.load_config`, imported when first used: nothing starts on import."""
+    if name == "run":
+        from rftstream.runtime.launch import run
+
+        return run
+    if name == "load_config":
+        from rftstream.config import load
+
+        return load
+    raise AttributeError(f"module 'rftstream' has no attribute {name!r}")

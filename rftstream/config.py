@@ -1,0 +1,452 @@
+"""The run file: sections, defaults, ranges. The only reader of TOML and of the environment.
+
+Precedence: file (several overlay each other, later wins) < environment `RFTSTREAM__TRAINER__LR` < `--set trainer.lr=`.
+A part's own knobs stand in `[<kind>s.<name>]` (`[algorithms.grpo]`, `[policies.hf]`, `[rewards.math]`), are declared
+by its `Config`, and are checked by `check_parts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream import plugins
+from rftstream.errors import ConfigError
+from rftstream.messages import Sampling
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+AboveZero = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    """Lower case letters, digits, - and _; names the run folder and the topics."""
+    steps: Positive | None = None
+    """Ends after so many batches."""
+    hours: AboveZero | None = None
+    """Ends at the first step after so long."""
+    stop_reward: float | None = None
+    """Ends when the mean reward of the last `stop_reward_over` steps reaches this."""
+    stop_reward_over: Positive = 10
+    seed: Count = 0
+    folder: str = "runs"
+    """Where run folders are made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeModel:
+    """A small model made on the spot, with one token per character: to learn from nothing, in seconds."""
+
+    characters: str = "0123456789+-*/= "
+    layers: Positive = 2
+    width: Positive = 64
+    heads: Positive = 4
+    context: Positive = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    path: str | None = None
+    """A Hugging Face model folder, or a name on the hub."""
+    make: MakeModel | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """What engines compute in and what is published; the trainer's masters are float32."""
+    chat_template: str | None = None
+    """Path of a Jinja template; default: the model's own."""
+    context: Positive | None = None
+    """Longest prompt + completion in tokens; default: what the model's config says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedReward:
+    name: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksetSection:
+    source: str
+    """`jsonl:PATH`, `reasoning_gym:NAME`, `arithmetic`, or `module:Class`."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name (prompt, answer, system, messages) -> the source's."""
+    reward: str | list[WeightedReward] = "exact"
+    weight: NotNegative = 1.0
+    """Share of the groups, relative to the other tasksets."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Differences from [sampling]."""
+    environment: str = "single_turn"
+    system: str | None = None
+    """System prompt put in front."""
+    shuffle: bool = True
+    """Each pass in another order, derived from the run's seed."""
+    passes: Positive | None = None
+    """How often the taskset is gone through; default: as often as the run needs."""
+    too_long: Literal["error", "skip", "truncate"] = "error"
+    """Prompts that leave no room for a completion in the context: refuse at check, leave out, or cut from the left."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The source's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSection:
+    source: str
+    columns: dict[str, str] = field(default_factory=dict)
+    reward: str | list[WeightedReward] = "exact"
+    every: Positive = 50
+    """Versions between two evaluations; version 0 and the final one are always evaluated."""
+    num_tasks: Positive | None = None
+    """The first so many problems; default: all."""
+    n: Positive = 1
+    """Samples per problem."""
+    k: tuple[Positive, ...] = (1,)
+    """pass@k for these, each at most n."""
+    pass_reward: float = 1.0
+    """A sample passes with at least this reward."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    environment: str = "single_turn"
+    system: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeederSection:
+    groups_per_batch: Positive = 8
+    group_size: Positive = 8
+    max_staleness: Count = 2
+    on_stale: Literal["wait", "drop"] = "wait"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSection:
+    """What every role has."""
+
+    threads: Positive = 1
+    """CPU threads for array work, of each process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorerSection(WorkerSection):
+    count: Count = 1
+    """Processes that `run` starts; more can be started by hand at any time."""
+    policy: str = "hf"
+    devices: tuple[str, ...] = ("cpu",)
+    """Given to the processes in turn."""
+    max_concurrent: Positive = 64
+    """Rollouts in flight in one process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierSection(WorkerSection):
+    count: Count = 1
+    max_concurrent: Positive = 256
+    processes: Positive = 1
+    """Children that compute rewards, of each verifier."""
+    timeout_s: AboveZero = 10.0
+    """Of one reward."""
+    tries: Positive = 3
+    max_dead_share: Fraction = 0.5
+    """Stops with exit 6 when more than this share of the last 200 rollouts could not be scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferSection(WorkerSection):
+    zero_variance: Literal["keep", "replace"] = "keep"
+    """Groups whose rewards are all equal carry no gradient: keep them in the batch, or filter and refill."""
+    max_refill: Positive = 1000
+    """With `replace`: this many groups without a full batch end the run with the reason no_signal."""
+    min_siblings: Positive = 2
+    """Scored siblings that a group needs to be batched (never more than group_size)."""
+    group_deadline_s: AboveZero | None = None
+    """Closes a group so long after its first record on `verified`."""
+    max_body_bytes: Positive = 256 * 1024 * 1024
+    """Bodies of open groups held in memory; the rest is read again from the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSection(WorkerSection):
+    algorithm: str = "grpo"
+    backend: str = "torch"
+    device: str = "cpu"
+    lr: NotNegative = 1e-6
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Count = 0
+    min_lr_share: Fraction = 0.0
+    """Of lr, where linear and cosine end."""
+    weight_decay: NotNegative = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: AboveZero = 1e-8
+    max_grad_norm: NotNegative = 1.0
+    """0: no clipping."""
+    minibatches: Positive = 1
+    updates_per_batch: Positive = 1
+    tokens_per_microbatch: Positive = 16384
+    shares: Positive = 1
+    """Of `batches`; at least as many as trainer ranks, fixed for a run."""
+    checkpoint_every: Positive = 20
+    """Versions."""
+    keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
+    publish_every: Positive = 1
+    """At most max_staleness + 1."""
+    max_skips_in_a_row: Positive = 3
+    """NaN batches; then the run stops with exit 6."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorSection(WorkerSection):
+    count: Annotated[int, Meta(ge=0, le=1)] = 1
+    policy: str | None = None
+    """Default: the explorers'."""
+    device: str = "cpu"
+    max_concurrent: Positive = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSection:
+    kind: str = "embedded"
+    partitions: Positive = 64
+    servers: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsSection:
+    store: str = "file://weights"
+    """URL of the object store; relative file:// ones lie in the run folder."""
+    keep: Annotated[int, Meta(ge=2)] = 3
+    """Newest snapshots kept, beside those that something still needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSection:
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    run: RunSection
+    model: ModelSection
+    tasksets: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], TasksetSection]
+    evaluations: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], EvaluationSection] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
+    feeder: FeederSection = field(default_factory=FeederSection)
+    explorer: ExplorerSection = field(default_factory=ExplorerSection)
+    verifier: VerifierSection = field(default_factory=VerifierSection)
+    buffer: BufferSection = field(default_factory=BufferSection)
+    trainer: TrainerSection = field(default_factory=TrainerSection)
+    evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
+    transport: TransportSection = field(default_factory=TransportSection)
+    weights: WeightsSection = field(default_factory=WeightsSection)
+    log: LogSection = field(default_factory=LogSection)
+    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    backends: dict[str, dict[str, Any]] = field(default_factory=dict)
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    base: str = "."
+    """Folder of the run file: relative paths and own modules are looked up there. Set by `load`."""
+
+    def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
+        """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf]."""
+        tables: dict[str, dict[str, Any]] = getattr(self, "policies" if kind == "policy" else f"{kind}s")
+        return tables.get(name, {})
+
+    def build_part(self, kind: str, name: str) -> tuple[Any, Any]:
+        """A part's class and its Config."""
+        part = plugins.resolve(kind, name, where=kind)
+        plural = "policies" if kind == "policy" else f"{kind}s"
+        return part, plugins.build_config(part, self.part_options(kind, name), where=f"{plural}.{name}")
+
+
+def load(
+    files: Sequence[str | Path],
+    *,
+    sets: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """The resolved config of one or more run files. ConfigError says what is wrong and where."""
+    merged: dict[str, Any] = {}
+    for file in files:
+        _merge(merged, _read_toml(Path(file)))
+    for name, value in sorted((env if env is not None else os.environ).items()):
+        if name.startswith("RFTSTREAM__"):
+            _set(merged, [part.lower() for part in name.split("__")[1:]], _parse_value(value), where=name)
+    for assignment in sets:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {assignment}: expected section.key=value")
+        _set(merged, _split_key(key), _parse_value(value), where=f"--set {assignment}")
+    merged.setdefault("base", str(Path(files[0]).resolve().parent) if files else os.getcwd())
+    return from_dict(merged)
+
+
+def from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """A config from plain values, checked as a whole."""
+    for section in ("run", "model", "tasksets"):
+        if section not in values:
+            raise ConfigError(f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME]")
+    config: RunConfig = plugins.convert(dict(values), RunConfig, where="")
+    _check_whole(config)
+    return _absolute(config)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Plain values, None left out: what is written beside the run and recorded in its manifest."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items() if item is not None}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return value
+
+    return plain(config)  # type: ignore[no-any-return]
+
+
+def to_toml(config: RunConfig) -> str:
+    import tomli_w
+
+    return tomli_w.dumps(to_dict(config))
+
+
+def replace(config: RunConfig, **settings: Any) -> RunConfig:
+    """A copy with `section__key=value` changed, checked anew: replace(config, trainer__lr=1e-5)."""
+    values = to_dict(config)
+    for key, value in settings.items():
+        _set(values, key.split("__"), value, where=key)
+    return from_dict(values)
+
+
+def sampling_for(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> Sampling:
+    """[sampling] with a taskset's or evaluation's own differences."""
+    base = to_dict_flat(config.sampling)
+    result: Sampling = plugins.convert({**base, **differences}, Sampling, where=where)
+    return result
+
+
+def to_dict_flat(value: Any) -> dict[str, Any]:
+    return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+
+
+def _check_whole(config: RunConfig) -> None:
+    if not config.tasksets:
+        raise ConfigError("tasksets: none given; add one, e.g. [tasksets.train] source = \"jsonl:data/train.jsonl\"")
+    if (config.model.path is None) == (config.model.make is None):
+        raise ConfigError("model: expected either path or [model.make]")
+    if config.trainer.publish_every > config.feeder.max_staleness + 1:
+        raise ConfigError(
+            f"trainer.publish_every: got {config.trainer.publish_every}, expected at most feeder.max_staleness + 1 = "
+            f"{config.feeder.max_staleness + 1}; explorers would wait for a version that is never announced"
+        )
+    if not any(section.weight for section in config.tasksets.values()):
+        raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")
+    if config.feeder.group_size == 1 and config.buffer.zero_variance == "replace":
+        raise ConfigError("buffer.zero_variance: 'replace' would filter every group of size 1; use 'keep'")
+    if not (config.run.steps or config.run.hours or config.run.stop_reward is not None) and not all(
+        section.passes for section in config.tasksets.values()
+    ):
+        raise ConfigError("run: nothing ends it; give steps, hours, stop_reward, or passes for every taskset")
+    for name, section in config.tasksets.items():
+        check_sampling(sampling_for(config, section.sampling, where=f"tasksets.{name}.sampling"),
+                       where=f"tasksets.{name}.sampling")
+    for name, evaluation in config.evaluations.items():
+        check_sampling(sampling_for(config, evaluation.sampling, where=f"evaluations.{name}.sampling"),
+                       where=f"evaluations.{name}.sampling")
+        if max(evaluation.k, default=1) > evaluation.n:
+            raise ConfigError(f"evaluations.{name}.k: got {max(evaluation.k)}, expected at most n = {evaluation.n}")
+
+
+def check_sampling(sampling: Sampling, *, where: str) -> None:
+    ranges: dict[str, tuple[bool, str]] = {
+        "temperature": (sampling.temperature >= 0, "at least 0"),
+        "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
+        "top_k": (sampling.top_k >= 0, "at least 0 (0 is off)"),
+        "min_p": (0 <= sampling.min_p < 1, "in [0, 1)"),
+        "repetition_penalty": (sampling.repetition_penalty > 0, "above 0"),
+        "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
+        "min_tokens": (0 <= sampling.min_tokens <= sampling.max_tokens, "between 0 and max_tokens"),
+    }
+    for key, (fine, expected) in ranges.items():
+        if not fine:
+            raise ConfigError(f"{where}.{key}: got {getattr(sampling, key)}, expected {expected}")
+
+
+FILE_SCHEMES = ("jsonl:", "parquet:", "file:")
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    """Relative file locations become absolute: against the folder of the run file."""
+    base = Path(config.base)
+
+    def source(text: str) -> str:
+        for scheme in FILE_SCHEMES:
+            if text.startswith(scheme):
+                return scheme + str(base / text.removeprefix(scheme))
+        return text
+
+    model = config.model
+    if model.path is not None and (base / model.path).is_dir():
+        model = dataclasses.replace(model, path=str((base / model.path).resolve()))
+    if model.chat_template is not None:
+        model = dataclasses.replace(model, chat_template=str(base / model.chat_template))
+    return dataclasses.replace(
+        config,
+        model=model,
+        tasksets={n: dataclasses.replace(s, source=source(s.source)) for n, s in config.tasksets.items()},
+        evaluations={n: dataclasses.replace(s, source=source(s.source)) for n, s in config.evaluations.items()},
+    )
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder, expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value
+
+
+def _set(target: dict[str, Any], path: Sequence[str], value: Any, *, where: str) -> None:
+    for part in path[:-1]:
+        inner = target.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{where}: {part} is a value, not a section")
+        target = inner
+    target[path[-1]] = value
+
+
+def _split_key(key: str) -> list[str]:
+    """`tasksets."my set".weight` -> its parts, quotes honoured."""
+    return [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^.]+)', key)]
+
+
+def _parse_value(text: str) -> Any:
+    """As TOML reads it; what is not TOML is taken as a string, so that quotes can be left out."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,23 @@
+"""Which model a run trains: where its folder is, its dtype and its template. Engines and backends get this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    name: str
+    """Goes into announcements; weights of another model are refused."""
+    folder: Path
+    """An ordinary Hugging Face model folder."""
+    dtype: str
+    """Served dtype: bfloat16, float16 or float32."""
+    context: int | None
+    """Longest prompt + completion; None: what the model's config says."""
+    device: str = "cpu"
+    threads: int = 1
+    """CPU threads that the process may use for array work."""
+    chat_template: str | None = None
+    """Text of a Jinja template that stands in for the model's own."""

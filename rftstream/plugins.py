@@ -1,0 +1,122 @@
+"""The one lookup behind every table of parts: a built-in name, or `module:Thing` of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rftstream.errors import ConfigError
+
+KINDS = {
+    "transport": "rftstream.transport:TRANSPORTS",
+    "policy": "rftstream.policies:POLICIES",
+    "backend": "rftstream.backends:BACKENDS",
+    "algorithm": "rftstream.algorithms:ALGORITHMS",
+    "reward": "rftstream.rewards:REWARDS",
+    "environment": "rftstream.environments:ENVIRONMENTS",
+    "taskset": "rftstream.tasksets:TASKSETS",
+}
+"""Kind -> where its table is."""
+
+
+def table(kind: str) -> dict[str, str]:
+    """Built-in names of a kind -> where each is."""
+    return import_path(KINDS[kind], what=kind)  # type: ignore[no-any-return]
+
+
+def resolve(kind: str, name: str, *, where: str = "") -> Any:
+    """The class or function behind `name`. ConfigError names the nearest known one."""
+    known = table(kind)
+    where = where or kind
+    if ":" in name:
+        return import_path(name, what=where)
+    if name not in known:
+        raise ConfigError(f"{where}: unknown {name!r}; {suggest(name, known)}, or 'module:Name' of your own")
+    return import_path(known[name], what=where)
+
+
+def build_config(part: Any, options: Mapping[str, Any] | None, *, where: str) -> Any:
+    """The part's frozen `Config` from its table in the run file; unknown keys and bad values are ConfigErrors."""
+    config_type = getattr(part, "Config", None)
+    if config_type is None:
+        if options:
+            raise ConfigError(f"{where}: has no options, got {', '.join(sorted(options))}; remove them")
+        return None
+    return convert(dict(options or {}), config_type, where=where)
+
+
+def convert(values: Any, target: Any, *, where: str) -> Any:
+    """Plain values to a dataclass, strictly, with errors that name the key as the user wrote it."""
+    check_keys(values, target, where)
+    try:
+        return msgspec.convert(values, target)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `")
+        key = path.rstrip("`").removeprefix("$").lstrip(".")
+        raise ConfigError(f"{'.'.join(part for part in (where, key) if part)}: {text[:1].lower()}{text[1:]}") from None
+
+
+def check_keys(values: Any, target: Any, where: str) -> None:
+    """ConfigError for keys that no dataclass along the way has."""
+    for key, value, inner in _pairs(values, target):
+        place = f"{where}.{key}" if where else key
+        if inner is None:
+            raise ConfigError(f"{place}: unknown key; {suggest(key, _fields(target))}")
+        check_keys(value, inner, place)
+
+
+def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """`known: a, b, c; did you mean 'b'?`"""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    text = "known: " + ", ".join(sorted(known)) if known else "none are known"
+    return f"{text}; did you mean {near[0]!r}?" if near else text
+
+
+def _fields(target: Any) -> dict[str, Any]:
+    info = _dataclass_info(target)
+    return {field.encode_name: field.type for field in info.fields} if info else {}
+
+
+def _dataclass_info(target: Any) -> Any:
+    info = target if isinstance(target, msgspec.inspect.Type) else msgspec.inspect.type_info(target)
+    if isinstance(info, msgspec.inspect.Metadata):
+        info = info.type
+    if isinstance(info, msgspec.inspect.UnionType):
+        info = next((one for one in info.types if isinstance(one, msgspec.inspect.DataclassType)), None)
+    return info if isinstance(info, msgspec.inspect.DataclassType) else None
+
+
+@dataclass(frozen=True)
+class _Anything:
+    """Stands for a type whose keys are free."""
+
+
+def _pairs(values: Any, target: Any) -> list[tuple[str, Any, Any]]:
+    info = _dataclass_info(target)
+    if info is not None and isinstance(values, dict):
+        known = {field.encode_name: field.type for field in info.fields}
+        return [(key, value, known.get(key)) for key, value in values.items()]
+    plain = target if isinstance(target, msgspec.inspect.Type) else msgspec.inspect.type_info(target)
+    if isinstance(plain, msgspec.inspect.DictType) and isinstance(values, dict):
+        return [(key, value, plain.value_type) for key, value in values.items()]
+    return []
+
+
+def import_path(path: str, *, what: str) -> Any:
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{what}: cannot import {path!r}: no module named {error.name!r}; "
+            "is it installed, or in the folder of the run file?"
+        ) from None
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ConfigError(f"{what}: module {module_name!r} has no {name!r}") from None
