@@ -1,0 +1,280 @@
+"""One realistic message of each contract, and more where it has forms that exclude each other.
+
+    python -m tests.contracts.samples     writes the golden files that do not exist yet
+
+A golden file that exists is never written again: it stands for what is on somebody's log. Who changes a contract
+adds a field with a default to the newest sample *and raises the version*, or leaves the sample as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from rftstream.codec import CONTRACTS, digest_of_experiences, encode
+from rftstream.messages import (
+    Array,
+    BatchManifest,
+    ChatMessage,
+    Claim,
+    DeadLetter,
+    Demonstration,
+    DesiredState,
+    EvalResult,
+    Experience,
+    Feedback,
+    GroupOutcome,
+    GroupResult,
+    LossKind,
+    Media,
+    Message,
+    PartialRollout,
+    Preference,
+    Problem,
+    Request,
+    RequestKind,
+    Rollout,
+    RolloutIds,
+    RolloutStatus,
+    RolloutSummary,
+    RunFinished,
+    RunManifest,
+    RunState,
+    Sampling,
+    Segment,
+    StepRecord,
+    Task,
+    TasksEnded,
+    Turn,
+    UnscorableReason,
+    Verdict,
+    VerifiedRollout,
+    VersionName,
+    VersionSpan,
+    WeightsAnnounced,
+    WeightsKind,
+)
+
+GOLDEN = Path(__file__).parents[2] / "schemas" / "golden"
+
+IDS = RolloutIds(
+    rollout_id="gsm8k/0/17/0/3", group_id="gsm8k/0/17/0", taskset="gsm8k", sibling=3, group_size=8, sequence=17,
+    min_version=2,
+)  # fmt: skip
+CHART = Media(url="s3://runs/media/chart-17.png", digest="sha256:" + "5e" * 32, kind="image/png")
+ROUTING = Media(url="file://media/routing-17-3.bin", digest="sha256:" + "a7" * 32, kind="application/octet-stream")
+CALCULATOR: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "calculate", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
+}
+CALL: dict[str, Any] = {"id": "call-1", "type": "function", "function": {"name": "calculate", "arguments": "48/2"}}
+PROBLEM = Problem(
+    messages=(
+        ChatMessage(role="system", content="Think step by step, then give the answer after ####."),
+        ChatMessage(
+            role="user", content="Natalia sold 48 clips in April, half as many in May. How many?", media=(CHART,),
+            name="natalia",
+        ),
+        ChatMessage(role="assistant", content="", tool_calls=(CALL,)),
+        ChatMessage(role="tool", content="24", name="calculate", tool_call_id="call-1"),
+    ),
+    answer="72",
+    tools=(CALCULATOR,),
+    info={"level": 1, "tags": ["sum", "half"], "ratio": 0.5, "checked": True, "note": None, "größe": {"a": -1}},
+    data_source="gsm8k/train",
+)  # fmt: skip
+SAMPLING = Sampling(
+    temperature=0.7, top_p=0.95, top_k=50, min_p=0.02, presence_penalty=0.1, frequency_penalty=0.2,
+    repetition_penalty=1.05, min_tokens=2, max_tokens=512, stop=("</answer>", "\n\n\n"),
+)  # fmt: skip
+TURNS = (
+    Turn(role="assistant", content="48 / 2 = 24, so 48 + 24 =", num_tokens=5, finish_reason="stop"),
+    Turn(role="tool", content="72"),
+    Turn(role="assistant", content="#### 72", num_tokens=2, finish_reason="length"),
+)
+SEGMENTS = (
+    Segment(
+        token_ids=Array.of([1, 504, 2232, 338, 49, 151, 28, 216, 34, 36, 2], "int32"),
+        behavior_logprobs=Array.of([0, 0, 0, -0.25, -1.5, -0.125, -2, -0.5, 0, -0.75, -0.0625], "float32"),
+        loss_mask=Array.of([0, 0, 0, 1, 1, 1, 1, 1, 0, 1, 1], "uint8"),
+        versions=(
+            VersionSpan(start=3, count=4, trainer_epoch=1, version=2),
+            VersionSpan(start=7, count=1, trainer_epoch=1, version=3),
+            VersionSpan(start=9, count=2, trainer_epoch=2, version=3),
+        ),
+    ),
+)
+ROLLOUT = Rollout(
+    ids=IDS, status=RolloutStatus.truncated, problem=PROBLEM, turns=TURNS, segments=SEGMENTS, num_tokens=7,
+    sampling=SAMPLING, error="the calculator timed out once", metrics={"tool_calls": 1.0, "turns": 2.0},
+    attachments={"moe_routing": ROUTING}, started_at=1767225600.25, finished_at=1767225611.5,
+)  # fmt: skip
+VERDICT = Verdict(
+    reward=0.9, scorer="math+format", scorer_version="1.0.2:9f2c", parts={"math": 1.0, "format": 0.5},
+    metrics={"answer_found": 1.0},
+    additions={
+        "teacher_logprobs": Array.of([0, 0, 0, -0.5, -1, -0.25, -1, -0.5, 0, -0.5, 0], "float32"),
+        "served_bits": Array(dtype="bfloat16", shape=(1, 2), data=b"\x80\x3f\x00\xbf"),
+    },
+)  # fmt: skip
+STEP = VersionName(trainer_epoch=2, version=4)
+EXPERIENCE = Experience(
+    ids=IDS, batch_sequence=3, share=1, position=5, loss_kind=LossKind.rl, segments=SEGMENTS, reward=0.9,
+    sampling=SAMPLING, truncated=True, parts={"math": 1.0, "format": 0.5}, metrics={"turns": 2.0},
+    additions=VERDICT.additions, attachments={"moe_routing": ROUTING}, weight=0.5,
+)  # fmt: skip
+EXPERT = Experience(
+    ids=RolloutIds(
+        rollout_id="experts/0/2/0/0", group_id="experts/0/2/0", taskset="experts", sibling=0, group_size=1, sequence=0,
+        min_version=0,
+    ),
+    batch_sequence=3, share=1, position=6, loss_kind=LossKind.dpo, segments=(), reward=None, sampling=Sampling(),
+    expert=True, pair="chosen",
+)  # fmt: skip
+QUESTION = (ChatMessage(role="user", content="What is 2 + 2?"),)
+
+SAMPLES: dict[str, Message] = {
+    "task.v1": Task(
+        ids=IDS, problem=PROBLEM, sampling=SAMPLING, seed=8070450532247928832, environment="tools",
+        stored_rollout="rollouts[1]@8172", created_at=1767225599.0,
+    ),
+    "rollout.v1": ROLLOUT,
+    "partial_rollout.v1": PartialRollout(
+        ids=IDS, piece=1, turns=TURNS[:1], segments=SEGMENTS, num_tokens=7, environment_state=b"\x82\xa1n\x01\xa1m\xc0",
+        sampler_state=bytes(range(16)), saved_at=1767225605.75,
+    ),
+    "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),
+    "verified_rollout.v1-undecodable": VerifiedRollout(
+        ids=IDS, rollout=None, verdict=None, reason=UnscorableReason.undecodable,
+        detail="rollouts[1]@8172 rollout.v1 $.turns[0].content: got int, expected str", verified_at=1767225612.0,
+    ),
+    "demonstration.v1": Demonstration(
+        demonstration_id="gpt-traces/17", source="traces.jsonl",
+        messages=(*QUESTION, ChatMessage(role="assistant", content="4")), weight=0.25, info={"grade": "A"},
+    ),
+    "demonstration.v1-preference": Demonstration(
+        demonstration_id="pairs/3", source="pairs.parquet",
+        preference=Preference(
+            prompt=QUESTION, chosen=(ChatMessage(role="assistant", content="4"),),
+            rejected=(ChatMessage(role="assistant", content="5"),),
+        ),
+    ),
+    "feedback.v1": Feedback(
+        feedback_id="web/ada/gsm8k/0/17/0/3", rollout_id=IDS.rollout_id, source="web/ada", reward=-1.0,
+        comment="right number, wrong reason", given_at=1767229200.0,
+    ),
+    "experience.v1": EXPERIENCE,
+    "experience.v1-expert": EXPERT,
+    "batch_manifest.v1": BatchManifest(
+        batch_sequence=3, share=1, num_shares=2, count=2,
+        digest=digest_of_experiences([encode(EXPERIENCE), encode(EXPERT)]),
+        groups=("gsm8k/0/17/0", "experts/0/2/0"), num_groups=4, total_groups=16, last=True, max_staleness=1,
+        metrics={"reward_mean": 0.4375, "filtered_share": 0.125},
+    ),
+    "group_outcome.v1": GroupOutcome(
+        group_id="gsm8k/0/17/0", taskset="gsm8k", sequence=17, result=GroupResult.batched, reason="complete",
+        rollouts=(
+            RolloutSummary(rollout_id="gsm8k/0/17/0/0", num_tokens=212, status=RolloutStatus.completed, reward=1.0),
+            RolloutSummary(
+                rollout_id="gsm8k/0/17/0/3", num_tokens=512, status=RolloutStatus.truncated,
+                reason=UnscorableReason.timeout,
+            ),
+        ),
+        batch_sequence=3, decided_at=1767225613.0,
+    ),
+    "group_outcome.v1-late": GroupOutcome(
+        group_id="gsm8k/0/18/0", taskset="gsm8k", sequence=18, result=GroupResult.expired, reason="deadline",
+        rollouts=(
+            RolloutSummary(rollout_id="gsm8k/0/18/0/7", num_tokens=4096, status=RolloutStatus.completed, reward=0.0),
+        ),
+        late=True, decided_at=1767225699.0,
+    ),
+    "weights_announced.v1": WeightsAnnounced(
+        model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.delta,
+        parent=VersionName(trainer_epoch=2, version=3), object="weights/2-4.delta", num_bytes=612_000,
+        digest="sha256:" + "0d" * 32, weights_digest="sha256:" + "c4" * 32, dtype="bfloat16",
+        announced_at=1767225620.0,
+    ),
+    "weights_announced.v1-anchor": WeightsAnnounced(
+        model="SmolLM2-135M-Instruct", name=VersionName(trainer_epoch=2, version=3), kind=WeightsKind.full,
+        parent=None, object="weights/2-3.safetensors", num_bytes=269_060_552, digest="sha256:" + "1f" * 32,
+        weights_digest="sha256:" + "b2" * 32, dtype="bfloat16", resumed=True, announced_at=1767225590.0,
+    ),
+    "step_record.v1": StepRecord(
+        name=STEP, batch_sequence=3, positions=(40, 41), trained_groups=16, trained_rollouts=127,
+        weights_digest="sha256:" + "c4" * 32, metrics={"loss": 31.5, "grad_norm": 0.75, "reward_mean": 0.4375},
+        skipped=True, announced=False, last=True, recorded_at=1767225620.0,
+    ),
+    "step_record.v1-resumed": StepRecord(
+        name=VersionName(trainer_epoch=2, version=3), batch_sequence=None, positions=(30, 31), trained_groups=12,
+        trained_rollouts=96, weights_digest=None, metrics={}, resumed=True, recorded_at=1767225590.0,
+    ),
+    "eval_result.v1": EvalResult(
+        evaluation="held-out", name=STEP, num_tasks=200, num_samples=4, num_unscored=1,
+        metrics={"mean": 0.53, "pass@1": 0.53, "pass@4": 0.71, "length_mean": 180.5},
+        generations="evals/held-out-2-4.jsonl", request_id="evaluate-now-1", best=True, evaluated_at=1767225700.0,
+    ),
+    "run_manifest.v1": RunManifest(
+        run="gsm8k-grpo", created_at=1767225590.0, config='[run]\nname = "gsm8k-grpo"\nsteps = 400\n',
+        digests={"model": "sha256:" + "11" * 32, "taskset.gsm8k": "sha256:" + "22" * 32}, partitions=8, shares=2,
+        seed=7, rftstream_version="0.1.0",
+    ),
+    "claim.v1": Claim(
+        role="trainer", epoch=2, host="node-3", pid=4711, process="trainer-0", claimed_at=1767225589.0,
+    ),
+    "run_state.v1": RunState(state=DesiredState.paused, by="ada", reason="disk swap", since=1767225650.0),
+    "tasks_ended.v1": TasksEnded(admitted=3200, reason="taskset"),
+    "run_finished.v1": RunFinished(reason="no_signal", name=STEP, finished_at=1767225800.0, exit_code=6),
+    "request.v1": Request(
+        request_id="retry-1", kind=RequestKind.retry_dead, arguments={"groups": ["gsm8k/0/17/0"], "rescore": True},
+        expires_at=1767229200.0,
+    ),
+    "dead_letter.v1": DeadLetter(
+        topic="rollouts", partition=1, offset=8172, key=b"gsm8k/0/17/0/3", value=b"\x81\xa3ids\x01",
+        headers=(("contract", b"rollout"), ("contract_version", b"1")), role="verifier", reason="undecodable",
+        detail="$.ids: got int, expected object", tries=1, dead_at=1767225612.0,
+    ),
+}  # fmt: skip
+"""`<contract>.v<N>` or `<contract>.v<N>-<form>`, the stem of the golden files -> the message in them."""
+
+
+def readable(value: object) -> Any:
+    """The JSON twin of a message: arrays as flat lists, bytes as {"$base64": ...}."""
+    if isinstance(value, Array):
+        dtype = "uint8" if value.dtype == "bool" else value.dtype
+        elements = Array(dtype=dtype, shape=value.shape, data=value.data).numpy().ravel().tolist()
+        return {"dtype": value.dtype, "shape": list(value.shape), "data": elements}
+    if dataclasses.is_dataclass(value):
+        return {field.name: readable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: readable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(item) for item in value]
+    if isinstance(value, bytes):
+        return {"$base64": base64.b64encode(value).decode("ascii")}
+    return value
+
+
+def twin_text(message: Message) -> str:
+    return json.dumps(readable(message), indent=2, ensure_ascii=False) + "\n"
+
+
+def contract_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def write_missing() -> None:
+    for name, message in SAMPLES.items():
+        assert CONTRACTS[type(message)] == contract_of(name), f"{name} is a {type(message).__name__}"
+        path = GOLDEN / f"{name}.msgpack"
+        if not path.exists():
+            path.write_bytes(encode(message))
+            path.with_suffix(".json").write_text(twin_text(message), encoding="utf-8")
+            print(f"wrote {path.name} and its twin")
+
+
+if __name__ == "__main__":
+    write_missing()

@@ -1,0 +1,182 @@
+"""Hypothesis strategies for every message, built from the types; by hand only where invariants tie fields together."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from rftstream.invariants import ITEM_BYTES
+from rftstream.messages import (
+    MESSAGES,
+    Array,
+    BatchManifest,
+    ChatMessage,
+    Demonstration,
+    Experience,
+    GroupOutcome,
+    GroupResult,
+    Message,
+    Rollout,
+    RolloutIds,
+    RolloutStatus,
+    Segment,
+    StepRecord,
+    Task,
+    UnscorableReason,
+    VerifiedRollout,
+    VersionSpan,
+    WeightsAnnounced,
+    WeightsKind,
+)
+
+Strategy = st.SearchStrategy[Any]
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+INTS = st.integers(0, 2**63 - 1)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | FLOATS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+_SIMPLE: dict[Any, Strategy] = {
+    str: TEXTS, int: INTS, float: FLOATS, bool: st.booleans(), bytes: st.binary(max_size=40), Any: PLAIN,
+}  # fmt: skip
+
+
+def messages(contract: str) -> st.SearchStrategy[Message]:
+    return _of(MESSAGES[contract])
+
+
+def _of(kind: Any) -> Strategy:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if origin in (Union, UnionType):
+        (inner,) = (argument for argument in arguments if argument is not NoneType)
+        return st.none() | _of(inner)
+    if origin is dict:
+        return st.dictionaries(TEXTS, _of(arguments[1]), max_size=2)
+    if origin is tuple and arguments[-1] is ...:
+        return st.lists(_of(arguments[0]), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(_of, arguments))
+    if issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    return _BY_HAND[kind]() if kind in _BY_HAND else _build(kind)
+
+
+def _build(cls: type, **given: Strategy) -> Strategy:
+    hints = get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    return st.builds(cls, **{name: given[name] if name in given else _of(hints[name]) for name in names})
+
+
+@st.composite
+def _arrays(draw: st.DrawFn, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Array:
+    if dtype is None:
+        dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
+    if shape is None:
+        shape = tuple(draw(st.lists(st.integers(0, 3), max_size=4)))
+    num_bytes = ITEM_BYTES[dtype]
+    for length in shape:
+        num_bytes *= length
+    return Array(dtype=dtype, shape=shape, data=draw(st.binary(min_size=num_bytes, max_size=num_bytes)))
+
+
+@st.composite
+def _segments(draw: st.DrawFn) -> Segment:
+    num_tokens = draw(st.integers(0, 12))
+    cuts = sorted(draw(st.sets(st.integers(0, num_tokens), max_size=6)))
+    spans = [
+        VersionSpan(start=start, count=end - start, trainer_epoch=draw(INTS), version=draw(INTS))
+        for start, end in zip(cuts[::2], cuts[1::2], strict=False)
+    ]
+    return Segment(
+        token_ids=draw(_arrays("int32", (num_tokens,))),
+        behavior_logprobs=draw(_arrays("float32", (num_tokens,))),
+        loss_mask=Array.of(draw(st.lists(st.sampled_from([0, 1]), min_size=num_tokens, max_size=num_tokens)), "uint8"),
+        versions=tuple(spans),
+    )
+
+
+@st.composite
+def _ids(draw: st.DrawFn) -> RolloutIds:
+    group_size = draw(st.integers(1, 2**31))
+    sibling = draw(st.integers(0, group_size - 1))
+    taskset = draw(st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True))
+    group_id = f"{taskset}/{draw(INTS)}/{draw(INTS)}/{draw(INTS)}"
+    return RolloutIds(
+        rollout_id=f"{group_id}/{sibling}", group_id=group_id, taskset=taskset, sibling=sibling,
+        group_size=group_size, sequence=draw(INTS), min_version=draw(INTS),
+    )  # fmt: skip
+
+
+def _tied(cls: type, name: str, when: Any, then: dict[str, Any], otherwise: dict[str, Any]) -> Strategy:
+    """`name` decides about other fields: those of `then` if it is `when`, else those of `otherwise`."""
+    choices = _of(get_type_hints(cls)[name]).filter(lambda value: value != when)
+    return _build(cls, **{name: st.just(when)}, **then) | _build(cls, **{name: choices}, **otherwise)
+
+
+def _present(cls: type, name: str) -> Strategy:
+    return _of(get_type_hints(cls)[name]).filter(lambda value: value is not None)
+
+
+@st.composite
+def _verified(draw: st.DrawFn) -> VerifiedRollout:
+    ids = draw(_ids())
+    rollout = dataclasses.replace(draw(_of(Rollout)), ids=ids)
+    reason = draw(_of(UnscorableReason | None))
+    verified: VerifiedRollout = draw(
+        _build(
+            VerifiedRollout,
+            ids=st.just(ids),
+            rollout=st.just(None if reason is UnscorableReason.undecodable else rollout),
+            verdict=_present(VerifiedRollout, "verdict") if reason is None else st.none(),
+            reason=st.just(reason),
+        )
+    )
+    return verified
+
+
+def _demonstrations() -> Strategy:
+    chat = st.lists(_of(ChatMessage), min_size=1, max_size=2).map(tuple)
+    return _build(Demonstration, messages=chat, preference=st.none()) | _build(
+        Demonstration, messages=st.just(()), preference=_present(Demonstration, "preference")
+    )
+
+
+_BY_HAND: dict[type, Any] = {
+    Array: _arrays,
+    Segment: _segments,
+    RolloutIds: _ids,
+    VersionSpan: lambda: _build(VersionSpan, count=st.integers(1, 9)),
+    Task: lambda: _build(Task, seed=st.integers(0, 2**63 - 1)),
+    Rollout: lambda: _tied(
+        Rollout, "status", RolloutStatus.undecodable, {"problem": st.none()}, {"problem": _present(Rollout, "problem")}
+    ),
+    VerifiedRollout: _verified,
+    Demonstration: _demonstrations,
+    Experience: lambda: _build(Experience, pair=st.sampled_from([None, "chosen", "rejected"])),
+    BatchManifest: lambda: _build(
+        BatchManifest,
+        share=st.integers(0, 3),
+        num_shares=st.integers(4, 8),
+        digest=st.from_regex(r"sha256:[0-9a-f]{64}", fullmatch=True),
+    ),
+    GroupOutcome: lambda: _tied(
+        GroupOutcome, "result", GroupResult.batched, {"batch_sequence": INTS, "late": st.just(False)},
+        {"batch_sequence": st.none(), "late": st.just(False)},
+    ),
+    WeightsAnnounced: lambda: _tied(
+        WeightsAnnounced, "kind", WeightsKind.delta, {"parent": _present(WeightsAnnounced, "parent")},
+        {"parent": st.none()},
+    ),
+    StepRecord: lambda: _tied(
+        StepRecord, "resumed", True, {"batch_sequence": st.none()}, {"batch_sequence": INTS}
+    ),
+}  # fmt: skip
