@@ -1,0 +1,28 @@
+"""The suite that every transport passes, also yours: what transport/base.py promises, as tests.
+
+    from rftstream.testing.conformance import ConformanceHarness, TransportConformance
+
+    class TestMine(TransportConformance):
+        @pytest.fixture
+        def harness(self, tmp_path):
+            return MyHarness(tmp_path)
+
+The harness says how to connect, how to run functions in other processes, and how long a session lasts. The tests
+compare records, never offsets: offsets may have gaps. They await what a log may take its time for. None is skipped.
+"""
+
+from __future__ import annotations
+
+from rftstream.testing.conformance_bench import Bench, ConformanceHarness, run_in_threads, run_peer
+from rftstream.testing.conformance_groups import GroupConformance
+from rftstream.testing.conformance_reading import ReadingConformance
+from rftstream.testing.conformance_together import TogetherConformance
+from rftstream.testing.conformance_transactions import TransactionConformance
+
+__all__ = ["Bench", "ConformanceHarness", "TransportConformance", "run_in_threads", "run_peer"]
+
+
+class TransportConformance(
+    ReadingConformance, TransactionConformance, GroupConformance, TogetherConformance
+):
+    """All of it. A subclass gives the `harness` fixture."""

@@ -1,0 +1,224 @@
+"""Conformance: members that share work, come, go, fall silent and come back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rftstream.errors import AssignmentLost
+from rftstream.testing.conformance_bench import Bench, Worker, new, places_of, take, texts
+from rftstream.testing.conformance_reading import BenchFixtures
+from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position, TopicPartition
+
+
+def begin(member: Member) -> None:
+    """Every owned partition where the group stands."""
+    for place, position in member.committed(member.assignment()).items():
+        member.seek(place, position.offset)
+
+
+class GroupConformance(BenchFixtures):
+    def test_members_share_the_partitions(self, bench: Bench) -> None:
+        topic = bench.topic(6)
+        group = bench.group(topic)
+        members = []
+        for num_members in (1, 2, 3):
+            members.append(bench.join(group, topic))
+            bench.settle(members, topic)
+            assert {len(member.assignment()) for _, member in members} == {6 // num_members}
+        bench.write([new(topic, number % 6, f"{number}") for number in range(60)])
+        found = []
+        for transport, member in members:
+            begin(member)
+            records = take(transport, member, 20)
+            assert {record.place for record in records} <= set(member.assignment())
+            found += texts(records)
+        assert sorted(found, key=int) == [f"{number}" for number in range(60)]
+        members.pop(0)[1].close()
+        bench.settle(members, topic)
+
+    def test_groups_do_not_share_with_each_other(self, bench: Bench) -> None:
+        topic = bench.topic(2)
+        bench.write([new(topic, number % 2, f"{number}") for number in range(10)])
+        for _ in range(2):
+            transport, member = bench.join(bench.group(topic), topic)
+            bench.settle([(transport, member)], topic)
+            begin(member)
+            assert sorted(texts(take(transport, member, 10)), key=int) == [f"{number}" for number in range(10)]
+
+    def test_partitions_of_one_number_go_together(self, bench: Bench) -> None:
+        tasks, partials = bench.topic(4), bench.topic(4, compacted=True)
+        group = bench.group(tasks, partials)
+        members = [bench.join(group, tasks, partials) for _ in range(2)]
+        bench.settle(members, tasks, partials)
+        for _, member in members:
+            of_tasks, of_partials = (
+                {place.partition for place in member.assignment() if place.topic == topic}
+                for topic in (tasks, partials)
+            )
+            assert of_tasks == of_partials
+            assert len(of_tasks) == 2
+
+    def test_a_new_partition_gives_nothing_before_it_was_positioned(self, bench: Bench) -> None:
+        topic = bench.topic()
+        group = bench.group(topic)
+        bench.write([new(topic, 0, f"{number}") for number in range(5)])
+        transport, member = bench.join(group, topic)
+        bench.settle([(transport, member)], topic)
+        for _ in range(5):
+            assert member.poll() == []
+        place = TopicPartition(topic, 0)
+        member.seek(place, bench.all_records(topic)[3].offset)
+        assert texts(take(transport, member, 2)) == ["3", "4"]
+        assert member.position(place) > bench.all_records(topic)[4].offset
+
+    def test_paused_partitions_give_nothing_and_keep_their_place(self, bench: Bench) -> None:
+        topic = bench.topic(2)
+        group = bench.group(topic)
+        transport, member = bench.join(group, topic)
+        bench.settle([(transport, member)], topic)
+        begin(member)
+        left, right = places_of(transport, topic)
+        member.pause([left])
+        bench.write([new(topic, number % 2, f"{number}") for number in range(10)])
+        assert texts(take(transport, member, 5)) == ["1", "3", "5", "7", "9"]
+        started = time.monotonic()
+        transport.wait([member], 0.3)
+        assert member.poll() == []
+        assert time.monotonic() - started >= 0.25
+        assert set(member.assignment()) == {left, right}
+        member.resume([left])
+        assert texts(take(transport, member, 5)) == ["0", "2", "4", "6", "8"]
+
+    def test_a_successor_finds_what_was_finished_out_of_order(self, bench: Bench) -> None:
+        source, target = bench.topic(), bench.topic()
+        group = bench.group(source)
+        place = TopicPartition(source, 0)
+        bench.write([new(source, 0, f"{number}") for number in range(10)])
+        transport, member = bench.join(group, source)
+        bench.settle([(transport, member)], source)
+        begin(member)
+        records = {text: record for record in take(transport, member, 10) for text in texts([record])}
+        finished = ["0", "1", "5", "8"]
+        # What stands beside the position is the caller's; here it is as long as it may be.
+        beside = ",".join(str(records[text].offset) for text in finished[2:]).ljust(MAX_METADATA_BYTES)
+        bench.producer(transport).commit(
+            [new(target, 0, text) for text in finished],
+            positions={place: Position(records["2"].offset, beside)}, snapshot=member.snapshot(),
+        )
+        transport.close()
+
+        transport, member = bench.join(group, source)
+        bench.settle([(transport, member)], source)
+        position = member.committed([place])[place]
+        assert position.metadata == beside
+        done = {int(offset) for offset in position.metadata.split(",")}
+        member.seek(place, position.offset)
+        todo = [record for record in take(transport, member, 8) if record.offset not in done]
+        assert texts(todo) == ["2", "3", "4", "6", "7", "9"]
+        bench.producer(transport).commit(
+            [new(target, 0, text) for text in texts(todo)],
+            positions={place: Position(member.position(place))}, snapshot=member.snapshot(),
+        )
+        assert sorted(texts(bench.all_records(target)), key=int) == [f"{number}" for number in range(10)]
+        assert transport.admin.lag(group, source) == {place: 0}
+
+    def test_who_lost_a_partition_cannot_commit_for_it(self, bench: Bench) -> None:
+        source, target = bench.topic(2), bench.topic()
+        group = bench.group(source)
+        first = bench.join(group, source)
+        bench.settle([first], source)
+        snapshot = first[1].snapshot()
+        second = bench.join(group, source)
+        bench.settle([first, second], source)
+        (lost,) = second[1].assignment()
+        producer = bench.producer(first[0])
+        with pytest.raises(AssignmentLost, match=source):
+            producer.commit([new(target, 0, "zombie")], positions={lost: Position(0, "zombie")}, snapshot=snapshot)
+        assert bench.all_records(target) == []
+        assert bench.transport.admin.committed(group)[lost] == Position(0)
+        (kept,) = first[1].assignment()
+        producer.commit(
+            [new(target, 0, "kept")], positions={kept: Position(0, "kept")}, snapshot=first[1].snapshot()
+        )
+        assert texts(bench.all_records(target)) == ["kept"]
+
+    def test_a_partition_that_came_back_is_another_assignment(self, bench: Bench) -> None:
+        source, target = bench.topic(2), bench.topic()
+        group = bench.group(source)
+        first = bench.join(group, source)
+        bench.settle([first], source)
+        old = first[1].snapshot()
+        second = bench.join(group, source)
+        bench.settle([first, second], source)
+        (away,) = second[1].assignment()
+        second[1].close()
+        bench.settle([first], source)
+        assert first[1].assignment()[away] != old.assignment[away]
+        producer = bench.producer(first[0])
+        with pytest.raises(AssignmentLost):
+            producer.commit([new(target, 0, "old work")], positions={away: Position(0, "old")}, snapshot=old)
+        assert first[1].poll() == []  # It starts afresh: nothing before it is positioned again.
+        producer.commit([new(target, 0, "new work")], positions={away: Position(0)}, snapshot=first[1].snapshot())
+        assert texts(bench.all_records(target)) == ["new work"]
+
+    def test_a_silent_member_loses_its_partitions(self, bench: Bench) -> None:
+        topic, target = bench.topic(4), bench.topic()
+        group = bench.group(topic)
+        timeout_s = bench.harness.session_timeout_s
+        silent = bench.join(group, topic, session_timeout_s=timeout_s)
+        bench.settle([silent], topic)
+        alive = bench.join(group, topic, session_timeout_s=timeout_s)
+        bench.settle([silent, alive], topic)
+        old = silent[1].snapshot()
+        bench.harness.expire([alive])
+        bench.settle([alive], topic)
+        place = next(iter(old.assignment))
+        producer = bench.producer(silent[0])
+        with pytest.raises(AssignmentLost):
+            producer.commit([new(target, 0, "zombie")], positions={place: Position(0, "zombie")}, snapshot=old)
+        # It is back as soon as it looks again, under other numbers.
+        bench.settle([silent, alive], topic)
+        for place, number in silent[1].assignment().items():
+            assert old.assignment.get(place) != number
+        assert bench.all_records(target) == []
+
+    def test_workers_that_come_and_go_carry_everything_once(self, bench: Bench) -> None:
+        source, target = bench.topic(6), bench.topic(6)
+        group = bench.group(source)
+        total = 1200
+        producer = bench.producer()
+        workers: list[Worker] = []
+
+        def hire() -> None:
+            workers.append(Worker(bench.connect(), group, source, target, name=bench.name("worker")))
+
+        for round_ in range(6):
+            start = round_ * 200
+            producer.commit([new(source, number % 6, f"{number}") for number in range(start, start + 200)])
+            hire()
+            if round_ in (2, 4):
+                workers.pop(0).member.close()
+            for _ in range(2):
+                for worker in workers:
+                    worker.turn(max_records=17)
+
+        def all_carried() -> bool:
+            for worker in workers:
+                worker.turn()
+            return sum(bench.transport.admin.lag(group, source).values()) == 0
+
+        bench.await_true("no lag", all_carried)
+        assert sorted(texts(bench.all_records(target)), key=int) == [f"{number}" for number in range(total)]
+
+    def test_work_polled_before_a_member_left_is_done_by_the_next(self, bench: Bench) -> None:
+        topic = bench.topic()
+        group = bench.group(topic)
+        bench.write([new(topic, 0, f"{number}") for number in range(5)])
+        for _ in range(2):
+            transport, member = bench.join(group, topic)
+            bench.settle([(transport, member)], topic)
+            begin(member)
+            assert texts(take(transport, member, 5)) == ["0", "1", "2", "3", "4"]
+            transport.close()

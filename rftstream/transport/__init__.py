@@ -1,0 +1,9 @@
+"""Transports: what carries the topics.
+
+To add one: a class that passes `rftstream.testing.conformance`, and a line in `TRANSPORTS`.
+"""
+
+TRANSPORTS = {
+    "embedded": "rftstream.transport.embedded:EmbeddedTransport",
+    "memory": "rftstream.transport.memory:MemoryTransport",
+}

@@ -1,0 +1,255 @@
+"""Reader, member and producer of a log in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+
+from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, RecordTooLarge
+from rftstream.transport.base import MAX_METADATA_BYTES, NewRecord, Position, Record, Snapshot, TopicPartition
+from rftstream.transport.cursors import Batch, Cursors
+from rftstream.transport.memory_log import MemoryLog, Subscriber
+
+
+class _View:
+    """The log as cursors read it."""
+
+    def __init__(self, log: MemoryLog, *, bodies: bool) -> None:
+        self._log = log
+        self._bodies = bodies
+
+    def spans(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        known = self._log.partitions
+        return {place: (known[place].begin, known[place].end) for place in partitions if place in known}
+
+    def read(
+        self, place: TopicPartition, offset: int, end: int, *, max_records: int, max_bytes: int, first_bytes: int | None
+    ) -> Batch:
+        partition = self._log.partitions[place]
+        index = bisect_left(partition.offsets, offset)
+        found: list[Record] = []
+        num_bytes = 0
+        room = first_bytes
+        for record in partition.records[index : index + max_records]:
+            size = len(record.key or b"") + (len(record.value or b"") if self._bodies else 0)
+            if room is not None and num_bytes + size > room:
+                return Batch(found, record.offset, num_bytes)
+            room = max_bytes
+            num_bytes += size
+            found.append(record if self._bodies or record.value is None else _without_body(record))
+        return Batch(found, end if len(found) < max_records else found[-1].offset + 1, num_bytes)
+
+
+class MemoryReader:
+    def __init__(self, log: MemoryLog, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
+        for place in positions:
+            log.check_place(place)
+        self._log = log
+        self._view = _View(log, bodies=bodies)
+        self._cursors = Cursors(positions)
+
+    def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
+        with self._log.changed:
+            return self._cursors.poll(self._view, max_records, max_bytes)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._cursors.position(partition)  # Only what it was opened for.
+        self._cursors.seek(partition, offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._cursors.position(partition)
+
+    def close(self) -> None:
+        pass
+
+    def something(self) -> bool:
+        return self._cursors.ready(self._view)
+
+
+class MemoryMember:
+    def __init__(
+        self, log: MemoryLog, group: str, topics: Collection[str], *, name: str, session_timeout_s: float
+    ) -> None:
+        for topic in topics:
+            log.topic(topic)
+        self._log = log
+        self._group = group
+        self._name = name
+        self._topics = frozenset(topics)
+        self._session_timeout_s = session_timeout_s
+        self._view = _View(log, bodies=True)
+        self._cursors = Cursors({})
+        self._assignment: Mapping[TopicPartition, int] = {}
+        self._generation = -1
+        self._closed = False
+        with log.changed:
+            self._join()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def assignment(self) -> Mapping[TopicPartition, int]:
+        return self._assignment
+
+    def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
+        with self._log.changed:
+            self._keep_alive()
+            return self._cursors.poll(self._view, max_records, max_bytes)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        if partition not in self._assignment:
+            raise AssignmentLost(
+                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
+                f" positioned; look at assignment() again"
+            )
+        self._cursors.seek(partition, offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._cursors.position(partition)
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
+        with self._log.changed:
+            found = self._log.group(self._group).positions
+            missing = [place for place in partitions if place not in found]
+            if missing:
+                raise PositionMissing(
+                    f"group {self._group}: no position for {', '.join(map(str, missing))}, one was expected since the"
+                    f" run was made; admin.commit_initial makes those of a new run"
+                )
+            return {place: found[place] for place in partitions}
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.pause(set(partitions) & set(self._assignment))
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.resume(partitions)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._group, dict(self._assignment), self._member)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            with self._log.changed:
+                self._log.leave(self._group, self._member)
+
+    def something(self) -> bool:
+        before = self._assignment
+        self._keep_alive()
+        return self._assignment is not before or self._cursors.ready(self._view)
+
+    def _join(self) -> None:
+        self._member = self._log.join(
+            self._group, Subscriber(self._topics, self._log.clock(), self._session_timeout_s)
+        )
+        self._refresh()
+
+    def _keep_alive(self) -> None:
+        if not self._log.beat(self._group, self._member):
+            self._join()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        group = self._log.group(self._group)
+        if group.generation == self._generation:
+            return
+        self._generation = group.generation
+        assignment = {
+            place: group.numbers[place] for place, owner in sorted(group.owners.items()) if owner == self._member
+        }
+        if assignment != self._assignment:
+            self._cursors.forget([p for p, number in self._assignment.items() if assignment.get(p) != number])
+            self._assignment = assignment
+
+
+class MemoryProducer:
+    def __init__(self, log: MemoryLog, process: str, transactional_id: str) -> None:
+        self._log = log
+        self._process = process
+        self._id = transactional_id
+        self._epoch: int | None = None
+
+    def start(self) -> None:
+        with self._log.changed:
+            self._epoch = self._log.epochs[self._id] = self._log.epochs.get(self._id, 0) + 1
+
+    def commit(
+        self,
+        records: Sequence[NewRecord],
+        *,
+        positions: Mapping[TopicPartition, Position] | None = None,
+        group: str | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        log = self._log
+        owner = snapshot.group if snapshot is not None else group
+        if self._epoch is None:
+            raise ProducerLost(f"producer {self._id}: not started, or lost; call start, then read what is committed")
+        if positions and owner is None:
+            raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
+        self._check_sizes(records, positions or {})
+        if log.fault is not None:
+            log.fault("before_commit", self._process)
+        with log.changed:
+            newest = log.epochs.get(self._id)
+            if newest != self._epoch:
+                self._epoch, lost = None, self._epoch
+                raise ProducerLost(
+                    f"producer {self._id}: fenced, epoch {newest} has begun, its own is {lost};"
+                    f" read `control` to see who took over"
+                )
+            if snapshot is not None:
+                self._check_ownership(snapshot, positions or {})
+            timestamp_s = log.clock()
+            for new in records:
+                partition = log.partitions[TopicPartition(new.topic, new.partition)]
+                offset = partition.end
+                partition.records.append(
+                    Record(new.topic, new.partition, offset, timestamp_s, new.key, new.value, new.headers)
+                )
+                partition.offsets.append(offset)
+                partition.end = offset + 1
+            if positions and owner is not None:
+                log.group(owner).positions.update(positions)
+            log.note_change()
+        if log.fault is not None:
+            log.fault("after_commit", self._process)
+
+    def close(self) -> None:
+        self._epoch = None
+
+    def _check_sizes(self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position]) -> None:
+        for record in records:
+            limit = self._log.topic(record.topic).max_record_bytes
+            self._log.check_place(TopicPartition(record.topic, record.partition))
+            if record.num_bytes > limit:
+                raise RecordTooLarge(
+                    f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes"
+                    f" {limit}; make it smaller or carry its large parts by reference"
+                )
+        for place, position in positions.items():
+            self._log.check_place(place)
+            num_bytes = len(position.metadata.encode())
+            if num_bytes > MAX_METADATA_BYTES:
+                raise RecordTooLarge(
+                    f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are"
+                    f" kept; hold results back until fewer are open"
+                )
+
+    def _check_ownership(self, snapshot: Snapshot, positions: Mapping[TopicPartition, Position]) -> None:
+        group = self._log.group(snapshot.group)
+        for place in positions:
+            owner, number = group.owners.get(place), group.numbers.get(place)
+            if owner is None or owner != snapshot.token or number != snapshot.assignment.get(place):
+                raise AssignmentLost(
+                    f"group {snapshot.group}, {place}: it is member {owner}'s under assignment {number}, the"
+                    f" transaction was made by member {snapshot.token} under assignment"
+                    f" {snapshot.assignment.get(place)}; drop its work, the owner does it again"
+                )
+
+
+def _without_body(record: Record) -> Record:
+    return Record(
+        record.topic, record.partition, record.offset, record.timestamp_s, record.key, None, record.headers
+    )

@@ -1,0 +1,68 @@
+"""Who of a group owns which partition: sticky, balanced, the same for every log that shares work out itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from rftstream.transport.base import TopicPartition
+
+
+def share_out(
+    members: Mapping[int, Collection[str]],
+    num_partitions: Mapping[str, int],
+    owners: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Member -> its topics, and who owns what so far, give who owns what from now on.
+
+    Topics with the same subscribers are shared out together, so that whoever owns a partition of one owns the
+    partition of the same number of the others. Nobody has two more of these than another, and a partition changes
+    hands only where that needs it. Deterministic: member numbers order what is otherwise equal.
+    """
+    together: dict[frozenset[int], list[str]] = {}
+    for topic in sorted(num_partitions):
+        subscribers = frozenset(member for member, topics in members.items() if topic in topics)
+        if subscribers:
+            together.setdefault(subscribers, []).append(topic)
+    shared: dict[TopicPartition, int] = {}
+    load: Counter[int] = Counter()
+    for subscribers, topics in sorted(together.items(), key=lambda item: item[1]):
+        width = max(num_partitions[topic] for topic in topics)
+        for number, member in _share_numbers(subscribers, topics, width, owners, load).items():
+            for topic in topics:
+                if number < num_partitions[topic]:
+                    shared[TopicPartition(topic, number)] = member
+                    load[member] += 1
+    return shared
+
+
+def _share_numbers(
+    subscribers: Collection[int],
+    topics: Collection[str],
+    width: int,
+    owners: Mapping[TopicPartition, int],
+    load: Mapping[int, int],
+) -> dict[int, int]:
+    """Partition number -> member, for topics that go together."""
+    held: dict[int, list[int]] = {member: [] for member in subscribers}
+    for number in range(width):
+        so_far: Counter[int] = Counter()
+        for topic in topics:
+            owner = owners.get(TopicPartition(topic, number))
+            if owner is not None and owner in held:
+                so_far[owner] += 1
+        if so_far:
+            # The one who has most of them; the older member where two have as many.
+            held[min(so_far, key=lambda member: (-so_far[member], member))].append(number)
+    # Those who hold most now take the places for one more, so that the fewest partitions move.
+    ordered = sorted(subscribers, key=lambda member: (-len(held[member]), load.get(member, 0), member))
+    base, extra = divmod(width, len(ordered))
+    room = {member: base + (index < extra) for index, member in enumerate(ordered)}
+    given = {number: member for member in ordered for number in held[member][: room[member]]}
+    free = [number for number in range(width) if number not in given]
+    for member in ordered:
+        while free and room[member] > len(held[member]):
+            number = free.pop(0)
+            given[number] = member
+            held[member].append(number)
+    return given
