@@ -1,0 +1,50 @@
+"""Exact match: the completion, or what a pattern finds in it, is the answer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rftstream.errors import ConfigError, RewardError
+from rftstream.rewards.base import RewardInput
+from rftstream.rewards.version import config_version
+
+
+class ExactMatch:
+    """1 if they are equal, else 0."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        strip: bool = True
+        """White space around both is ignored."""
+        casefold: bool = False
+        """Upper and lower case are the same."""
+        extract: str | None = None
+        r"""A regular expression: its last match in the completion (its first group, if it has one) is compared, and
+        no match is 0. For example `####\s*(.+)`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        try:
+            self._pattern = re.compile(config.extract) if config.extract is not None else None
+        except re.error as error:
+            raise ConfigError(f"rewards.exact.extract: {config.extract!r} is no regular expression: {error}") from None
+        self.version = config_version("1", config)
+
+    def __call__(self, item: RewardInput) -> float:
+        if item.answer is None:
+            raise RewardError("exact: the problem has no answer; name its column in the taskset's columns")
+        found = self._extract(item.completion)
+        return float(found is not None and self._normalize(found) == self._normalize(item.answer))
+
+    def _extract(self, completion: str) -> str | None:
+        if self._pattern is None:
+            return completion
+        matches = list(self._pattern.finditer(completion))
+        if not matches:
+            return None
+        return matches[-1].group(1) if self._pattern.groups else matches[-1].group()
+
+    def _normalize(self, text: str) -> str:
+        text = text.strip() if self._config.strip else text
+        return text.casefold() if self._config.casefold else text

@@ -1,0 +1,87 @@
+"""How a scorer and its children talk: frames of length and msgpack over pipes, and one shared page.
+
+Parent to child: first a Setup, then lists of Items. Child to parent: a Ready, then lists of Results. The page holds
+what the child is at right now (the item's number and since when), so that the parent knows, without waking the child,
+which item hangs or was the end of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from rftstream.rewards.base import RewardInput, Score
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+PAGE_BYTES = 4096
+IDLE = -1
+"""Number on the page while no item is being scored."""
+
+_PAGE = struct.Struct("<dq")
+
+
+class Setup(msgspec.Struct, kw_only=True):
+    config: dict[str, Any]
+    """The resolved run file as plain values."""
+    path: list[str]
+    """The parent's sys.path, so that what it can import the child can, too."""
+
+
+class Ready(msgspec.Struct, kw_only=True):
+    error: str | None = None
+    """The run file's rewards cannot be built."""
+    rewards: dict[str, tuple[str, str]] = {}
+    """Name of the reward -> scorer and its version."""
+
+
+class Item(msgspec.Struct, array_like=True):
+    number: int
+    reward: str
+    input: RewardInput
+
+
+class Result(msgspec.Struct, array_like=True):
+    number: int
+    score: Score | None
+    reason: str | None = None
+    detail: str = ""
+
+
+def pack(value: Any) -> bytes:
+    body = msgspec.msgpack.encode(value)
+    return len(body).to_bytes(4, "little") + body
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that are complete now. ValueError for a length no frame has."""
+        self._buffer += data
+        bodies = []
+        start = 0
+        while len(self._buffer) - start >= 4:
+            length = int.from_bytes(self._buffer[start : start + 4], "little")
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            if len(self._buffer) - start - 4 < length:
+                break
+            bodies.append(bytes(self._buffer[start + 4 : start + 4 + length]))
+            start += 4 + length
+        del self._buffer[:start]
+        return bodies
+
+
+def write_page(page: Any, number: int, since: float) -> None:
+    _PAGE.pack_into(page, 0, since, number)
+
+
+def read_page(page: Any) -> tuple[int, float]:
+    """The item that the child is at (IDLE: none), and since when (time.monotonic)."""
+    since, number = _PAGE.unpack_from(page, 0)
+    return number, since

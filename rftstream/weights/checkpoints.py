@@ -1,0 +1,160 @@
+"""Checkpoints under the object store: files first, the manifest last; without a manifest there is no checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from rftstream.errors import WeightsError
+from rftstream.messages import VersionName
+from rftstream.weights.publisher import Fault, no_fault
+from rftstream.weights.store import CHUNK_BYTES, ObjectStore
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+def _always(name: VersionName) -> bool:
+    return True
+
+
+class CheckpointStore:
+    """Checkpoints lie in `checkpoints/<epoch>-<version>/`; `manifest.json` has digest and size of each file."""
+
+    def __init__(self, store: ObjectStore, keep: int = 2, *, fault: Fault = no_fault) -> None:
+        self._store = store
+        self._keep = keep
+        self._fault = fault
+
+    def write(self, name: VersionName, fill: Callable[[Path], None], state: dict[str, Any]) -> None:
+        """Saves what `fill` writes into the folder that it gets, together with `state` (plain JSON values)."""
+        folder = _folder(name)
+        if self._store.exists(f"{folder}/manifest.json"):
+            raise WeightsError(f"{folder}: exists already, and no checkpoint is written twice")
+        for leftover in self._store.list(f"{folder}/"):  # of a try that did not come to its manifest
+            self._store.delete(leftover)
+        files: dict[str, dict[str, Any]] = {}
+        with self._store.scratch() as scratch:
+            fill(scratch)
+            for path in sorted(path for path in scratch.rglob("*") if path.is_file()):
+                stored = self._store.put_file(f"{folder}/files/{path.relative_to(scratch).as_posix()}", path)
+                files[path.relative_to(scratch).as_posix()] = {"bytes": stored.num_bytes, "digest": stored.digest}
+        self._fault("checkpoint_files_written")
+        manifest = {
+            "format": FORMAT,
+            "trainer_epoch": name.trainer_epoch,
+            "version": name.version,
+            "files": files,
+            "state": state,
+        }
+        text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
+        self._store.put(f"{folder}/manifest.json", text.encode())
+        self._fault("checkpoint_manifest_written")
+
+    def names(self) -> list[VersionName]:
+        """Of all complete checkpoints, oldest first."""
+        manifests = [name for name in self._store.list("checkpoints/") if name.endswith("/manifest.json")]
+        return sorted(filter(None, map(_parse, manifests)), key=_age)
+
+    def newest(self, in_force: Callable[[VersionName], bool] = _always) -> tuple[VersionName, dict[str, Any]] | None:
+        """The newest undamaged checkpoint in force, and its state. Damaged ones are skipped, with a warning."""
+        for name in reversed(self.names()):
+            if not in_force(name):
+                continue
+            try:
+                return name, self.verify(name)
+            except WeightsError as error:
+                logger.warning("checkpoint skipped, the one before is taken: %s", error)
+        return None
+
+    def verify(self, name: VersionName) -> dict[str, Any]:
+        """The checkpoint's state, after reading all of its files. WeightsError if anything is missing or damaged."""
+        manifest = self._manifest(name)
+        for file in manifest["files"]:
+            self._copy(name, manifest, file, target=None)
+        return manifest["state"]  # type: ignore[no-any-return]
+
+    def read(self, name: VersionName, folder: Path) -> dict[str, Any]:
+        """Copies the checkpoint's files into an existing folder, verified, and returns its state."""
+        manifest = self._manifest(name)
+        for file in manifest["files"]:
+            target = folder / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._copy(name, manifest, file, target=target)
+        return manifest["state"]  # type: ignore[no-any-return]
+
+    def trim(
+        self,
+        keep: int | None = None,
+        also: Collection[VersionName] = (),
+        in_force: Callable[[VersionName], bool] = _always,
+    ) -> list[VersionName]:
+        """Deletes all but the newest `keep` in force and those in `also`; returns the names of those kept.
+
+        The newest of all is never deleted, nor anything beyond it, such as what a newer trainer is just writing.
+        """
+        names = self.names()
+        if not names:
+            return []
+        wanted = [name for name in names if in_force(name)][-max(keep if keep is not None else self._keep, 1) :]
+        kept = {names[-1], *wanted, *also}
+        objects = self._store.list("checkpoints/")
+        objects.sort(key=lambda text: not text.endswith("/manifest.json"))  # first the manifest: then it is gone
+        for text in objects:
+            name = _parse(text)
+            if name is not None and name not in kept and _age(name) < _age(names[-1]):
+                self._store.delete(text)
+        return [name for name in names if name in kept]
+
+    def _manifest(self, name: VersionName) -> dict[str, Any]:
+        where = f"{_folder(name)}/manifest.json"
+        try:
+            manifest = json.loads(self._store.get(where))
+        except (ValueError, RecursionError) as error:
+            raise WeightsError(f"{where}: not JSON: {error}; the checkpoint is damaged") from None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise WeightsError(f"{where}: not a manifest of format {FORMAT}; was it written by a newer rftstream?")
+        if (manifest.get("trainer_epoch"), manifest.get("version")) != (name.trainer_epoch, name.version):
+            raise WeightsError(f"{where}: belongs to another version; the checkpoint is damaged")
+        files, state = manifest.get("files"), manifest.get("state")
+        if not isinstance(files, dict) or not isinstance(state, dict) or not all(map(_is_entry, files.values())):
+            raise WeightsError(f"{where}: without files and state; the checkpoint is damaged")
+        return manifest
+
+    def _copy(self, name: VersionName, manifest: dict[str, Any], file: str, *, target: Path | None) -> None:
+        """Reads a file of the checkpoint, to `target` if given, and compares it with the manifest."""
+        where = f"{_folder(name)}/files/{file}"
+        sha256, num_bytes = hashlib.sha256(), 0
+        with self._store.open(where) as source, open(target or "/dev/null", "wb") as sink:
+            while chunk := source.read(CHUNK_BYTES):
+                sha256.update(chunk)
+                num_bytes += len(chunk)
+                sink.write(chunk)
+        expected = manifest["files"][file]
+        if (num_bytes, f"sha256:{sha256.hexdigest()}") != (expected["bytes"], expected["digest"]):
+            raise WeightsError(f"{where}: found {num_bytes} other bytes, expected {expected['bytes']}; it is damaged")
+
+
+def _folder(name: VersionName) -> str:
+    return f"checkpoints/{name.trainer_epoch:06d}-{name.version:08d}"
+
+
+def _parse(text: str) -> VersionName | None:
+    """The checkpoint that an object belongs to."""
+    epoch, dash, version = text.removeprefix("checkpoints/").partition("/")[0].partition("-")
+    if not dash or not epoch.isdecimal() or not version.isdecimal():
+        return None
+    return VersionName(trainer_epoch=int(epoch), version=int(version))
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and type(value.get("bytes")) is int and isinstance(value.get("digest"), str)
+
+
+def _age(name: VersionName) -> tuple[int, int]:
+    return name.trainer_epoch, name.version

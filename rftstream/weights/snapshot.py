@@ -1,0 +1,188 @@
+"""Full snapshots: ordinary safetensors, written in a stream, read without a copy, and the digest of a state.
+
+A safetensors file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape,
+data_offsets), and the tensors' bytes without gaps. Files of others are read too, as strictly as the format allows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rftstream.errors import WeightsError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+ITEM_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Safetensors' names of dtypes -> bytes of an element."""
+
+DTYPES = {
+    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "int8": "I8", "uint8": "U8",
+    "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32", "int64": "I64", "uint64": "U64", "bool": "BOOL",
+}  # fmt: skip
+"""Names as torch, numpy and the run file have them -> safetensors' names."""
+
+MAX_HEADER_BYTES = 100_000_000
+"""As in the safetensors library."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as bytes: little-endian, C order."""
+
+    dtype: str
+    """Safetensors' name: F32, BF16, F16, ..."""
+    shape: tuple[int, ...]
+    data: Buffer
+    """Contiguous, exactly as long as dtype and shape say."""
+
+    @property
+    def num_bytes(self) -> int:
+        return memoryview(self.data).nbytes
+
+
+class Writable(Protocol):
+    def write(self, data: Any, /) -> Any: ...
+
+
+def write_snapshot(file: Writable, tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> int:
+    """Writes a safetensors file, tensor by tensor, and returns its length. The same state gives the same bytes."""
+    head, order = _head(tensors, metadata or {})
+    file.write(head)
+    num_bytes = len(head)
+    for name in order:
+        view = data_view(tensors[name])
+        file.write(view)
+        num_bytes += view.nbytes
+    return num_bytes
+
+
+def encode_snapshot(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A snapshot in memory. For big models use `write_snapshot`, which holds no second copy."""
+    buffer = io.BytesIO()
+    write_snapshot(buffer, tensors, metadata)
+    return buffer.getvalue()
+
+
+def decode_snapshot(data: Buffer, *, where: str = "snapshot") -> dict[str, RawTensor]:
+    """The tensors of a safetensors file as views into `data`, sorted by name. WeightsError for anything else."""
+    view = memoryview(data).cast("B")
+    header, start = _read_header(view, where)
+    body = view[start:]
+    tensors: dict[str, RawTensor] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name in sorted(header):
+        if name == "__metadata__":
+            continue
+        dtype, shape, begin, end = _check_entry(header[name], f"{where}: tensor {name!r}")
+        expected = math.prod(shape) * ITEM_BYTES[dtype]
+        if end - begin != expected:
+            raise _damaged(f"{where}: tensor {name!r}", f"{end - begin} bytes", f"{expected} for {dtype} {list(shape)}")
+        spans.append((begin, end, name))
+        tensors[name] = RawTensor(dtype, shape, body[begin:end])
+    position = 0
+    for begin, end, name in sorted(spans):
+        if begin != position:
+            raise _damaged(f"{where}: tensor {name!r}", f"a start at byte {begin}", f"{position}, no gap or overlap")
+        position = end
+    if position != body.nbytes:
+        raise _damaged(where, f"{body.nbytes} bytes of tensors", f"{position}")
+    return tensors
+
+
+def tensor_digests(tensors: Mapping[str, RawTensor]) -> dict[str, str]:
+    """Name -> sha256 (hex) of the tensor's bytes, sorted by name."""
+    return {name: hashlib.sha256(data_view(tensors[name])).hexdigest() for name in sorted(tensors)}
+
+
+def state_digest(tensors: Mapping[str, RawTensor]) -> str:
+    """`sha256:<hex>` over a line for each tensor, sorted by name: the JSON of [name, dtype, shape, sha256 of bytes]."""
+    total = hashlib.sha256()
+    for name, digest in tensor_digests(tensors).items():
+        tensor = tensors[name]
+        line = json.dumps([name, tensor.dtype, list(tensor.shape), digest], separators=(",", ":"))
+        total.update(line.encode() + b"\n")
+    return f"sha256:{total.hexdigest()}"
+
+
+def data_view(tensor: RawTensor) -> memoryview:
+    """The tensor's bytes, one-dimensional."""
+    view = memoryview(tensor.data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _head(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """Length and header, and the order of the tensors: wide elements first, so that all stay aligned."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in ITEM_BYTES:
+            raise WeightsError(f"tensor {name!r}: dtype {tensor.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
+        expected = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+        if tensor.num_bytes != expected:
+            raise _damaged(f"tensor {name!r}", f"{tensor.num_bytes} bytes",
+                           f"{expected} for {tensor.dtype} {list(tensor.shape)}")
+    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    for name, begin, end in _offsets(tensors, order):
+        header[name] = {"dtype": tensors[name].dtype, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _offsets(tensors: Mapping[str, RawTensor], order: list[str]) -> Iterator[tuple[str, int, int]]:
+    position = 0
+    for name in order:
+        begin, position = position, position + tensors[name].num_bytes
+        yield name, begin, position
+
+
+def _read_header(view: memoryview, where: str) -> tuple[dict[str, Any], int]:
+    if view.nbytes < 8:
+        raise _damaged(where, f"{view.nbytes} bytes", "at least 8")
+    length = int.from_bytes(view[:8], "little")
+    if length > min(MAX_HEADER_BYTES, view.nbytes - 8):
+        raise _damaged(where, f"a header of {length} bytes", f"at most {min(MAX_HEADER_BYTES, view.nbytes - 8)}")
+    try:
+        header = json.loads(bytes(view[8 : 8 + length]), object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, f"a header that is not JSON ({error})", "safetensors") from None
+    if not isinstance(header, dict):
+        raise _damaged(where, f"a header that is a {type(header).__name__}", "an object")
+    return header, 8 + length
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name stands twice")
+    return result
+
+
+def _check_entry(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(where, "other fields", "dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise _damaged(where, f"dtype {dtype!r}", f"one of {', '.join(ITEM_BYTES)}")
+    if not _are_sizes(shape) or len(shape) > 64:
+        raise _damaged(where, "a shape that is not a list of sizes", "such a list")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _damaged(where, f"data_offsets {offsets!r}", "[begin, end]")
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+
+
+def _damaged(where: str, found: str, expected: str) -> WeightsError:
+    return WeightsError(f"{where}: found {found}, expected {expected}; the file is damaged or not a snapshot")

@@ -1,0 +1,356 @@
+"""The object store: write once, read by name, on this machine's disk or behind any URL that fsspec knows.
+
+An object's name is never written twice with other bytes, so a name means the same to every reader for ever. On disk a
+write is atomic and durable: a temporary file, its fsync, a link to the name, the folder's fsync. Elsewhere the store's
+own put decides; on S3 that is atomic and durable too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from rftstream.errors import ConfigError, WeightsError, WeightsGone
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+CHUNK_BYTES = 4 * 1024 * 1024
+INCOMING = ".incoming"
+"""Folder of a local store where objects are written before they get their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    name: str
+    num_bytes: int
+    digest: str
+    """`sha256:<hex>` of the bytes."""
+
+
+class ObjectStore:
+    """`file://PATH` (a relative PATH lies in `base`, the run folder), `memory://NAME`, `s3://BUCKET/PREFIX`, ..."""
+
+    def __init__(self, url: str, *, base: Path) -> None:
+        scheme, separator, rest = url.partition("://")
+        if not separator:
+            scheme, rest = "file", url
+        self.url = url
+        self._files: _Files = _LocalFiles(base / rest) if scheme == "file" else _RemoteFiles(url)
+
+    def put(self, name: str, data: Buffer) -> StoredObject:
+        return self.write(name, lambda file: file.write(data))
+
+    def put_file(self, name: str, path: Path) -> StoredObject:
+        """Takes a file's contents. A file made in `scratch()` is linked, not copied: do not change it afterwards."""
+        digest, num_bytes = _digest_file(path)
+        return self._finish(path, StoredObject(name=_checked(name), num_bytes=num_bytes, digest=digest))
+
+    def write(self, name: str, fill: Callable[[IO[bytes]], object]) -> StoredObject:
+        """Writes an object as a stream: `fill` gets a file to write to. Nothing is there until all of it is."""
+        _checked(name)
+        with self.scratch() as folder:
+            path = folder / "object"
+            with self._errors(name), open(path, "wb") as file:
+                hashing = _HashingFile(file)
+                fill(hashing)  # type: ignore[arg-type]
+            digest = f"sha256:{hashing.sha256.hexdigest()}"
+            return self._finish(path, StoredObject(name=name, num_bytes=hashing.num_bytes, digest=digest))
+
+    def get(self, name: str) -> bytes:
+        """WeightsGone if there is no such object."""
+        with self.open(name) as file, self._errors(name):
+            return file.read()
+
+    def open(self, name: str) -> IO[bytes]:
+        """For reading; close it. WeightsGone if there is no such object."""
+        with self._errors(name):
+            return self._files.open(_checked(name))
+
+    def exists(self, name: str) -> bool:
+        return self._size_or_none(name) is not None
+
+    def size(self, name: str) -> int:
+        size = self._size_or_none(name)
+        if size is None:
+            raise self._gone(name)
+        return size
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Names that begin with `prefix`, sorted."""
+        folder = prefix.rpartition("/")[0]
+        with self._errors(prefix or "the list of objects"):
+            return sorted(name for name in self._files.walk(folder) if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        """Deleting what is not there is fine."""
+        with contextlib.suppress(WeightsGone), self._errors(name):
+            self._files.delete(_checked(name))
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A temporary folder for files on their way into the store."""
+        with self._errors("a temporary folder"):
+            folder = self._files.make_scratch()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _finish(self, path: Path, stored: StoredObject) -> StoredObject:
+        with self._errors(stored.name):
+            added = self._files.add(stored.name, path)
+        if not added and self._digest(stored.name) != stored.digest:
+            raise WeightsError(
+                f"{self._place(stored.name)}: exists with other bytes, and no object is written twice; "
+                "does another run use the same weights.store?"
+            )
+        return stored
+
+    def _digest(self, name: str) -> str:
+        with self.open(name) as file, self._errors(name):
+            return _digest_stream(file)[0]
+
+    def _size_or_none(self, name: str) -> int | None:
+        try:
+            with self._errors(name):
+                return self._files.size(_checked(name))
+        except WeightsGone:
+            return None
+
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Whatever the store's client raises, as ours."""
+        try:
+            yield
+        except (WeightsError, ConfigError):
+            raise
+        except FileNotFoundError:
+            raise self._gone(name) from None
+        except Exception as error:
+            if not isinstance(error, OSError) and not self._files.foreign_errors:
+                raise
+            raise WeightsError(
+                f"{self._place(name)}: {type(error).__name__}: {error}; is the store reachable, with room and rights?"
+            ) from error
+
+    def _gone(self, name: str) -> WeightsGone:
+        return WeightsGone(f"{self._place(name)}: no such object; it was deleted, or weights.store names another place")
+
+    def _place(self, name: str) -> str:
+        return f"{self.url.rstrip('/')}/{name}"
+
+
+class _Files(Protocol):
+    """What differs between a local disk and the rest."""
+
+    foreign_errors: bool
+    """True if its client raises other exceptions than OSErrors."""
+
+    def make_scratch(self) -> Path: ...
+
+    def add(self, name: str, path: Path) -> bool:
+        """Gives the file's contents the name; False if the name is taken."""
+
+    def open(self, name: str) -> IO[bytes]: ...
+
+    def size(self, name: str) -> int: ...
+
+    def walk(self, folder: str) -> Iterator[str]: ...
+
+    def delete(self, name: str) -> None: ...
+
+
+class _LocalFiles:
+    foreign_errors = False
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._numbers = itertools.count()
+        self._host = socket.gethostname()
+
+    def make_scratch(self) -> Path:
+        incoming = self._root / INCOMING
+        incoming.mkdir(parents=True, exist_ok=True)
+        number = next(self._numbers)
+        if number == 0:
+            self._sweep(incoming)
+        folder = incoming / f"{self._host}+{os.getpid()}+{id(self):x}-{number}"
+        folder.mkdir()
+        return folder
+
+    def add(self, name: str, path: Path) -> bool:
+        target = self._root / name
+        if self._root not in path.parents:  # from elsewhere: a copy, since links do not reach over file systems
+            scratch = self.make_scratch()
+            try:
+                return self.add(name, Path(shutil.copyfile(path, scratch / "copy")))
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        new_folders = [folder for folder in target.parents if not folder.exists()]
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            added = _link(path, target)
+        except FileNotFoundError:  # somebody's delete found the folder empty
+            target.parent.mkdir(parents=True, exist_ok=True)
+            added = _link(path, target)
+        for folder in (target.parent, *(folder.parent for folder in new_folders)):
+            _sync_folder(folder)
+        return added
+
+    def open(self, name: str) -> IO[bytes]:
+        return open(self._root / name, "rb")
+
+    def size(self, name: str) -> int:
+        return (self._root / name).stat().st_size
+
+    def walk(self, folder: str) -> Iterator[str]:
+        for path, folders, files in os.walk(self._root / folder):
+            folders[:] = [one for one in folders if not one.startswith(".")]
+            for file in files:
+                if not file.startswith("."):
+                    yield (Path(path) / file).relative_to(self._root).as_posix()
+
+    def delete(self, name: str) -> None:
+        path = self._root / name
+        path.unlink()
+        with contextlib.suppress(OSError):  # at the first folder that still holds something
+            for folder in path.parents:
+                if folder == self._root:
+                    break
+                folder.rmdir()
+
+    def _sweep(self, incoming: Path) -> None:
+        """Removes what killed processes of this host left behind."""
+        for folder in incoming.iterdir():
+            host, _, rest = folder.name.partition("+")
+            pid = rest.partition("+")[0]
+            if host == self._host and pid.isdigit() and not _is_alive(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class _RemoteFiles:
+    foreign_errors = True
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+
+            # listings are not cached: other processes write too
+            self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            raise ConfigError(f"weights.store: {url!r} needs a package that is not installed: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"weights.store: {url!r}: {error}; expected file://, s3:// or the like") from None
+        self._root = self._root.rstrip("/")
+
+    def make_scratch(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="rftstream-"))
+
+    def add(self, name: str, path: Path) -> bool:
+        target = self._path(name)
+        if self._fs.exists(target):
+            return False
+        self._fs.put_file(str(path), target)
+        return True
+
+    def open(self, name: str) -> IO[bytes]:
+        return self._fs.open(self._path(name), "rb")  # type: ignore[no-any-return]
+
+    def size(self, name: str) -> int:
+        info = self._fs.info(self._path(name))
+        if info["type"] != "file":
+            raise FileNotFoundError(name)
+        return int(info["size"])
+
+    def walk(self, folder: str) -> Iterator[str]:
+        root = self._path(folder) if folder else self._root
+        start = len(self._root.lstrip("/")) + 1
+        for path in self._fs.find(root):
+            yield path.lstrip("/")[start:]
+
+    def delete(self, name: str) -> None:
+        self._fs.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+class _HashingFile:
+    """Passes bytes on to a file and takes their digest on the way."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self.sha256.update(view)
+        self.num_bytes += view.nbytes
+        return view.nbytes
+
+
+def _checked(name: str) -> str:
+    parts = name.split("/")
+    if not all(parts) or any(part.startswith(".") or "\\" in part or "\0" in part for part in parts):
+        raise WeightsError(f"object name {name!r}: expected parts joined by /, none empty or beginning with a dot")
+    return name
+
+
+def _digest_file(path: Path) -> tuple[str, int]:
+    with open(path, "rb") as file:
+        return _digest_stream(file)
+
+
+def _digest_stream(file: IO[bytes]) -> tuple[str, int]:
+    sha256, num_bytes = hashlib.sha256(), 0
+    while chunk := file.read(CHUNK_BYTES):
+        sha256.update(chunk)
+        num_bytes += len(chunk)
+    return f"sha256:{sha256.hexdigest()}", num_bytes
+
+
+def _link(path: Path, target: Path) -> bool:
+    """Gives a file a second name, never taking one away; False if the name is taken."""
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links: not safe against two writers of one name, but atomic
+        if target.exists():
+            return False
+        os.replace(path, target)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

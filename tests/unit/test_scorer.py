@@ -1,0 +1,381 @@
+"""The scorer: whatever a reward does, every request gets exactly one reply, and the other ones lose nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rftstream.config import RunConfig, from_dict
+from rftstream.errors import ConfigError, RewardError
+from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
+from rftstream.rewards.scorer import InlineScorer, ProcessScorer
+
+USER_REWARDS = '''
+import ctypes, os, re, subprocess, sys, time
+
+def score(completion, answer, info):
+    if completion == "hang":
+        time.sleep(1000)
+    if completion == "hang in C":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    if completion == "hang once" and first_time(info):
+        time.sleep(1000)
+    if completion == "hang with a child":
+        child = subprocess.Popen(["sleep", "1000"])
+        open(info["pid_file"], "w").write(str(child.pid))
+        time.sleep(1000)
+    if completion == "crash":
+        ctypes.string_at(0)
+    if completion == "exit":
+        sys.exit(3)
+    if completion == "hard exit":
+        os._exit(7)
+    if completion == "crash once" and first_time(info):
+        os._exit(1)
+    if completion == "raise":
+        raise KeyError("no such thing")
+    if completion == "raise once" and first_time(info):
+        raise KeyError("not yet")
+    if completion == "print":
+        print("printed " * 100)
+        os.write(1, b"written " * 100)
+        subprocess.run(["echo", "echoed"])
+    if completion == "read":
+        return len(sys.stdin.read())
+    if completion == "nan":
+        return float("nan")
+    if completion == "none":
+        return None
+    if completion == "huge":
+        return {"reward": 1.0, "text": "x" * 50_000_000, "length": 50_000_000}
+    if completion == "many metrics":
+        return {"reward": 1.0, **{str(i): i for i in range(100_000)}}
+    if completion == "huge error":
+        raise ValueError("x" * 50_000_000)
+    if completion == "slow":
+        time.sleep(0.02)
+    return float(completion == answer)
+
+def first_time(info):
+    try:
+        os.mkdir(info["mark"])
+        return True
+    except FileExistsError:
+        return False
+'''
+
+
+def config_of(reward: Any, base: Path, **more: Any) -> RunConfig:
+    return from_dict(
+        {
+            "run": {"name": "test", "steps": 1},
+            "model": {"make": {}},
+            "tasksets": {"train": {"source": "arithmetic", "reward": reward}},
+            "evaluations": {"held-out": {"source": "arithmetic", "reward": "exact"}},
+            "base": str(base),
+            **more,
+        }
+    )
+
+
+def item(completion: str, answer: str | None = "7", **info: Any) -> RewardInput:
+    return RewardInput(
+        completion=completion,
+        answer=answer,
+        prompt="3+4=",
+        messages=({"role": "user", "content": "3+4="}, {"role": "assistant", "content": completion}),
+        info=info,
+        data_source="test",
+        num_tokens=len(completion),
+        truncated=False,
+    )
+
+
+def request(request_id: str, completion: str, taskset: str = "train", **info: Any) -> ScoreRequest:
+    return ScoreRequest(request_id=request_id, taskset=taskset, item=item(completion, **info))
+
+
+def drain(scorer: ProcessScorer | InlineScorer, limit_s: float = 30.0) -> dict[str, ScoreReply]:
+    """All replies to what was submitted. Fails if one comes twice or never."""
+    replies: dict[str, ScoreReply] = {}
+    deadline = time.monotonic() + limit_s
+    while scorer.num_active:
+        assert time.monotonic() < deadline, f"{scorer.num_active} requests without a reply"
+        for reply in scorer.poll(0.2):
+            assert reply.request_id not in replies
+            replies[reply.request_id] = reply
+    return replies
+
+
+@pytest.fixture
+def user_rewards(tmp_path: Path) -> Path:
+    (tmp_path / "user_rewards.py").write_text(USER_REWARDS)
+    return tmp_path
+
+
+Make = Callable[..., ProcessScorer]
+
+
+@pytest.fixture
+def make(user_rewards: Path) -> Iterator[Make]:
+    made: list[ProcessScorer] = []
+
+    def build(reward: Any = "user_rewards:score", **settings: Any) -> ProcessScorer:
+        settings = {"processes": 1, "timeout_s": 0.4, "tries": 2, **settings}
+        made.append(ProcessScorer(config_of(reward, user_rewards), **settings))
+        return made[-1]
+
+    before = set(psutil.Process().children(recursive=True))
+    yield build
+    for scorer in made:
+        scorer.close()
+    assert not set(psutil.Process().children(recursive=True)) - before, "a process was left behind"
+
+
+def test_scores(make: Make) -> None:
+    scorer = make()
+    scorer.submit(request("right", "7"))
+    scorer.submit(request("wrong", "8"))
+    scorer.submit(request("evaluated", "7", taskset="eval:held-out"))
+    assert scorer.num_active == 3
+    replies = drain(scorer)
+    assert replies["right"].score == Score(reward=1.0, parts={"score": 1.0})
+    assert replies["wrong"].score == Score(reward=0.0, parts={"score": 0.0})
+    assert replies["right"].scorer == "score" and replies["right"].scorer_version
+    assert (replies["evaluated"].scorer, replies["evaluated"].reason) == ("exact", None)
+    assert replies["evaluated"].score == Score(reward=1.0, parts={"exact": 1.0})
+
+
+def test_poll_does_not_block_while_nothing_is_active(make: Make) -> None:
+    scorer = make()
+    started = time.monotonic()
+    assert scorer.poll(5.0) == []
+    assert time.monotonic() - started < 1.0
+
+
+def test_many_items_in_several_children(make: Make) -> None:
+    scorer = make("exact", processes=2)
+    for number in range(5000):
+        scorer.submit(request(str(number), "7" if number % 3 else "8"))
+    replies = drain(scorer)
+    assert len(replies) == 5000
+    assert all(reply.score and reply.score.reward == float(int(i) % 3 > 0) for i, reply in replies.items())
+
+
+def test_big_items(make: Make) -> None:
+    scorer = make("exact", timeout_s=10.0)
+    for number in range(12):
+        scorer.submit(request(str(number), "x" * 4_000_000))
+    assert all(reply.score and reply.score.reward == 0.0 for reply in drain(scorer).values())
+
+
+@pytest.mark.parametrize("how", ["hang", "hang in C"])
+def test_a_hang_is_a_timeout_and_holds_up_nobody_for_ever(make: Make, how: str) -> None:
+    scorer = make()
+    for number in range(20):
+        scorer.submit(request(str(number), how if number == 5 else "7"))
+    replies = drain(scorer)
+    assert (replies["5"].score, replies["5"].reason) == (None, "timeout")
+    assert "no result within 0.4 s (tried 2 times)" in replies["5"].detail
+    assert [i for i, reply in replies.items() if reply.score is None] == ["5"]
+    assert scorer.num_replaced == 2
+
+
+def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
+    scorer = make(timeout_s=0.3)
+    for number in range(40):  # 0.8 s together
+        scorer.submit(request(str(number), "slow"))
+    assert all(reply.score for reply in drain(scorer).values())
+    assert scorer.num_replaced == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "detail"),
+    [
+        ("crash", "the scoring process died: killed by SIGSEGV"),
+        ("hard exit", "the scoring process died: exit code 7"),
+        ("exit", "the reward called sys.exit(3)"),
+        ("raise", "KeyError: 'no such thing'"),
+        ("nan", "got nan, expected a finite number"),
+        ("none", "got NoneType, expected a number"),
+        ("many metrics", "more than 200 parts and metrics"),
+        ("huge error", "xxxxxx"),
+    ],
+)
+def test_what_cannot_be_scored_is_an_error_and_never_zero(make: Make, how: str, detail: str) -> None:
+    scorer = make(timeout_s=10.0)
+    for number in range(10):
+        scorer.submit(request(str(number), how if number == 4 else "7"))
+    replies = drain(scorer)
+    assert (replies["4"].score, replies["4"].reason) == (None, "error")
+    assert detail in replies["4"].detail and len(replies["4"].detail) < 5000
+    assert "(tried 2 times)" in replies["4"].detail
+    assert all(reply.score and reply.score.reward == 1.0 for i, reply in replies.items() if i != "4")
+
+
+@pytest.mark.parametrize("how", ["hang once", "crash once", "raise once"])
+def test_the_next_try_counts(make: Make, how: str, tmp_path: Path) -> None:
+    scorer = make()
+    scorer.submit(request("1", how, mark=str(tmp_path / "mark")))
+    reply = drain(scorer)["1"]
+    assert reply.score == Score(reward=0.0, parts={"score": 0.0})
+
+
+def test_prints_and_stdin_do_not_touch_the_protocol(make: Make) -> None:
+    scorer = make(timeout_s=10.0)
+    for number in range(5):
+        scorer.submit(request(f"print {number}", "print"))
+    scorer.submit(request("read", "read"))
+    replies = drain(scorer)
+    assert all(reply.score and reply.score.reward == 0.0 for reply in replies.values())
+
+
+def test_huge_results_are_cut_to_their_numbers(make: Make) -> None:
+    scorer = make(timeout_s=10.0)
+    scorer.submit(request("1", "huge"))
+    assert drain(scorer)["1"].score == Score(reward=1.0, parts={"score": 1.0}, metrics={"length": 5e7})
+
+
+def test_a_killed_child_costs_nothing(make: Make) -> None:
+    scorer = make("exact", tries=3)
+    scorer.submit(request("first", "7"))
+    drain(scorer)
+    for number in range(3000):
+        scorer.submit(request(str(number), "7"))
+        if number == 1000:
+            scorer.poll()
+            os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+    replies = drain(scorer)
+    assert len(replies) == 3000 and all(reply.score for reply in replies.values())
+    assert scorer.num_replaced == 1
+
+
+def test_a_child_killed_while_idle_is_replaced(make: Make) -> None:
+    scorer = make("exact")
+    scorer.submit(request("1", "7"))
+    drain(scorer)
+    os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+    time.sleep(0.1)
+    scorer.submit(request("2", "7"))
+    assert drain(scorer)["2"].score
+
+
+def test_what_a_hanging_reward_started_is_killed_too(make: Make, tmp_path: Path) -> None:
+    scorer = make(tries=1)
+    scorer.submit(request("1", "hang with a child", pid_file=str(tmp_path / "pid")))
+    assert drain(scorer)["1"].reason == "timeout"
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_rewards_that_cannot_be_built_are_config_errors(make: Make, user_rewards: Path) -> None:
+    (user_rewards / "broken_rewards.py").write_text("def score(completion: 1 +\n")
+    for reward, text in [
+        ("exat", "tasksets.train.reward: unknown 'exat'"),
+        ("no_such_module:score", "no module named 'no_such_module'"),
+        ("user_rewards:scores", "has no 'scores'"),
+        ("broken_rewards:score", "SyntaxError"),
+    ]:
+        scorer = make(reward)
+        scorer.submit(request("1", "7"))
+        with pytest.raises(ConfigError, match=text):
+            drain(scorer)
+
+
+def test_children_that_die_at_start_are_not_started_for_ever(make: Make, user_rewards: Path) -> None:
+    (user_rewards / "deadly_rewards.py").write_text("import os\nos._exit(9)\n")
+    scorer = make("deadly_rewards:score")
+    scorer.submit(request("1", "7"))
+    with pytest.raises(RewardError, match=r"3 scorers in a row died at start \(exit code 9\)"):
+        drain(scorer)
+
+
+def test_a_missing_checker_is_said_and_not_retried(make: Make, user_rewards: Path) -> None:
+    (user_rewards / "needy_rewards.py").write_text(
+        "from rftstream.errors import MissingChecker\n"
+        "class Needy:\n"
+        "    def __init__(self):\n"
+        "        raise MissingChecker('needs the package x')\n"
+    )
+    scorer = make("needy_rewards:Needy")
+    scorer.submit(request("1", "7"))
+    scorer.submit(request("2", "7", taskset="eval:held-out"))
+    replies = drain(scorer)
+    assert (replies["1"].reason, replies["1"].detail) == ("missing_checker", "needs the package x")
+    assert replies["2"].score
+
+
+def test_an_unknown_taskset_is_refused(make: Make) -> None:
+    with pytest.raises(RewardError, match="reward of 'other': unknown; known: eval:held-out, train"):
+        make().submit(request("1", "7", taskset="other"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child that hangs outlives its parent")
+def test_children_die_with_their_parent_even_while_they_hang(user_rewards: Path) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path\n"
+        "import psutil\n"
+        "from test_scorer import config_of, request, ProcessScorer\n"
+        f"scorer = ProcessScorer(config_of('user_rewards:score', Path({str(user_rewards)!r})), timeout_s=100.0)\n"
+        "scorer.submit(request('1', '7'))\n"
+        "while scorer.num_active: scorer.poll(1.0)\n"
+        "scorer.submit(request('2', 'hang in C'))\n"
+        "scorer.poll(0.3)\n"
+        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=60, check=False)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the child outlived its parent"
+        time.sleep(0.01)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def test_inline(user_rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(user_rewards)
+    scorer = InlineScorer(config_of("user_rewards:score", user_rewards))
+    for number, completion in enumerate(("7", "raise", "exit", "nan")):
+        scorer.submit(request(str(number), completion))
+    replies = drain(scorer)
+    assert [replies[str(i)].reason for i in range(4)] == [None, "error", "error", "error"]
+    assert replies["0"].score == Score(reward=1.0, parts={"score": 1.0})
+
+
+def test_inline_latency_is_time_of_the_clock(tmp_path: Path) -> None:
+    clock = ManualClock()
+    latencies = {"a": 3.0, "b": 1.0, "c": 2.0}
+    scorer = InlineScorer(config_of("exact", tmp_path), clock=clock, latency_s=lambda one: latencies[one.request_id])
+    for request_id in latencies:
+        scorer.submit(request(request_id, "7"))
+    assert scorer.poll() == [] and scorer.num_active == 3
+    clock.time += 2.0
+    assert [reply.request_id for reply in scorer.poll()] == ["b", "c"]
+    assert scorer.poll(0.5) == [] and clock.time == 102.5
+    assert [reply.request_id for reply in scorer.poll(5.0)] == ["a"]
+    assert clock.time == 103.0 and scorer.num_active == 0
