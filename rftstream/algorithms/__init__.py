@@ -1,0 +1,8 @@
+"""Algorithms.
+
+To add one: a module with a class that has a `Config` and keeps `rftstream.algorithms.base.Algorithm`, and a line here.
+"""
+
+ALGORITHMS = {
+    "grpo": "rftstream.algorithms.grpo:Grpo",
+}

@@ -1,0 +1,84 @@
+"""Algorithms: from a batch of experiences to rows with advantages, and from logprobs to a loss.
+
+An algorithm binds a Config to the pure functions of `core/`. `prepare` is numpy only; `loss` gets whatever arrays
+the backend has (torch). Legend: B rows of a micro-batch, T padded tokens, N rows of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rftstream.messages import Experience
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRow:
+    """One segment, ready for the backend. Position t of the arrays speaks of token t, given the tokens before it."""
+
+    token_ids: np.ndarray
+    """int32 [T]."""
+    loss_mask: np.ndarray
+    """float32 [T], 0 or 1; position 0 is never trained on."""
+    behavior_logprobs: np.ndarray
+    """float32 [T]."""
+    advantages: np.ndarray
+    """float32 [T]."""
+    temperature: float = 1.0
+    """Logits are divided by it, as the sampler did."""
+    group: int = 0
+    """Dense number of the group inside the batch: rows of a group go into the same mini-batch."""
+    additions: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Padded arrays of B rows; torch tensors in the torch backend. Values at masked positions may be anything."""
+
+    loss_mask_BT: Any
+    behavior_logprobs_BT: Any
+    advantages_BT: Any
+    additions: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """Of the whole optimizer step, so that accumulation over micro-batches equals one large batch."""
+
+    num_tokens: float
+    """Unmasked tokens."""
+    num_rows: float
+    """Rows with at least one unmasked token."""
+
+
+class Algorithm(Protocol):
+    """Built as `Class(config: Class.Config)`."""
+
+    needs: frozenset[str]
+    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants beside policy_logprobs_BT."""
+
+    def prepare(self, batch: Sequence[Experience]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """Rows and metrics (advantage statistics, groups without signal, ...)."""
+
+    def loss(
+        self,
+        policy_logprobs_BT: Any,
+        rows: MicroBatch,
+        denominators: Denominators,
+        *,
+        entropy_BT: Any | None = None,
+        proximal_logprobs_BT: Any | None = None,
+        reference_logprobs_BT: Any | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """The micro-batch's share of the loss (they add up), and metrics as sums over the micro-batch, each to be
+        divided by `denominators.num_tokens` in the end unless its name starts with `max_`.
+
+        `proximal_logprobs_BT` are those of the parameters before the batch. They are given when the algorithm needs
+        them, and always when a batch takes more than one optimizer step; without them they equal the policy's."""
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The batch's metrics from the token means of what `loss` summed: ratios of means (ESS) are formed here."""

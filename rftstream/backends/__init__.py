@@ -1,0 +1,9 @@
+"""Backends.
+
+To add one: a module with a class that has a `Config` and keeps `rftstream.backends.base.Backend`, and a line here.
+"""
+
+BACKENDS = {
+    "torch": "rftstream.backends.torch:TorchBackend",
+    "fake": "rftstream.backends.fake:FakeBackend",
+}

@@ -1,0 +1,70 @@
+"""Backends: the optimizer step. They hold masters and optimizer, and know nothing of logs, stores or messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rftstream.algorithms.base import Algorithm, TrainingRow
+
+if TYPE_CHECKING:
+    from rftstream.models import ModelSpec
+    from rftstream.weights.snapshot import RawTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW's, fixed for a run; the learning rate comes with each plan."""
+
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePlan:
+    """How a batch is turned into optimizer steps. Each field is resolved for this batch."""
+
+    lr: float
+    minibatches: int
+    """Optimizer steps per pass over the batch; groups stay together."""
+    updates_per_batch: int
+    """Passes over the batch."""
+    max_grad_norm: float
+    """0: no clipping."""
+    tokens_per_microbatch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    metrics: Mapping[str, float]
+    """loss, grad_norm, entropy, mismatch_k3, ess, clip fractions, num_tokens, ... as plain numbers."""
+    skipped: bool = False
+    """A NaN or infinite loss or gradient: masters and optimizer are as they were before the batch."""
+
+
+class Backend(Protocol):
+    """The model comes from `model.folder`; loading is done by `open`."""
+
+    def __init__(self, config: Any, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None: ...
+
+    def open(self) -> None: ...
+
+    def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        """One batch, deterministic on CPU given masters, optimizer, RNG and rows."""
+
+    def served_tensors(self) -> Mapping[str, RawTensor]:
+        """The weights as engines get them: served dtype, names of the model's own checkpoint, tied ones once."""
+
+    def save(self, folder: Path) -> None:
+        """Masters, optimizer, RNG and counters, as safetensors and JSON, into an existing empty folder."""
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote; afterwards `update` goes on bit for bit."""
+
+    def export(self, folder: Path) -> None:
+        """An ordinary Hugging Face model folder: weights, config, tokenizer, template, generation config."""
+
+    def close(self) -> None: ...

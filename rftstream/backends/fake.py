@@ -1,0 +1,120 @@
+"""A backend without a model: it trains `fakemodel`, in microseconds per row, and needs numpy only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream import fakemodel
+from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.errors import ConfigError
+from rftstream.models import ModelSpec
+from rftstream.weights.snapshot import RawTensor, write_snapshot
+
+STATE_FILE = "fake.json"
+
+
+class FakeBackend:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        start_skill: float = -1.0
+        """Of version 0: about a quarter of the sums are answered rightly."""
+        skill_rate: float = 0.25
+        """Learning rate of the skill; the run's own lr is for real models."""
+        elements: Annotated[int, Meta(ge=8)] = 64
+        """Size of the filler; an eighth of it changes with each batch."""
+        nan_at: tuple[int, ...] = ()
+        """Batches, counted from 0 since version 0, that give a NaN."""
+        step_s: Annotated[float, Meta(ge=0)] = 0.0
+        """How long a batch takes."""
+
+    def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
+        self._config, self._spec, self._seed = config, model, seed
+
+    def open(self) -> None:
+        self._num_batches = 0
+        self._skill = self._config.start_skill
+        self._chain = hashlib.sha256(f"fake {self._seed}".encode()).digest()
+        self._filler = np.zeros(self._config.elements, dtype=np.float32)
+        self._change_filler(self._config.elements)
+
+    def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        if self._config.step_s:
+            time.sleep(self._config.step_s)
+        self._num_batches += 1
+        num_tokens = float(sum(row.loss_mask.sum() for row in rows))
+        if self._num_batches - 1 in self._config.nan_at:
+            return Update(metrics={"loss": math.nan, "grad_norm": math.nan, "num_tokens": num_tokens}, skipped=True)
+        gradient = self._gradient(rows)
+        self._skill = float(np.float32(self._skill + self._config.skill_rate * gradient))
+        total = hashlib.sha256(self._chain)
+        for row in rows:
+            for array in (row.token_ids, row.loss_mask, row.behavior_logprobs, row.advantages):
+                total.update(np.ascontiguousarray(array).tobytes())
+        self._chain = total.digest()
+        self._change_filler(self._config.elements // 8)
+        return Update(metrics={"loss": -gradient, "grad_norm": abs(gradient), "num_tokens": num_tokens,
+                               "skill": self._skill})  # fmt: skip
+
+    def served_tensors(self) -> Mapping[str, RawTensor]:
+        skill = np.asarray([self._skill], dtype=np.float32)
+        return {
+            fakemodel.FILLER: fakemodel.serve(self._filler, self._spec.dtype),
+            fakemodel.SKILL: fakemodel.serve(skill, self._spec.dtype),
+        }
+
+    def save(self, folder: Path) -> None:
+        state = {
+            "backend": "fake", "num_batches": self._num_batches, "skill": self._skill, "chain": self._chain.hex(),
+            "filler": self._filler.tolist(),
+        }  # fmt: skip
+        (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        try:
+            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{folder}: has no {STATE_FILE}, expected a checkpoint of the fake backend") from None
+        self._num_batches, self._skill = state["num_batches"], state["skill"]
+        self._chain, self._filler = bytes.fromhex(state["chain"]), np.asarray(state["filler"], dtype=np.float32)
+
+    def export(self, folder: Path) -> None:
+        with (folder / "model.safetensors").open("wb") as file:
+            write_snapshot(file, self.served_tensors(), {"format": "np"})
+        (folder / "config.json").write_text(json.dumps({"model_type": "fake", "dtype": self._spec.dtype}) + "\n")
+
+    def close(self) -> None:
+        pass
+
+    def _gradient(self, rows: Sequence[TrainingRow]) -> float:
+        """REINFORCE: the mean of A (right - p) over rows with sampled tokens."""
+        terms = [self._term(row) for row in rows if row.loss_mask.any()]
+        return sum(terms) / len(terms) if terms else 0.0
+
+    def _term(self, row: TrainingRow) -> float:
+        sampled_T = row.loss_mask > 0
+        first = int(sampled_T.argmax())
+        advantage = float(row.advantages[first])
+        if row.token_ids.max(initial=0) > 255:  # not FakeRenderer's bytes: take the reward's word for what is right
+            return max(advantage, 0.0) * 0.5
+        prompt = bytes(row.token_ids[:first].tolist()).decode(errors="replace")
+        text = bytes(token for token in row.token_ids[sampled_T].tolist() if token).decode(errors="replace")
+        answer = fakemodel.solve(prompt)
+        right = advantage > 0 if answer is None else text.strip() == answer
+        return advantage * (float(right) - fakemodel.right_probability(self._skill, prompt))
+
+    def _change_filler(self, count: int) -> None:
+        """New values at `count` places, both derived from the chain; the values are exact in every served dtype."""
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(self._chain[:16], "little")))
+        places = generator.choice(len(self._filler), size=count, replace=False)
+        self._filler[places] = generator.integers(-128, 128, size=count) / np.float32(128)

@@ -1,0 +1,51 @@
+"""Advantages from the rewards of groups. Shapes: N rollouts, `groups_N` names the group of each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def compute_group_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, eps: float = 1e-6) -> np.ndarray:
+    """How much better each rollout is than its siblings, in standard deviations.
+
+    A = (R - mean_g) / (std_g + eps), std with n - 1; exactly 0 where a group's rewards are all equal, so for a group
+    of one too. GRPO (arXiv 2402.03300), which leaves n or n - 1 open; n - 1 as in its implementations.
+
+    rewards_N: float [N], finite. groups_N: int [N], any numbers. Returns float64 [N].
+    """
+    rewards_N, inverse_N = _checked(rewards_N, groups_N)
+    count_G, mean_G = _means(rewards_N, inverse_N)
+    centred_N = rewards_N - mean_G[inverse_N]
+    square_G = np.bincount(inverse_N, weights=centred_N**2, minlength=len(count_G))
+    std_G = np.sqrt(square_G / np.maximum(count_G - 1, 1))
+    return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], centred_N / (std_G[inverse_N] + eps), 0.0)
+
+
+def count_groups_without_signal(rewards_N: np.ndarray, groups_N: np.ndarray) -> int:
+    """Groups whose rewards are all equal: they carry no gradient."""
+    rewards_N, inverse_N = _checked(rewards_N, groups_N)
+    return int((~_has_signal(rewards_N, inverse_N)).sum())
+
+
+def _means(rewards_N: np.ndarray, inverse_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    count_G = np.bincount(inverse_N)
+    return count_G, np.bincount(inverse_N, weights=rewards_N) / np.maximum(count_G, 1)
+
+
+def _has_signal(rewards_N: np.ndarray, inverse_N: np.ndarray) -> np.ndarray:
+    num_groups = int(inverse_N.max()) + 1 if len(inverse_N) else 0
+    low_G, high_G = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+    np.minimum.at(low_G, inverse_N, rewards_N)
+    np.maximum.at(high_G, inverse_N, rewards_N)
+    return low_G < high_G
+
+
+def _checked(rewards_N: np.ndarray, groups_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if rewards_N.ndim != 1 or groups_N.shape != rewards_N.shape:
+        raise ValueError(f"advantages: got rewards {rewards_N.shape} and groups {groups_N.shape}, expected [N] twice")
+    if rewards_N.dtype.kind != "f" or groups_N.dtype.kind not in "iu":
+        raise TypeError(f"advantages: got {rewards_N.dtype} and {groups_N.dtype}, expected floats and integers")
+    if not np.isfinite(rewards_N).all():
+        raise ValueError("advantages: a reward is not finite; what can't be scored has no reward")
+    _, inverse_N = np.unique(groups_N, return_inverse=True)
+    return rewards_N.astype(np.float64), inverse_N

@@ -1,0 +1,32 @@
+"""One question, one answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftstream.environments.base import Reply
+from rftstream.messages import ChatMessage, Problem
+
+
+class SingleTurn:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        pass
+
+    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
+        self._messages = problem.messages
+
+    def start(self) -> tuple[ChatMessage, ...]:
+        return self._messages
+
+    def reply(self, completion: str, finish_reason: str) -> Reply:
+        return Reply(done=True)
+
+    def save(self) -> bytes | None:
+        return b""
+
+    def load(self, state: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

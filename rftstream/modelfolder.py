@@ -1,0 +1,272 @@
+"""Model folders: found, fetched or made, their digests, and the chat template in effect.
+
+Imports neither torch nor transformers: every role calls `prepare_model`, and most have no use for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rftstream.errors import ConfigError
+from rftstream.models import ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rftstream.config import MakeModel, ModelSection
+
+FAKE = "fake"
+"""`model.path = "fake"`: no model at all, for the fake policy and the fake backend."""
+
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
+"""Of made models; their ids are 0, 1, 2."""
+
+MADE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+RECIPE = "rftstream.json"
+"""In made folders: what they were made from."""
+LAYOUT = 1
+"""Of made models; goes up when the same settings give other weights."""
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+def prepare_model(
+    section: ModelSection, folder: Path, seed: int, *, device: str = "cpu", threads: int = 1
+) -> ModelSpec:
+    """The run's model. `folder` is where a `[model.make]` one is made, once; later calls find it there."""
+    spec = ModelSpec(
+        name=FAKE, folder=folder, dtype=section.dtype, context=section.context, device=device, threads=threads,
+        chat_template=load_chat_template(section.chat_template) if section.chat_template else None,
+    )  # fmt: skip
+    if section.make is not None:
+        return dataclasses.replace(spec, name=_made_model(section.make, folder, seed))
+    if section.path == FAKE:
+        return spec
+    assert section.path is not None  # config checks that there is either path or make
+    found = _find(section.path)
+    if not (found / "config.json").is_file():
+        raise ConfigError(f"model.path: {found}: has no config.json, expected a Hugging Face model folder")
+    return dataclasses.replace(spec, name=section.path.rstrip("/").rpartition("/")[2], folder=found)
+
+
+def load_chat_template(value: str) -> str:
+    """A template's text: `value` itself if it reads like one, else the file it names."""
+    if "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"model.chat_template: {value}: {error.strerror or error}; name a Jinja file") from None
+
+
+def chat_template_text(spec: ModelSpec, chat_template: str | None = None) -> str | None:
+    """The template in effect: the one given, the spec's, or the model folder's own; None if there is none."""
+    if chat_template is not None:
+        return load_chat_template(chat_template)
+    if spec.chat_template is not None:
+        return spec.chat_template
+    file = spec.folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        template = read_json(spec.folder / name).get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = next((one["template"] for one in template if one["name"] == "default"), None)
+        if template is not None:
+            return str(template)
+    return None
+
+
+def model_digests(spec: ModelSpec, chat_template: str | None = None) -> dict[str, str]:
+    """`sha256:<hex>` of the model (weights and config), its tokenizer and the template in effect."""
+    if spec.name == FAKE:
+        return dict.fromkeys(("model", "tokenizer", "chat_template"), _digest_bytes(FAKE.encode()))
+    files = sorted(path for path in spec.folder.iterdir() if path.is_file())
+    weights = [path for path in files if path.suffix in WEIGHT_SUFFIXES or path.name == "config.json"]
+    tokenizer = [path for path in files if path.name in ("tokenizer.json", "tokenizer.model", "vocab.json",
+                                                         "merges.txt", "added_tokens.json")]  # fmt: skip
+    template = chat_template_text(spec, chat_template)
+    return {
+        "model": _digest_files(weights),
+        "tokenizer": _digest_files(tokenizer),
+        "chat_template": _digest_bytes((template or "").encode()),
+    }
+
+
+def copy_companions(spec: ModelSpec, target: Path) -> None:
+    """All of a model folder but its weights: config, tokenizer, template (the one in effect), generation config."""
+    for path in sorted(spec.folder.iterdir()):
+        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and not path.name.endswith(".index.json"):
+            if path.name != RECIPE:
+                shutil.copyfile(path, target / path.name)
+    if spec.chat_template is not None:
+        (target / "chat_template.jinja").write_text(spec.chat_template, encoding="utf-8")
+    config = read_json(target / "config.json")
+    config.pop("torch_dtype", None)
+    config["dtype"] = spec.dtype
+    _write_json(target / "config.json", config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a model folder; empty if the file isn't there."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: got a {type(values).__name__}, expected an object")
+    return values
+
+
+# ------------------------------------------------------------------------------------------------ found
+
+
+def _find(path: str) -> Path:
+    if Path(path).is_dir():
+        return Path(path).resolve()
+    advice = "give a Hugging Face model folder, a name on the hub, or [model.make] for a tiny one"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ConfigError(f"model.path: {path}: no such folder; {advice}")
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ConfigError(
+            f"model.path: {path}: no such folder, and huggingface_hub is not installed to fetch it; {advice}"
+        ) from None
+    try:
+        return Path(huggingface_hub.snapshot_download(path, local_files_only=True, allow_patterns=HUB_PATTERNS))
+    except Exception:  # not in the cache; whatever the reason, the download below says what is wrong
+        pass
+    try:
+        return Path(huggingface_hub.snapshot_download(path, allow_patterns=HUB_PATTERNS))
+    except Exception as error:  # the hub's client raises errors of several HTTP libraries
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"model.path: {path}: no such folder, and it could not be fetched from the hub ({reason}); {advice}"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------ made
+
+
+def _made_model(make: MakeModel, folder: Path, seed: int) -> str:
+    """Makes the folder if it isn't there; the model's name, which depends on recipe and seed."""
+    if make.width % make.heads or (make.width // make.heads) % 2:
+        raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
+    if len(set(make.characters)) != len(make.characters) or not make.characters:
+        raise ConfigError(f"model.make.characters: got {make.characters!r}, expected each character once")
+    recipe = {"make": dataclasses.asdict(make), "seed": seed, "layout": LAYOUT}
+    name = "made-" + hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
+    if not (folder / RECIPE).is_file():
+        _make_atomically(folder, make, seed, recipe)
+    if read_json(folder / RECIPE) != recipe:
+        raise ConfigError(
+            f"model.make: {folder} holds a model made from another recipe; remove the folder or use its settings"
+        )
+    return name
+
+
+def _make_atomically(folder: Path, make: MakeModel, seed: int, recipe: dict[str, Any]) -> None:
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_tokenizer(partial, make)
+    _write_config(partial, make)
+    _write_weights(partial, make, seed)
+    _write_json(partial / RECIPE, recipe)
+    try:
+        partial.rename(folder)
+    except OSError:  # another process was first
+        shutil.rmtree(partial)
+        if not (folder / RECIPE).is_file():
+            raise ConfigError(f"model.make: {folder} is in the way: not made by rftstream; remove it") from None
+
+
+def _write_tokenizer(folder: Path, make: MakeModel) -> None:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    pad, eos, unk = SPECIAL_TOKENS
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *make.characters])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(folder / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": eos, "unk_token": unk,
+        "clean_up_tokenization_spaces": False, "model_max_length": make.context,
+    })  # fmt: skip
+    (folder / "chat_template.jinja").write_text(MADE_TEMPLATE, encoding="utf-8")
+
+
+def _write_config(folder: Path, make: MakeModel) -> None:
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    _write_json(folder / "config.json", {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", "hidden_act": "silu",
+        "vocab_size": len(SPECIAL_TOKENS) + len(make.characters), "hidden_size": make.width,
+        "intermediate_size": 2 * make.width, "num_hidden_layers": make.layers, "num_attention_heads": make.heads,
+        "num_key_value_heads": make.heads, "max_position_embeddings": make.context, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
+        "attention_dropout": 0.0, **ids,
+    })  # fmt: skip
+    _write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
+
+
+def _write_weights(folder: Path, make: MakeModel, seed: int) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(dict(_made_weights(make, seed)), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _made_weights(make: MakeModel, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Linear layers N(0, 1/fan_in), those that write to the residual stream smaller by sqrt(2 layers); embeddings
+    (tied with the head) small, so that the first policy is nearly uniform."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    width, hidden = make.width, 2 * make.width
+
+    def normal(rows: int, columns: int, std: float) -> np.ndarray:
+        return (generator.standard_normal((rows, columns)) * std).astype(np.float32)
+
+    residual = 1 / math.sqrt(2 * make.layers)
+    yield "model.embed_tokens.weight", normal(len(SPECIAL_TOKENS) + len(make.characters), width, 0.02)
+    for layer in range(make.layers):
+        prefix = f"model.layers.{layer}."
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}{name}.weight", np.ones(width, np.float32)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            yield f"{prefix}self_attn.{name}.weight", normal(width, width, width**-0.5)
+        yield f"{prefix}self_attn.o_proj.weight", normal(width, width, residual * width**-0.5)
+        for name in ("gate_proj", "up_proj"):
+            yield f"{prefix}mlp.{name}.weight", normal(hidden, width, width**-0.5)
+        yield f"{prefix}mlp.down_proj.weight", normal(width, hidden, residual * hidden**-0.5)
+    yield "model.norm.weight", np.ones(width, np.float32)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _digest_files(paths: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            inner = hashlib.file_digest(file, "sha256")
+        total.update(path.name.encode() + b"\0" + inner.digest())
+    return f"sha256:{total.hexdigest()}"
+
+
+def _digest_bytes(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -1,0 +1,167 @@
+"""A policy without a model: answers sums by the skill in the fake backend's weights, and takes as long as it is told.
+
+All that a completion is follows from the request, its seed, the weights and the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream import fakemodel
+from rftstream.clock import Clock
+from rftstream.messages import ChatMessage, VersionName, VersionSpan
+from rftstream.models import ModelSpec
+from rftstream.policies.base import Completion, SampleRequest
+from rftstream.rendering import Renderer
+from rftstream.weights.snapshot import RawTensor
+
+
+class FakePolicy:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        batch_size: Annotated[int, Meta(ge=1)] = 256
+        """Requests sampled at once; more wait."""
+        tokens_per_s: Annotated[float, Meta(ge=0)] = 0.0
+        """Of each request, by the clock; 0: all at once."""
+        mean_tokens: Annotated[float, Meta(ge=0)] = 0.0
+        """Mean length of completions, made up with white space before the answer; 0: no longer than the answer."""
+        sigma: Annotated[float, Meta(ge=0)] = 1.0
+        """Of the lengths' lognormal distribution; 1 has a long tail."""
+        fail_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+        """Share of the requests that end with an error, half way."""
+        answer_depends_on: Literal["weights", "task"] = "weights"
+        """Whether being right depends on the weights' skill, or on the request's seed alone."""
+        right_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
+        """Share of right answers when they depend on the task."""
+
+    def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+        self._config, self._renderer, self._clock = config, renderer, clock
+        self._stop_token = min(renderer.stop_token_ids)
+        self._skill = 0.0
+        self._version: VersionName | None = None
+        self._waiting: deque[SampleRequest] = deque()
+        self._active: dict[str, _Sampling] = {}
+
+    @property
+    def version(self) -> VersionName | None:
+        return self._version
+
+    @property
+    def slots(self) -> int:
+        return self._config.batch_size
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active) + len(self._waiting)
+
+    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        skill = fakemodel.read_skill(tensors, where=f"weights {name.trainer_epoch}/{name.version}")
+        self._advance()
+        self._skill, self._version = skill, name
+
+    def submit(self, request: SampleRequest) -> None:
+        self._waiting.append(request)
+
+    def abort(self, request_id: str) -> None:
+        self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
+        self._active.pop(request_id, None)
+
+    def step(self) -> list[Completion]:
+        if self._version is None:
+            return []
+        while self._waiting and len(self._active) < self._config.batch_size:
+            request = self._waiting.popleft()
+            self._active[request.request_id] = self._start(request)
+        self._advance()
+        done = [one for one in self._active.values() if one.num_tokens == one.length]
+        for one in done:
+            del self._active[one.request.request_id]
+        return [self._complete(one) for one in done]
+
+    def close(self) -> None:
+        self._active.clear()
+        self._waiting.clear()
+
+    def _start(self, request: SampleRequest) -> _Sampling:
+        seed, config = request.seed, self._config
+        prompt = self._renderer.decode(request.token_ids)
+        length = 0.0
+        if config.mean_tokens:
+            normal = NormalDist().inv_cdf(fakemodel.uniform(seed, "length"))
+            length = math.exp(math.log(config.mean_tokens) - config.sigma**2 / 2 + config.sigma * normal)
+        wished = max(round(length), len(fakemodel.solve(prompt) or "0") + 1)
+        context = self._renderer.context
+        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        fails = fakemodel.uniform(seed, "fails") < config.fail_share
+        return _Sampling(
+            request=request, prompt=prompt, wished=wished, started_at=self._clock.now(), fails=fails,
+            length=max(min(wished, room) if not fails else min(wished, room) // 2, 0),
+        )  # fmt: skip
+
+    def _advance(self) -> None:
+        """Stamps the tokens that came since the last look with the version in force."""
+        if self._version is None:
+            return
+        now, rate = self._clock.now(), self._config.tokens_per_s
+        for one in self._active.values():
+            by_now = one.length if not rate else min(one.length, int((now - one.started_at) * rate + 1e-9))
+            if by_now > one.num_tokens:
+                one.stamp(by_now - one.num_tokens, self._version)
+
+    def _complete(self, one: _Sampling) -> Completion:
+        """The answer is decided now, by the weights that its last tokens came from."""
+        seed = one.request.seed
+        share = self._config.right_share
+        if self._config.answer_depends_on == "weights":
+            share = fakemodel.right_probability(self._skill, one.prompt)
+        luck = 0.5 if one.request.sampling.temperature == 0 else fakemodel.uniform(seed, "right")
+        right = luck < share
+        answer = fakemodel.solve(one.prompt) or "0"
+        if not right:
+            answer = str(int(answer) + 1 + int(9 * fakemodel.uniform(seed, "wrong")))
+        text = answer.rjust(max(one.wished - 1, 0))
+        ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)[: one.length]
+        logprobs = [-0.5 * fakemodel.uniform(seed, place) for place in range(len(ids))]
+        if ids:
+            logprobs[0] = math.log(max(share if right else 1 - share, 1e-9))
+        stopped = len(ids) > 0 and ids[-1] == self._stop_token
+        return Completion(
+            request_id=one.request.request_id,
+            token_ids=np.asarray(ids, dtype=np.int32),
+            behavior_logprobs=np.asarray(logprobs, dtype=np.float32),
+            versions=tuple(one.spans),
+            finish_reason="error" if one.fails else "stop" if stopped else "length",
+            error="the fake policy was told to fail" if one.fails else None,
+        )
+
+
+@dataclass
+class _Sampling:
+    request: SampleRequest
+    prompt: str
+    wished: int
+    length: int
+    started_at: float
+    fails: bool
+    num_tokens: int = 0
+    spans: list[VersionSpan] = field(default_factory=list)
+
+    def stamp(self, count: int, name: VersionName) -> None:
+        last = self.spans[-1] if self.spans else None
+        if last is not None and (last.trainer_epoch, last.version) == (name.trainer_epoch, name.version):
+            start, whole = last.start, last.count + count
+            self.spans.pop()
+        else:
+            start, whole = self.num_tokens, count
+        self.spans.append(
+            VersionSpan(start=start, count=whole, trainer_epoch=name.trainer_epoch, version=name.version)
+        )
+        self.num_tokens += count

@@ -1,0 +1,144 @@
+"""From logits to tokens with exact logprobs, vectorised over a batch. Shapes: B rows, V vocabulary.
+
+The order is vLLM's: penalties, stop tokens held back (min_tokens), temperature, min-p, top-k, top-p. What is recorded
+is the logprob under the distribution that was sampled from, renormalised after all of it. Greedy rows take the
+likeliest token after penalties; their logprobs are those of temperature 1 without truncation.
+
+Chance comes from (seed, position) alone, so that a token does not depend on who else is in the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rftstream.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTable:
+    """The settings of B rows, a column each."""
+
+    seed: np.ndarray
+    """uint64 [B]."""
+    temperature: np.ndarray
+    top_p: np.ndarray
+    top_k: np.ndarray
+    min_p: np.ndarray
+    presence_penalty: np.ndarray
+    frequency_penalty: np.ndarray
+    repetition_penalty: np.ndarray
+    min_tokens: np.ndarray
+
+    @staticmethod
+    def of(seeds: Sequence[int], settings: Sequence[Sampling]) -> SamplingTable:
+        columns = {
+            item.name: np.asarray([getattr(one, item.name) for one in settings], dtype=np.float64)
+            for item in dataclasses.fields(SamplingTable)
+            if item.name != "seed"
+        }
+        return SamplingTable(seed=np.asarray(seeds, dtype=np.uint64), **columns)
+
+    def take(self, rows_B: np.ndarray) -> SamplingTable:
+        return SamplingTable(*(getattr(self, item.name)[rows_B] for item in dataclasses.fields(self)))
+
+    def join(self, other: SamplingTable) -> SamplingTable:
+        names = [item.name for item in dataclasses.fields(self)]
+        return SamplingTable(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.presence_penalty.any() or self.frequency_penalty.any() or (self.repetition_penalty != 1).any())
+
+
+class Sampler:
+    """Bound to the rows of a batch; made anew when they change."""
+
+    def __init__(self, table: SamplingTable, stop_token_ids: Sequence[int], device: torch.device) -> None:
+        self._table, self._device = table, device
+        self._stop_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
+        self._greedy = bool((table.temperature == 0).any())
+        self._truncates = bool((table.top_p < 1).any() or (table.top_k > 0).any())
+        self._scale_B1 = self._column(np.where(table.temperature == 0, 1.0, table.temperature))
+        self._scaled = bool((table.temperature != 1).any())
+
+    def draw(
+        self,
+        logits_BV: Tensor,
+        positions_B: np.ndarray,
+        num_sampled_B: np.ndarray,
+        prompt_seen_BV: Tensor | None = None,
+        counts_BV: Tensor | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The next token of each row, int64 [B], and its logprob, float32 [B].
+
+        `positions_B`: absolute position of the token to come. `prompt_seen_BV` (bool) and `counts_BV` (float, of the
+        sampled tokens) are needed for penalties only.
+        """
+        table = self._table
+        logits_BV = logits_BV.float()
+        if counts_BV is not None and prompt_seen_BV is not None:
+            logits_BV = self._penalise(logits_BV, prompt_seen_BV, counts_BV)
+        early_B = num_sampled_B < table.min_tokens
+        if early_B.any() and len(self._stop_ids):
+            logits_BV = logits_BV.clone()
+            rows_B = torch.from_numpy(np.flatnonzero(early_B)).to(self._device)
+            logits_BV[rows_B[:, None], self._stop_ids[None, :]] = -torch.inf
+        if self._scaled:
+            logits_BV = logits_BV / self._scale_B1
+        cut_BV = self._truncate(logits_BV) if self._truncates or table.min_p.any() else logits_BV
+        logprobs_BV = cut_BV.log_softmax(dim=-1)
+        cdf_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
+        uniforms_B1 = self._column(uniforms(table.seed, positions_B), torch.float64)
+        tokens_B1 = torch.searchsorted(cdf_BV, uniforms_B1 * cdf_BV[:, -1:], right=True).clamp(max=cdf_BV.shape[1] - 1)
+        if self._greedy:
+            greedy_B1 = self._column(table.temperature == 0, torch.bool)
+            tokens_B1 = torch.where(greedy_B1, logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
+        chosen_B = logprobs_BV.gather(1, tokens_B1).squeeze(1)
+        return tokens_B1.squeeze(1).cpu().numpy(), chosen_B.cpu().numpy()
+
+    def _penalise(self, logits_BV: Tensor, prompt_seen_BV: Tensor, counts_BV: Tensor) -> Tensor:
+        repetition_B1 = self._column(self._table.repetition_penalty)
+        sampled_BV = counts_BV > 0
+        weaker_BV = torch.where(logits_BV > 0, logits_BV / repetition_B1, logits_BV * repetition_B1)
+        logits_BV = torch.where(prompt_seen_BV | sampled_BV, weaker_BV, logits_BV)
+        logits_BV = logits_BV - self._column(self._table.frequency_penalty) * counts_BV
+        return logits_BV - self._column(self._table.presence_penalty) * sampled_BV.float()
+
+    def _truncate(self, logits_BV: Tensor) -> Tensor:
+        """-inf for what min-p, top-k and top-p leave out; greedy rows stay whole."""
+        table, whole_B = self._table, self._table.temperature == 0
+        if table.min_p.any():
+            floor_B1 = self._column(np.where(whole_B, 0.0, table.min_p)).log()
+            floor_B1 = logits_BV.max(dim=-1, keepdim=True).values + floor_B1
+            logits_BV = logits_BV.masked_fill(logits_BV < floor_B1, -torch.inf)
+        if not self._truncates:
+            return logits_BV
+        vocabulary = logits_BV.shape[1]
+        top_k_B = np.where(whole_B | (table.top_k == 0), vocabulary, np.minimum(table.top_k, vocabulary))
+        top_p_B = np.where(whole_B, 1.0, table.top_p)
+        sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
+        ranks_1V = torch.arange(vocabulary, device=self._device)[None, :]
+        sorted_BV = sorted_BV.masked_fill(ranks_1V >= self._column(top_k_B), -torch.inf)
+        probs_BV = sorted_BV.softmax(dim=-1)
+        before_BV = probs_BV.cumsum(dim=-1) - probs_BV  # of all likelier ones: the first is always kept
+        out_BV = (before_BV >= self._column(top_p_B)) & (self._column(top_p_B) < 1)
+        return torch.empty_like(logits_BV).scatter_(1, order_BV, sorted_BV.masked_fill(out_BV, -torch.inf))
+
+    def _column(self, values_B: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values_B)).to(self._device, dtype)[:, None]
+
+
+def uniforms(seeds_B: np.ndarray, positions_B: np.ndarray) -> np.ndarray:
+    """A number in (0, 1) for each (seed, position): splitmix64 (Steele et al., 2014). float64 [B]."""
+    with np.errstate(over="ignore"):
+        mixed_B = seeds_B + (positions_B.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed_B = (mixed_B ^ (mixed_B >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed_B = (mixed_B ^ (mixed_B >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed_B = mixed_B ^ (mixed_B >> np.uint64(31))
+    return ((mixed_B >> np.uint64(32)).astype(np.float64) + 0.5) / 2.0**32

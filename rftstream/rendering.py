@@ -1,0 +1,217 @@
+"""From messages to token ids and back. Light: no torch, no transformers where the model has a `tokenizer.json`.
+
+The chat template runs in Jinja's sandbox, set up as transformers does it, so that the ids are those of
+`AutoTokenizer.apply_chat_template`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rftstream import modelfolder
+from rftstream.errors import ConfigError
+from rftstream.messages import ChatMessage
+from rftstream.models import ModelSpec
+
+if TYPE_CHECKING:
+    import jinja2
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Renderer(Protocol):
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Any of these ends a completion."""
+
+    @property
+    def context(self) -> int | None:
+        """Longest prompt + completion."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` of all that the ids depend on."""
+
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Prompt ids, up to where the assistant's turn begins."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+
+
+def open_renderer(spec: ModelSpec, chat_template: str | None = None) -> Renderer:
+    """The model's renderer; `chat_template` (a text or a file) stands in for the spec's and the model's own."""
+    return FakeRenderer(spec.context) if spec.name == modelfolder.FAKE else HfRenderer(spec, chat_template)
+
+
+class HfRenderer:
+    def __init__(self, spec: ModelSpec, chat_template: str | None = None) -> None:
+        template = modelfolder.chat_template_text(spec, chat_template)
+        if template is None:
+            raise ConfigError(f"model: {spec.folder} has no chat template; set model.chat_template to a Jinja file")
+        settings = modelfolder.read_json(spec.folder / "tokenizer_config.json")
+        config = modelfolder.read_json(spec.folder / "config.json")
+        if (spec.folder / "tokenizer.json").is_file():
+            self._encode, self._decode, tokens, size, identity = _fast_tokenizer(spec, settings)
+        else:
+            self._encode, self._decode, tokens, size, identity = _auto_tokenizer(spec)
+        self._special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
+        self._template = _compile(template, where=f"model {spec.name}: chat template")
+        self._name = spec.name
+        self.context = spec.context or config.get("max_position_embeddings")
+        self.vocabulary_size = int(config.get("vocab_size") or size)
+        self.stop_token_ids = _stop_token_ids(spec, config, tokens.get(self._special.get("eos_token", "")))
+        self.digest = _digest(identity, template.encode(), json.dumps(self._special, sort_keys=True).encode(),
+                              json.dumps(sorted(self.stop_token_ids)).encode())  # fmt: skip
+
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        import jinja2
+
+        try:
+            text = self._template.render(
+                messages=[_message(message) for message in messages], tools=list(tools) or None, documents=None,
+                add_generation_prompt=True, **self._special,
+            )  # fmt: skip
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"model {self._name}: the chat template refused the messages: {error}") from None
+        return tuple(self._encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._decode([int(token) for token in token_ids])
+
+
+class FakeRenderer:
+    """UTF-8 bytes as ids, id 0 ends a completion. Needs nothing."""
+
+    vocabulary_size = 256
+    stop_token_ids = frozenset({0})
+    digest = "sha256:" + hashlib.sha256(b"rftstream FakeRenderer 1").hexdigest()
+
+    def __init__(self, context: int | None = None) -> None:
+        self.context = context
+
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        return tuple("\n".join(message.content for message in messages).encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(int(token) for token in token_ids if token).decode(errors="replace")
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """As templates expect it: keys that do not apply are absent."""
+    values: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        values["name"] = message.name
+    if message.tool_calls:
+        values["tool_calls"] = list(message.tool_calls)
+    if message.tool_call_id is not None:
+        values["tool_call_id"] = message.tool_call_id
+    return values
+
+
+_Tokenizer = tuple[Callable[[str], Sequence[int]], Callable[[list[int]], str], Mapping[str, int], int, bytes]
+"""Encode, decode, ids of tokens by their text, size, and bytes that stand for its identity."""
+
+
+def _fast_tokenizer(spec: ModelSpec, settings: Mapping[str, Any]) -> _Tokenizer:
+    import tokenizers
+
+    data = (spec.folder / "tokenizer.json").read_bytes()
+    tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    added = settings.get("added_tokens_decoder", {})
+    special = [tokenizers.AddedToken(**{**one, "special": True}) for one in added.values() if one.get("special")]
+    tokenizer.add_special_tokens(special)  # older folders name some there only; a known token stays as it is
+    ids = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+    for name in SPECIAL_NAMES:
+        text = _token_text(settings.get(name))
+        if text is not None and text not in ids and (index := tokenizer.token_to_id(text)) is not None:
+            ids[text] = index
+    return (
+        lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+        ids,
+        tokenizer.get_vocab_size(),
+        data,
+    )
+
+
+def _auto_tokenizer(spec: ModelSpec) -> _Tokenizer:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(spec.folder)  # type: ignore[no-untyped-call]
+    identity = modelfolder.model_digests(spec)["tokenizer"].encode()
+    return (
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
+        tokenizer.get_vocab(),
+        len(tokenizer),
+        identity,
+    )
+
+
+def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:
+    """What generation_config.json says, else config.json; and the tokenizer's own end of text."""
+    said = modelfolder.read_json(spec.folder / "generation_config.json").get("eos_token_id")
+    said = config.get("eos_token_id") if said is None else said
+    ids = {*(said if isinstance(said, list) else [said]), eos} - {None}
+    return frozenset(int(index) for index in ids)
+
+
+def _token_text(value: Any) -> str | None:
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _compile(text: str, *, where: str) -> jinja2.Template:
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's part; here it stands for nothing."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+        def _same(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+                sort_keys: bool = False) -> str:  # fmt: skip
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def strftime_now(form: str) -> str:
+        return datetime.datetime.now().strftime(form)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{where}: {error}; mend the template") from None
+
+
+def _digest(*parts: bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(hashlib.sha256(part).digest())
+    return f"sha256:{total.hexdigest()}"
