@@ -1,0 +1,87 @@
+"""The commands: a skin over `rftstream.runtime` and what it drives. Nothing heavy is imported before it is needed.
+
+One file per group of commands; to add one, write it there and name it in `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import rftstream
+from rftstream.errors import RftError
+
+COMMANDS = {
+    "run": "rftstream.cli.run:run",
+    "worker": "rftstream.cli.run:worker",
+    "resume": "rftstream.cli.run:resume",
+    "check": "rftstream.cli.views:check",
+    "status": "rftstream.cli.views:status",
+    "audit": "rftstream.cli.views:audit",
+    "inspect": "rftstream.cli.views:inspect",
+    "plot": "rftstream.cli.views:plot",
+    "list": "rftstream.cli.views:list_",
+}
+"""Command -> where it is, in the order of the help."""
+
+
+class Commands(click.Group):
+    """Imports a command when it is asked for, and tells our own errors as one line with their exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {args[0]!r}; {_suggest(args[0])}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RftError as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"rftstream: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(rftstream.__version__, prog_name="rftstream")
+@click.option("--debug", is_flag=True, envvar="RFTSTREAM_DEBUG", help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Reinforcement fine-tuning of language models over a durable log.
+
+    \b
+    rftstream run examples/arithmetic.toml     a whole run on this machine
+    rftstream audit runs/arithmetic            what became of every rollout
+    """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The console script."""
+    try:
+        cli.main(args=list(args) if args is not None else None, prog_name="rftstream")
+    except BrokenPipeError:  # whoever read the output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _suggest(name: str) -> str:
+    from rftstream.plugins import suggest
+
+    return suggest(name, list(COMMANDS))

@@ -1,0 +1,53 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rftstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rftstream.config import RunConfig
+
+DEFAULT_FILE = "rftstream.toml"
+
+files_argument = click.argument(
+    "files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path), envvar="RFTSTREAM_CONFIG"
+)
+set_option = click.option(
+    "--set", "sets", metavar="SECTION.KEY=VALUE", multiple=True, help="Change a setting; may be given several times."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def examples(*lines: str) -> Callable[[Any], Any]:
+    """Puts examples under a command's help, as they are."""
+
+    def decorate(command: Any) -> Any:
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+        return command
+
+    return decorate
+
+
+def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
+    """FILE as given (or by $RFTSTREAM_CONFIG, which click reads), else ./rftstream.toml."""
+    if files:
+        return tuple(files)
+    if Path(DEFAULT_FILE).is_file():
+        return (Path(DEFAULT_FILE),)
+    raise ConfigError(
+        f"no run file: none given, RFTSTREAM_CONFIG is not set and there is no ./{DEFAULT_FILE}; "
+        "name one, e.g. `rftstream run examples/arithmetic.toml`"
+    )
+
+
+def load_run_file(files: Sequence[Path], sets: Sequence[str] = ()) -> RunConfig:
+    """The resolved config of FILE..., the environment and --set."""
+    from rftstream import config
+
+    return config.load(run_files(files), sets=sets)

@@ -1,0 +1,125 @@
+"""`run`, `resume` and `worker`: what starts processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rftstream.cli.options import examples, files_argument, json_option, load_run_file, run_files, set_option
+
+if TYPE_CHECKING:
+    from rftstream.runtime.launch import RunResult
+
+progress_option = click.option(
+    "--progress", type=click.Choice(["auto", "live", "plain", "none"]), default="auto", show_default=True,
+    help="A live view, plain lines, or nothing; auto looks whether there is a terminal.",
+)  # fmt: skip
+
+
+@examples(
+    "rftstream run examples/arithmetic.toml",
+    "rftstream run examples/arithmetic.toml --set trainer.lr=5e-4 --set run.steps=100",
+    "rftstream run base.toml mine.toml --run-dir runs/try-1 --json",
+)
+@click.command()
+@files_argument
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder of the run.  [default: runs/<name>]")
+@set_option
+@json_option
+@progress_option
+def run(files: tuple[Path, ...], run_dir: Path | None, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
+    """Start a run and see it to its end.
+
+    Starts every role as a process, shows progress, restarts what dies, and leaves a run folder with the trained model
+    in final/. Several FILEs overlay each other, the later wins; without FILE: $RFTSTREAM_CONFIG, then
+    ./rftstream.toml. Ctrl-C stops cleanly (`rftstream resume` goes on), a second one at once.
+    """
+    config = load_run_file(files, sets)
+    from rftstream.runtime import launch
+
+    stream = sys.stderr if as_json else sys.stdout
+    _finish(launch.run(config, run_dir=run_dir, progress=progress, stream=stream), as_json=as_json)
+
+
+@examples(
+    "rftstream resume runs/arithmetic",
+    "rftstream resume runs/arithmetic --set run.steps=400",
+)
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@set_option
+@json_option
+@progress_option
+def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
+    """Go on with a run that was stopped or died, or add steps to a finished one.
+
+    RUN is a run folder, or a run file (then its newest run). Counts, devices, log level, steps, rhythm of
+    checkpoints and evaluations and the learning rate may change; another model, taskset, template or partition count
+    is refused.
+    """
+    from rftstream.runtime import launch
+
+    stream = sys.stderr if as_json else sys.stdout
+    _finish(launch.resume(run, sets=sets, progress=progress, stream=stream), as_json=as_json)
+
+
+@examples(
+    "rftstream worker examples/arithmetic.toml --role explorer",
+    "rftstream worker --run-dir runs/arithmetic --role verifier --metrics-port 9100",
+)
+@click.command()
+@files_argument
+@click.option("--role", required=True, metavar="ROLE", help="feeder, explorer, verifier, buffer, trainer, evaluator.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder of the run.  [default: FILE's newest run]")
+@click.option("--process", metavar="NAME", help="Name in logs and claims.  [default: ROLE-HOST-PID]")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+              help="Serve /metrics and /health there; 0: any free port, written to logs/NAME.port.")  # fmt: skip
+@click.option("--device", metavar="DEVICE", help="cpu, cuda:0, ...  [default: what FILE says]")
+@click.option("--wait-s", type=click.FloatRange(min=0), default=120.0, show_default=True,
+              help="How long to wait for the run to exist.")  # fmt: skip
+@click.option("--parent", type=int, hidden=True, help="The process that started this one: its end is ours.")
+def worker(
+    files: tuple[Path, ...],
+    role: str,
+    run_dir: Path | None,
+    process: str | None,
+    metrics_port: int | None,
+    device: str | None,
+    wait_s: float,
+    parent: int | None,
+) -> None:
+    """Run one process of a role, beside others of the same run.
+
+    Any number of explorers and verifiers share the work and may come and go. Of the other roles one is in force: a
+    later one takes over. SIGTERM or ctrl-C finishes what is in hand and leaves.
+    """
+    from rftstream.runtime import host
+    from rftstream.runtime.processes import die_with_parent
+    from rftstream.runtime.service import role_builder
+
+    if parent is not None:
+        die_with_parent(parent)
+    role_builder(role)  # an unknown one is said before anything is waited for
+    config, folder = host.join(
+        files if run_dir else run_files(files), run_dir, wait_s=wait_s, say=lambda text: click.echo(text, err=True)
+    )
+    sys.exit(
+        host.run_worker(
+            config, folder, role, process=process or host.default_process(role), metrics_port=metrics_port,
+            device=device, wait_s=wait_s, parent=parent,
+        )
+    )  # fmt: skip
+
+
+def _finish(result: RunResult, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result.to_dict()))
+    else:
+        click.echo(result.summary())
+    if result.error:
+        click.echo(f"rftstream: {result.error}", err=True)
+    sys.exit(result.exit_code)

@@ -1,0 +1,358 @@
+"""The evaluator: weights -> evals. Version 0, every N versions, the final one, and what was asked for on `control`.
+
+Its state is `evals`: what has a result there is done. The same seeds are used for every version, so that two
+versions differ by their weights alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rftstream import metrics
+from rftstream.clock import Clock
+from rftstream.config import EvaluationSection, RunConfig, sampling_for
+from rftstream.core.passes import pass_at_k
+from rftstream.errors import ContractError, WeightsError
+from rftstream.ids import derive_seed
+from rftstream.messages import (
+    Claim,
+    EvalResult,
+    Problem,
+    Request,
+    RequestKind,
+    Rollout,
+    RolloutIds,
+    RolloutStatus,
+    RunFinished,
+    Sampling,
+    VersionName,
+    WeightsAnnounced,
+)
+from rftstream.policies.base import Policy
+from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
+from rftstream.roles.turn_loop import Attempt, TurnLoop
+from rftstream.roles.verifier import reward_input
+from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.tasksets.base import Taskset
+from rftstream.transport.base import Record, TopicPartition
+from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A held-out set and how it is asked."""
+
+    name: str
+    section: EvaluationSection
+    taskset: Taskset
+    sampling: Sampling
+
+    @property
+    def num_tasks(self) -> int:
+        return min(len(self.taskset), self.section.num_tasks or len(self.taskset))
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    evaluation: Evaluation
+    announced: WeightsAnnounced
+    request_id: str | None = None
+
+
+@dataclass(slots=True)
+class _Sample:
+    problem: Problem
+    index: int
+    attempt: Attempt | None = None
+    reply: ScoreReply | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    due: _Due
+    waiting: deque[str] = field(default_factory=deque)
+    samples: dict[str, _Sample] = field(default_factory=dict)
+    started_at: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.reply is not None or (sample.attempt is not None and not _scorable(sample.attempt))
+                   for sample in self.samples.values())
+
+
+class EvaluatorStep:
+    outlives_the_run = True
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        evaluations: Mapping[str, Evaluation],
+        policy: Policy,
+        loop: TurnLoop,
+        scorer: Scorer,
+        follower: WeightsFollower,
+        store: ObjectStore,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._evaluations = evaluations
+        self._policy = policy
+        self._loop = loop
+        self._scorer = scorer
+        self._make_follower = follower.fresh
+        self._follower = follower
+        self._store = store
+        self._clock = clock
+        self._reset()
+
+    def _reset(self) -> None:
+        self._follower = self._make_follower()
+        self._results: dict[tuple[str, int], list[VersionName]] = {}
+        self._answered: set[str] = set()
+        self._requests: dict[str, Request] = {}
+        self._best: dict[str, float] = {}
+        self._finished: RunFinished | None = None
+        self._skipped: set[tuple[str, VersionName]] = set()
+        """Weights that were gone or damaged: nothing can be said of them."""
+        self._running: _Running | None = None
+        self._epoch = 0
+
+    @property
+    def done(self) -> bool:
+        if self._finished is None or self._running is not None:
+            return False
+        newest = self._follower.newest()
+        reached = newest is not None and newest.name == self._finished.name
+        return reached and self._next_due() is None
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
+        if self._running is not None:
+            for key in self._running.samples:
+                self._loop.abort(key)
+        self._reset()
+        self._epoch = claim.epoch
+        for topic in ("control", "evals"):
+            for received in log_.messages(topic):
+                self.absorb(received)
+        return log_.transport.admin.begin_offsets("weights")
+
+    def absorb(self, received: Received) -> None:
+        match received.message:
+            case WeightsAnnounced() as announced:
+                self._follower.announced(announced)
+            case EvalResult() as result:
+                self._note(result)
+            case RunFinished() as finished:
+                self._finished = finished
+            case Request(kind=RequestKind.evaluate) as request:
+                self._requests[request.request_id] = request
+            case None if received.record.key == b"finished":
+                self._finished = None
+
+    def _note(self, result: EvalResult) -> None:
+        self._results.setdefault((result.evaluation, result.name.version), []).append(result.name)
+        if result.request_id:
+            self._answered.add(f"{result.request_id}/{result.evaluation}")
+        mean = result.metrics.get("mean", -math.inf)
+        self._best[result.evaluation] = max(self._best.get(result.evaluation, -math.inf), mean)
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        pass
+
+    # ------------------------------------------------------------------------------------------ what is due
+
+    def _next_due(self) -> _Due | None:
+        in_force = self._follower.in_force()
+        for announced in in_force:
+            for evaluation in self._evaluations.values():
+                last = self._finished is not None and announced.name == self._finished.name
+                if (announced.name.version % evaluation.section.every == 0 or last) and not self._has(
+                        evaluation, announced.name):
+                    return _Due(evaluation, announced)
+        return self._requested()
+
+    def _has(self, evaluation: Evaluation, name: VersionName) -> bool:
+        """A result in force for this version: of an older trainer too, if it is the state that the newer began with."""
+        if (evaluation.name, name) in self._skipped:
+            return True
+        known = self._results.get((evaluation.name, name.version), ())
+        return any(one == name or self._follower.find(one) is not None for one in known)
+
+    def _requested(self) -> _Due | None:
+        for request in self._requests.values():
+            if request.expires_at < self._clock.now():
+                continue
+            version = request.arguments.get("version")
+            announced = (self._follower.newest() if version is None else next(
+                (one for one in self._follower.in_force() if one.name.version == version), None))
+            wanted = request.arguments.get("evaluation")
+            for evaluation in self._evaluations.values():
+                answered = f"{request.request_id}/{evaluation.name}" in self._answered
+                if announced is not None and not answered and wanted in (None, evaluation.name):
+                    if (evaluation.name, announced.name) not in self._skipped:
+                        return _Due(evaluation, announced, request.request_id)
+        return None
+
+    # ------------------------------------------------------------------------------------------ working
+
+    def advance(self) -> Transaction | None:
+        if self._running is None:
+            due = self._next_due()
+            if due is None or not self._load(due):
+                return None
+            self._running = self._begin(due)
+        running = self._running
+        self._work(running)
+        if not running.finished:
+            return None
+        return Transaction((Publish("evals", 0, self._result(running)),))
+
+    def _load(self, due: _Due) -> bool:
+        if self._policy.version == due.announced.name:
+            return True
+        try:
+            self._policy.load(self._follower.fetch(due.announced), due.announced.name)
+        except WeightsError as error:
+            log.warning("%s; evaluation %s of it is left out", error, due.evaluation.name)
+            self._skipped.add((due.evaluation.name, due.announced.name))
+            return False
+        return True
+
+    def _begin(self, due: _Due) -> _Running:
+        evaluation, running = due.evaluation, _Running(due, started_at=self._clock.now())
+        for index in range(evaluation.num_tasks):
+            problem = evaluation.taskset.problem(index)
+            for number in range(evaluation.section.n):
+                key = f"{index}#{number}"
+                running.samples[key] = _Sample(problem, index)
+                running.waiting.append(key)
+        log.info("evaluating %s at version %d: %d samples", evaluation.name, due.announced.name.version,
+                 len(running.samples))
+        return running
+
+    def _work(self, running: _Running) -> None:
+        evaluation = running.due.evaluation
+        while running.waiting and self._loop.num_open < self._config.evaluator.max_concurrent:
+            key = running.waiting.popleft()
+            sample = running.samples[key]
+            self._loop.start(key, problem=sample.problem, sampling=evaluation.sampling,
+                             seed=derive_seed(self._config.run.seed, "evaluation", evaluation.name, key),
+                             environment=evaluation.section.environment, truncate=True)
+        for attempt in self._loop.step():
+            sample = running.samples[attempt.key]
+            sample.attempt = attempt
+            if _scorable(attempt):
+                rollout = _as_rollout(evaluation, sample, attempt)
+                self._scorer.submit(ScoreRequest(request_id=attempt.key, taskset=f"eval:{evaluation.name}",
+                                                 item=reward_input(rollout)))
+        for reply in self._scorer.poll(0.0 if self._loop.num_open else 0.02):
+            if reply.request_id in running.samples:
+                running.samples[reply.request_id].reply = reply
+
+    def _result(self, running: _Running) -> EvalResult:
+        due, section = running.due, running.due.evaluation.section
+        rewards: dict[int, list[float]] = {}
+        extra: dict[str, list[float]] = {}
+        for sample in running.samples.values():
+            if sample.reply is not None and sample.reply.score is not None:
+                rewards.setdefault(sample.index, []).append(sample.reply.score.reward)
+                for name, value in {**sample.reply.score.parts, **sample.reply.score.metrics}.items():
+                    extra.setdefault(f"metric/{name}", []).append(value)
+        scored = [reward for group in rewards.values() for reward in group]
+        attempts = [sample.attempt for sample in running.samples.values() if sample.attempt is not None]
+        values = {name: sum(column) / len(column) for name, column in extra.items()}
+        if scored:
+            values["mean"] = sum(scored) / len(scored)
+            for k in section.k:
+                shares = [pass_at_k(len(group), sum(reward >= section.pass_reward for reward in group), k)
+                          for group in rewards.values() if len(group) >= k]
+                if shares:
+                    values[f"pass@{k}"] = sum(shares) / len(shares)
+        if attempts:
+            values["length_mean"] = sum(attempt.num_tokens for attempt in attempts) / len(attempts)
+            values["truncated_share"] = (
+                sum(attempt.status is RolloutStatus.truncated for attempt in attempts) / len(attempts))
+        values["seconds"] = self._clock.now() - running.started_at
+        evaluation = due.evaluation.name
+        for name, value in values.items():
+            metrics.EVALUATION.labels(evaluation, name).set(value)
+        return EvalResult(
+            evaluation=evaluation, name=due.announced.name, num_tasks=due.evaluation.num_tasks, num_samples=section.n,
+            num_unscored=len(running.samples) - len(scored), metrics=values,
+            generations=self._store_generations(running), request_id=due.request_id,
+            best=values.get("mean", -math.inf) > self._best.get(evaluation, -math.inf),
+            evaluated_at=self._clock.now(),
+        )
+
+    def _store_generations(self, running: _Running) -> str:
+        """Every completion with its reward, one JSON object a line. The claim's epoch keeps a redone one apart."""
+        lines = []
+        for key, sample in running.samples.items():
+            score = sample.reply.score if sample.reply else None
+            lines.append(json.dumps({
+                "sample": key,
+                "prompt": [{"role": one.role, "content": one.content} for one in sample.problem.messages],
+                "answer": sample.problem.answer,
+                "completion": [{"role": turn.role, "content": turn.content}
+                               for turn in (sample.attempt.turns if sample.attempt else ())],
+                "reward": score.reward if score else None,
+                "reason": sample.reply.reason if sample.reply else sample.attempt.error if sample.attempt else None,
+                "num_tokens": sample.attempt.num_tokens if sample.attempt else 0,
+            }, ensure_ascii=False))
+        name = running.due.announced.name
+        target = (f"evals/{running.due.evaluation.name}/{name.trainer_epoch:06d}-{name.version:08d}"
+                  f"-{self._epoch}-{running.due.request_id or 'due'}.jsonl")
+        self._store.put(target, ("\n".join(lines) + "\n").encode())
+        return target
+
+    def committed(self, transaction: Transaction) -> None:
+        for output in transaction.outputs:
+            if isinstance(output.message, EvalResult):
+                self._note(output.message)
+                self._running = None
+
+    # ------------------------------------------------------------------------------------------ the rest
+
+    def idle_s(self) -> float:
+        return 0.0 if self._running is not None or self._next_due() is not None else FOREVER
+
+    def paused(self, paused: bool) -> None:
+        pass
+
+    def draining(self) -> None:
+        pass
+
+    def health(self) -> Mapping[str, object]:
+        running = self._running
+        return {"evaluating": running.due.announced.name.version if running else None}
+
+    def close(self) -> None:
+        self._policy.close()
+        self._scorer.close()
+
+
+def build_evaluation(name: str, section: EvaluationSection, taskset: Taskset, config: RunConfig) -> Evaluation:
+    return Evaluation(name, section, taskset,
+                      sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling"))
+
+
+def _scorable(attempt: Attempt) -> bool:
+    return attempt.status in (RolloutStatus.completed, RolloutStatus.truncated)
+
+
+def _as_rollout(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> Rollout:
+    ids = RolloutIds(rollout_id=attempt.key, group_id=str(sample.index), taskset=evaluation.name, sibling=0,
+                     group_size=1, sequence=0, min_version=0)
+    return Rollout(ids=ids, status=attempt.status, problem=sample.problem, turns=attempt.turns,
+                   segments=attempt.segments, num_tokens=attempt.num_tokens, sampling=evaluation.sampling)

@@ -1,0 +1,195 @@
+"""The explorer: tasks -> rollouts, with the newest weights that the trainer announced.
+
+A task waits while the policy is older than its `min_version`. Weights are taken over between two decoding steps; what
+runs goes on with them. After a rollback of the trainer the older version is taken over once nothing is in hand that
+needs a newer one, and nothing new is begun before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+from rftstream import codec, metrics
+from rftstream.clock import Clock
+from rftstream.errors import ContractError, WeightsError
+from rftstream.messages import GroupOutcome, Rollout, RolloutIds, RolloutStatus, Sampling, Task, WeightsAnnounced
+from rftstream.policies.base import Policy
+from rftstream.roles.turn_loop import Attempt, TurnLoop
+from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received
+from rftstream.topics import MAX_RECORD_BYTES
+from rftstream.transport.base import Record
+from rftstream.weights.follower import WeightsFollower
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
+"""Of a rollout: the verdict and the headers that come on top must fit as well."""
+
+
+class ExplorerStep:
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        loop: TurnLoop,
+        follower: WeightsFollower,
+        max_concurrent: int,
+        truncate: Collection[str],
+        clock: Clock,
+    ) -> None:
+        self._policy = policy
+        self._loop = loop
+        self._follower = follower
+        self._max_concurrent = max_concurrent
+        self._truncate = frozenset(truncate)
+        """Tasksets whose long prompts are cut."""
+        self._clock = clock
+        self._waiting: deque[Item] = deque()
+        self._active: dict[int, Item] = {}
+        self._done: list[Done] = []
+        self._decided: dict[str, None] = {}
+        """Groups with an outcome, newest last, as many as could still have tasks on the way."""
+        self._weights_retry_at = 0.0
+
+    # ------------------------------------------------------------------------------------------ the loop's side
+
+    @property
+    def room(self) -> int:
+        return self._max_concurrent - len(self._waiting) - len(self._active)
+
+    def follow(self, received: Received) -> None:
+        match received.message:
+            case WeightsAnnounced() as announced:
+                self._follower.announced(announced)
+            case GroupOutcome() as outcome if not outcome.late:
+                self._decided[outcome.group_id] = None
+                while len(self._decided) > 100_000:
+                    del self._decided[next(iter(self._decided))]
+
+    def start(self, item: Item) -> None:
+        self._waiting.append(item)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        gone = set(numbers)
+        self._waiting = deque(item for item in self._waiting if item.number not in gone)
+        for number in gone & set(self._active):
+            del self._active[number]
+            self._loop.abort(str(number))
+
+    def advance(self) -> Sequence[Done]:
+        behind = self._take_over_weights()
+        self._begin(behind)
+        for attempt in self._loop.step():
+            item = self._active.pop(int(attempt.key), None)
+            if item is not None:
+                self._done.append(self._finish(item, self._rollout(_task(item), attempt)))
+        done, self._done = self._done, []
+        return done
+
+    def idle_s(self) -> float:
+        if self._done or (self._active and self._policy.num_active):
+            return 0.0
+        if self._weights_retry_at > self._clock.now():
+            return self._weights_retry_at - self._clock.now()
+        return FOREVER
+
+    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
+        return Publish("rollouts", record.partition, Rollout(
+            ids=ids, status=RolloutStatus.undecodable, problem=None, turns=(), segments=(), num_tokens=0,
+            sampling=Sampling(), error=str(error), finished_at=self._clock.now(),
+        ))
+
+    def health(self) -> Mapping[str, object]:
+        version = self._policy.version
+        return {
+            "version": version.version if version else None,
+            "waiting": len(self._waiting),
+            "sampling": len(self._active),
+            "weights_refused": self._follower.num_refused,
+        }
+
+    def close(self) -> None:
+        self._policy.close()
+
+    # ------------------------------------------------------------------------------------------ weights
+
+    def _take_over_weights(self) -> bool:
+        """Loads the newest version; True while an older one has to be taken over but can't yet."""
+        newest = self._follower.newest()
+        current = self._policy.version
+        if newest is None or newest.name == current:
+            return False
+        if any(_task(item).ids.min_version > newest.name.version for item in self._active.values()):
+            return True
+        if self._weights_retry_at > self._clock.now():
+            return False
+        started = time.perf_counter()
+        try:
+            self._policy.load(self._follower.fetch(newest), newest.name)
+        except WeightsError as error:
+            self._weights_retry_at = self._clock.now() + 1.0
+            log.warning("%s; going on with %s", error, current)
+            return False
+        metrics.WEIGHTS_SECONDS.labels("explorer").observe(time.perf_counter() - started)
+        metrics.VERSION.labels("explorer").set(newest.name.version)
+        return False
+
+    # ------------------------------------------------------------------------------------------ rollouts
+
+    def _begin(self, behind: bool) -> None:
+        """Begins what may begin, in order; what waits for newer weights holds up nothing but itself."""
+        version = self._policy.version
+        waiting: deque[Item] = deque()
+        for item in self._waiting:
+            task = _task(item)
+            if task.ids.group_id in self._decided:
+                self._done.append(self._finish(item, _skipped(task, self._clock.now())))
+            elif behind or version is None or version.version < task.ids.min_version:
+                waiting.append(item)
+            else:
+                self._active[item.number] = item
+                self._loop.start(
+                    str(item.number), problem=task.problem, sampling=task.sampling, seed=task.seed,
+                    environment=task.environment, truncate=task.ids.taskset in self._truncate,
+                )
+        self._waiting = waiting
+
+    def _rollout(self, task: Task, attempt: Attempt) -> Rollout:
+        rollout = Rollout(
+            ids=task.ids, status=attempt.status, problem=task.problem, turns=attempt.turns,
+            segments=attempt.segments, num_tokens=attempt.num_tokens, sampling=task.sampling, error=attempt.error,
+            metrics=attempt.metrics, started_at=attempt.started_at, finished_at=self._clock.now(),
+        )
+        if sum(len(segment.token_ids.data) for segment in attempt.segments) > MAX_BODY_BYTES // 4:
+            rollout = self._fitting(rollout)
+        return rollout
+
+    def _finish(self, item: Item, rollout: Rollout) -> Done:
+        metrics.ROLLOUTS.labels(str(rollout.status)).inc()
+        metrics.SAMPLED_TOKENS.labels("explorer").inc(rollout.num_tokens)
+        return Done(item.number, (Publish("rollouts", item.received.record.partition, rollout),))
+
+    def _fitting(self, rollout: Rollout) -> Rollout:
+        """A rollout that outgrew the record limit keeps its status and count, and nothing else."""
+        size = len(codec.encode(rollout)) if rollout.num_tokens < MAX_BODY_BYTES else MAX_BODY_BYTES + 1
+        if size <= MAX_BODY_BYTES:
+            return rollout
+        return Rollout(
+            ids=rollout.ids, status=RolloutStatus.oversized, problem=rollout.problem, turns=(), segments=(),
+            num_tokens=rollout.num_tokens, sampling=rollout.sampling,
+            error=f"{size} bytes, expected at most {MAX_BODY_BYTES}", metrics=rollout.metrics,
+            started_at=rollout.started_at, finished_at=rollout.finished_at,
+        )
+
+
+def _task(item: Item) -> Task:
+    assert isinstance(item.received.message, Task)
+    return item.received.message
+
+
+def _skipped(task: Task, now: float) -> Rollout:
+    return Rollout(ids=task.ids, status=RolloutStatus.skipped, problem=task.problem, turns=(), segments=(),
+                   num_tokens=0, sampling=task.sampling, error="its group was decided before", finished_at=now)

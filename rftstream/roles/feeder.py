@@ -1,0 +1,301 @@
+"""The feeder: admits groups of tasks, as the log allows, and makes the run.
+
+Its cursor (how many groups, how far in each taskset) travels as metadata with its position on `steps`, in the
+transaction that admits the tasks; nothing else is remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rftstream import metrics
+from rftstream.clock import Clock
+from rftstream.config import RunConfig, sampling_for
+from rftstream.errors import ConfigError, ContractError
+from rftstream.ids import derive_seed, group_id, rollout_id
+from rftstream.messages import (
+    Claim,
+    GroupOutcome,
+    Problem,
+    RolloutIds,
+    RunManifest,
+    Sampling,
+    StepRecord,
+    Task,
+    TasksEnded,
+)
+from rftstream.rendering import Renderer
+from rftstream.roles.admission import Admission, InForce
+from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.tasksets.base import Taskset
+from rftstream.tasksets.open import mix, order
+from rftstream.transport.base import Position, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+STEPS = TopicPartition("steps", 0)
+MAX_TASKS_A_TRANSACTION = 512
+
+
+@dataclass(slots=True)
+class Source:
+    """A taskset of the run."""
+
+    taskset: Taskset
+    weight: float
+    sampling: Sampling
+    environment: str
+    too_long: str
+    shuffle: bool
+    passes: int | None
+
+    @property
+    def size(self) -> int | None:
+        """Problems in all passes; None without end."""
+        return None if self.passes is None else self.passes * len(self.taskset)
+
+
+class FeederStep:
+    outlives_the_run = False
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        run_id: str,
+        sources: Mapping[str, Source],
+        renderer: Renderer,
+        context: int | None,
+        manifest: Callable[[], RunManifest],
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._run_id = run_id
+        self._sources = sources
+        self._renderer = renderer
+        self._context = context
+        self._make_manifest = manifest
+        self._clock = clock
+        self._partitions = config.transport.partitions
+        self._paused = False
+        self._draining = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._in_force = InForce()
+        self._admission = Admission(self._config.feeder.groups_per_batch, self._config.feeder.max_staleness)
+        self._drawn: dict[str, int] = dict.fromkeys(self._sources, 0)
+        """Problems taken from each taskset, left-out ones included."""
+        self._left_out: dict[str, int] = dict.fromkeys(self._sources, 0)
+        self._steps_position = 0
+        self._manifest: RunManifest | None = None
+        self._pending_manifest: RunManifest | None = None
+        self._ended = False
+        self._pending: _Cursor | None = None
+
+    @property
+    def done(self) -> bool:
+        return False
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
+        self._reset()
+        for received in log_.messages("control"):
+            self._absorb_control(received)
+        self._check_manifest()
+        committed = log_.committed("feeder")
+        if STEPS in committed and committed[STEPS].metadata:
+            self._restore(json.loads(committed[STEPS].metadata))
+        positions: dict[TopicPartition, int] = {}
+        for topic in ("outcomes", "steps"):
+            positions.update(log_.transport.admin.begin_offsets(topic))
+            for received in log_.messages(topic):
+                self.absorb(received)
+                positions[received.record.place] = received.record.offset + 1
+        return positions
+
+    def absorb(self, received: Received) -> None:
+        match received.message:
+            case StepRecord() as step:
+                self._in_force.absorb(step)
+                self._steps_position = received.record.offset + 1
+            case GroupOutcome() as outcome:
+                self._admission.absorb(outcome)
+            case _:
+                self._absorb_control(received)
+
+    def _absorb_control(self, received: Received) -> None:
+        match received.message:
+            case RunManifest() as manifest:
+                self._manifest = manifest
+            case TasksEnded():
+                self._ended = True
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        raise error
+
+    def _check_manifest(self) -> None:
+        """A resumed run keeps its model, template and tasksets."""
+        ours = self._make_manifest()
+        if self._manifest is None:
+            self._pending_manifest = ours
+            return
+        theirs = self._manifest
+        changed = [
+            f"{name}: {theirs.digests.get(name, 'none')} then, {ours.digests.get(name, 'none')} now"
+            for name in sorted(set(ours.digests) | set(theirs.digests))
+            if name != "config" and ours.digests.get(name) != theirs.digests.get(name)
+        ]
+        for name, now, then in (("partitions", ours.partitions, theirs.partitions),
+                                ("shares", ours.shares, theirs.shares), ("seed", ours.seed, theirs.seed)):
+            if now != then:
+                changed.append(f"{name}: {then} then, {now} now")
+        if changed:
+            raise ConfigError(
+                f"{theirs.run}: the run was created with other data; a run keeps its model, template, tasksets, "
+                "partitions, shares and seed. Changed: " + "; ".join(changed) + ". Start a new run instead"
+            )
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def advance(self) -> Transaction | None:
+        if self._pending_manifest is not None:
+            return Transaction((Publish("control", 0, self._pending_manifest),))
+        if self._paused or self._ended:
+            return None
+        if self._draining:
+            return self._end("draining")
+        wanted = self._admission.wanted(self._in_force, self._config.run.steps)
+        if wanted == 0:
+            return None
+        cursor = _Cursor(self._admission.admitted, dict(self._drawn), dict(self._left_out))
+        tasks: list[Task] = []
+        while wanted and len(tasks) < MAX_TASKS_A_TRANSACTION:
+            group = self._next_group(cursor)
+            if group is None:
+                break
+            tasks.extend(group)
+            wanted -= 1
+        if not tasks:
+            return self._end("taskset", cursor)
+        self._pending = cursor
+        outputs = tuple(Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks)
+        return Transaction(outputs, {STEPS: Position(self._steps_position, cursor.to_json())})
+
+    def _next_group(self, cursor: _Cursor) -> list[Task] | None:
+        """The next group's tasks; None when every taskset is at its end. Moves the cursor."""
+        while True:
+            left = {
+                name: source.weight for name, source in self._sources.items()
+                if source.weight > 0 and (source.size is None or cursor.drawn[name] < source.size)
+            }
+            if not left:
+                return None
+            name = mix(left, cursor.drawn)
+            ordinal = cursor.drawn[name]
+            cursor.drawn[name] += 1
+            source = self._sources[name]
+            taskset_pass, index = divmod(ordinal, len(source.taskset))
+            if source.shuffle:
+                seed = derive_seed(self._config.run.seed, "order", name)
+                index = order(len(source.taskset), taskset_pass, seed)(index)
+            problem = self._fitting(source, name, index)
+            if problem is None:
+                cursor.left_out[name] += 1
+                if cursor.left_out[name] >= len(source.taskset) and cursor.left_out[name] == cursor.drawn[name]:
+                    raise ConfigError(f"tasksets.{name}: every prompt is longer than the context")
+                continue
+            group = group_id(name, taskset_pass, index, 0)
+            return self._tasks(cursor, name, source, group, problem)
+
+    def _tasks(self, cursor: _Cursor, name: str, source: Source, group: str, problem: Problem) -> list[Task]:
+        admission = Admission(self._admission.groups_per_batch, self._admission.max_staleness, cursor.admitted,
+                              self._admission.rejected)
+        min_version = admission.min_version(self._in_force)
+        size = self._config.feeder.group_size
+        now = self._clock.now()
+        tasks = []
+        for sibling in range(size):
+            rollout = rollout_id(group, sibling)
+            ids = RolloutIds(
+                rollout_id=rollout, group_id=group, taskset=name, sibling=sibling, group_size=size,
+                sequence=cursor.admitted, min_version=min_version,
+            )
+            seed = derive_seed(self._config.run.seed, rollout)
+            tasks.append(Task(ids=ids, problem=problem, sampling=source.sampling, seed=seed,
+                              environment=source.environment, created_at=now))
+        cursor.admitted += 1
+        return tasks
+
+    def _fitting(self, source: Source, name: str, index: int) -> Problem | None:
+        """The problem, if its prompt leaves room for a completion; else as `too_long` says."""
+        problem = source.taskset.problem(index)
+        if self._context is None:
+            return problem
+        length = len(self._renderer.render(problem.messages, problem.tools))
+        if length < self._context:
+            return problem
+        if source.too_long == "error":
+            raise ConfigError(
+                f"tasksets.{name}: problem {index} has a prompt of {length} tokens, expected fewer than the context "
+                f"of {self._context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
+            )
+        return problem if source.too_long == "truncate" else None
+
+    def _end(self, reason: str, cursor: _Cursor | None = None) -> Transaction:
+        self._pending = cursor
+        return Transaction((Publish("control", 0, TasksEnded(admitted=self._admission.admitted, reason=reason)),))
+
+    def committed(self, transaction: Transaction) -> None:
+        if self._pending_manifest is not None:
+            self._manifest, self._pending_manifest = self._pending_manifest, None
+            return
+        if self._pending is not None:
+            self._restore(json.loads(self._pending.to_json()))
+            self._pending = None
+        if any(isinstance(output.message, TasksEnded) for output in transaction.outputs):
+            self._ended = True
+        metrics.ADMITTED.set(self._admission.admitted)
+
+    def _restore(self, cursor: Mapping[str, object]) -> None:
+        parsed = _Cursor(**cursor)  # type: ignore[arg-type]  # written by to_json
+        self._admission.admitted = parsed.admitted
+        self._drawn.update(parsed.drawn)
+        self._left_out.update(parsed.left_out)
+
+    # ------------------------------------------------------------------------------------------ the rest
+
+    def idle_s(self) -> float:
+        return FOREVER
+
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def draining(self) -> None:
+        self._draining = True
+
+    def health(self) -> Mapping[str, object]:
+        return {
+            "admitted": self._admission.admitted,
+            "rejected": self._admission.rejected,
+            "left_out": sum(self._left_out.values()),
+            "version": self._in_force.name.version,
+        }
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Cursor:
+    admitted: int
+    drawn: dict[str, int]
+    left_out: dict[str, int]
+
+    def to_json(self) -> str:
+        return json.dumps({"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out},
+                          separators=(",", ":"))

@@ -1,0 +1,435 @@
+"""The trainer: batches -> weights and steps. Its positions live in its checkpoint.
+
+Order of writing: object durable -> announcement and StepRecord in one transaction -> every so often a checkpoint,
+before which the log is made durable. Order of starting: claim, read `steps` and `weights`, load the newest good
+checkpoint in force, publish its state as the anchor of the new epoch, train the recorded batches from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftstream import metrics
+from rftstream.algorithms.base import Algorithm
+from rftstream.backends.base import Backend, Update, UpdatePlan
+from rftstream.clock import Clock
+from rftstream.config import RunConfig
+from rftstream.errors import ContractError, StopRule
+from rftstream.messages import (
+    BatchManifest,
+    Claim,
+    EvalResult,
+    Experience,
+    RunFinished,
+    RunManifest,
+    StepRecord,
+    TasksEnded,
+    VersionName,
+    WeightsAnnounced,
+)
+from rftstream.models import ModelSpec
+from rftstream.roles.assembly import Batch, BatchAssembly
+from rftstream.roles.schedule import learning_rate
+from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.transport.base import Record, TopicPartition
+from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.weights.lineage import Lineage
+from rftstream.weights.publisher import publish
+from rftstream.weights.retention import to_delete
+from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the trainer knows beside the weights; all of it is in the checkpoint."""
+
+    version: int = 0
+    positions: tuple[int, ...] = ()
+    trained_groups: int = 0
+    trained_rollouts: int = 0
+    skips_in_a_row: int = 0
+    rewards: deque[float] = field(default_factory=deque)
+    """Of the last steps, for stop_reward."""
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "version": self.version, "positions": list(self.positions), "trained_groups": self.trained_groups,
+            "trained_rollouts": self.trained_rollouts, "skips_in_a_row": self.skips_in_a_row,
+            "rewards": list(self.rewards),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Progress:
+        return Progress(
+            version=state["version"], positions=tuple(state["positions"]), trained_groups=state["trained_groups"],
+            trained_rollouts=state["trained_rollouts"], skips_in_a_row=state["skips_in_a_row"],
+            rewards=deque(state["rewards"]),
+        )
+
+
+class TrainerStep:
+    outlives_the_run = False
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        model: ModelSpec,
+        backend: Backend,
+        algorithm: Algorithm,
+        store: ObjectStore,
+        final: Path,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._settings = config.trainer
+        self._model = model
+        self._backend = backend
+        self._algorithm = algorithm
+        self._store = store
+        self._final = final
+        self._clock = clock
+        self._checkpoints = CheckpointStore(store, keep=self._settings.keep_checkpoints)
+        self._paused = False
+        self._opened = False
+        self._touched = False
+        """Whether the backend has trained anything since it was opened."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._epoch = 0
+        self._progress = Progress()
+        self._lineage = Lineage()
+        self._recorded: set[VersionName] = set()
+        self._newest: deque[VersionName] = deque(maxlen=self._config.weights.keep)
+        """Announced versions in force, as many as retention keeps."""
+        self._due: set[tuple[str, VersionName]] = set()
+        """Evaluations that somebody still has to make."""
+        self._best: dict[str, VersionName] = {}
+        self._kept_checkpoints: list[VersionName] = []
+        self._assembly = BatchAssembly(self._settings.shares, 0)
+        self._created_at: float | None = None
+        self._end_reason = "taskset"
+        self._next: Progress | None = None
+        """What `committed` makes the progress, once the transaction is on the log."""
+        self._anchor_due = True
+        self._done = False
+        self._stop: StopRule | None = None
+        self._waited_since = self._clock.now()
+        self._log: Log | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    # ------------------------------------------------------------------------------------------ recovering
+
+    def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
+        self._reset()
+        self._log = log_
+        self._epoch = claim.epoch
+        for topic in ("control", "steps", "weights", "evals"):
+            for received in log_.messages(topic):
+                self.absorb(received)
+        if not self._opened:
+            self._backend.open()
+            self._opened = True
+        begins = sorted(log_.transport.admin.begin_offsets("batches").items())
+        places = [place for place, _ in begins]
+        ends = log_.ends("batches")
+        self._kept_checkpoints = self._checkpoints.names()
+        self._load([ends[place] for place in places])
+        if not self._progress.positions:
+            self._progress.positions = tuple(offset for _, offset in begins)
+        self._assembly = BatchAssembly(self._settings.shares, self._progress.version)
+        log.info("starts from version %d (epoch %d)", self._progress.version, self._epoch)
+        return {
+            **dict(zip(places, self._progress.positions, strict=True)),
+            **log_.ends("evals"),
+        }
+
+    def _load(self, ends: list[int]) -> None:
+        """The newest good checkpoint that is in force by `steps` and whose positions the log has."""
+        refused: set[VersionName] = set()
+
+        def usable(name: VersionName) -> bool:
+            known = name in self._recorded or name.version == 0
+            return known and self._lineage.in_force(name) and name not in refused
+
+        while (found := self._checkpoints.newest(usable)) is not None:
+            name, state = found
+            progress = Progress.from_state(state)
+            if all(position <= end for position, end in zip(progress.positions, ends, strict=True)):
+                with tempfile.TemporaryDirectory(prefix="rftstream-checkpoint-") as folder:
+                    self._checkpoints.read(name, Path(folder))
+                    self._backend.load(Path(folder))
+                self._progress = progress
+                return
+            log.warning("checkpoint %d/%d: positions %s lie beyond the end %s of the log; the one before is taken",
+                        name.trainer_epoch, name.version, progress.positions, ends)
+            refused.add(name)
+        if self._recorded:
+            log.warning("no usable checkpoint; training all recorded batches again from version 0")
+        if self._touched:
+            self._backend.close()
+            self._backend.open()
+            self._touched = False
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def absorb(self, received: Received) -> None:
+        match received.message:
+            case Experience() | BatchManifest():
+                self._assembly.add(received)
+            case StepRecord() as step:
+                if self._accepts(step.name, step.resumed):
+                    self._recorded.add(step.name)
+            case WeightsAnnounced() as announced:
+                self._note_announced(announced.name)
+            case EvalResult() as result:
+                self._due.discard((result.evaluation, result.name))
+                if result.best:
+                    self._best[result.evaluation] = result.name
+            case RunManifest() as manifest:
+                self._created_at = manifest.created_at
+            case TasksEnded(reason=reason):
+                self._end_reason = "drained" if reason == "draining" else reason
+
+    def _accepts(self, name: VersionName, resumed: bool) -> bool:
+        if not self._lineage.accepts(name.trainer_epoch):
+            return False
+        if resumed and name.trainer_epoch > self._lineage.epoch:
+            self._lineage.start(name)
+        return True
+
+    def _note_announced(self, name: VersionName) -> None:
+        if not self._lineage.accepts(name.trainer_epoch):
+            return
+        if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
+            kept = [one for one in self._newest if self._lineage.in_force(one)]
+            self._newest.clear()
+            self._newest.extend(kept)
+            self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
+        self._newest.append(name)
+        self._due |= {(evaluation, name) for evaluation, section in self._config.evaluations.items()
+                      if name.version % section.every == 0}
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        if record.topic == "batches":
+            raise error  # a batch that can't be read can't be left out: it has a version
+
+    # ------------------------------------------------------------------------------------------ training
+
+    def advance(self) -> Transaction | None:
+        if self._stop is not None:
+            raise self._stop
+        if self._anchor_due:
+            return self._anchor()
+        if self._paused:
+            return None
+        batch = self._assembly.next()
+        if batch is None:
+            return self._finish_now("hours") if self._hours_over() else None
+        return self._train(batch)
+
+    def _anchor(self) -> Transaction:
+        """The state that this epoch starts from, as an object and a record of its own."""
+        progress = self._progress
+        name = VersionName(trainer_epoch=self._epoch, version=progress.version)
+        announced = self._publish(name, resumed=True)
+        self._next = progress
+        record = StepRecord(
+            name=name, batch_sequence=None, positions=progress.positions, trained_groups=progress.trained_groups,
+            trained_rollouts=progress.trained_rollouts, weights_digest=announced.weights_digest, metrics={},
+            resumed=True, recorded_at=self._clock.now(),
+        )
+        return Transaction((Publish("weights", 0, announced), Publish("steps", 0, record)))
+
+    def _train(self, batch: Batch) -> Transaction:
+        started = self._clock.now()
+        progress, manifest = self._progress, batch.manifest
+        lr = learning_rate(self._settings, progress.version, self._config.run.steps)
+        update, values = self._update(batch, lr)
+        trained = self._clock.now()
+        following = Progress(
+            version=progress.version + 1,
+            positions=batch.positions,
+            trained_groups=manifest.total_groups,
+            trained_rollouts=progress.trained_rollouts + len(batch.experiences),
+            skips_in_a_row=progress.skips_in_a_row + 1 if update.skipped else 0,
+            rewards=deque(progress.rewards, maxlen=self._config.run.stop_reward_over),
+        )
+        if "reward" in manifest.metrics:
+            following.rewards.append(manifest.metrics["reward"])
+        reason = self._reason_to_end(following, manifest)
+        name = VersionName(trainer_epoch=self._epoch, version=following.version)
+        publish_now = reason is not None or following.version % self._settings.publish_every == 0
+        announced = self._publish(name) if publish_now else None
+        now = self._clock.now()
+        values |= {"lr": lr, "step_s": trained - started, "publish_s": now - trained,
+                   "wait_s": started - self._waited_since}
+        elapsed = now - self._waited_since
+        if elapsed > 0:
+            values |= {"rollouts_per_s": len(batch.experiences) / elapsed, "tokens_per_s": values["tokens"] / elapsed}
+        record = StepRecord(
+            name=name, batch_sequence=batch.sequence, positions=batch.positions,
+            trained_groups=following.trained_groups, trained_rollouts=following.trained_rollouts,
+            weights_digest=announced.weights_digest if announced else None, metrics=values, skipped=update.skipped,
+            announced=announced is not None, last=reason is not None, recorded_at=now,
+        )
+        self._next = following
+        outputs = [Publish("steps", 0, record)]
+        if announced is not None:
+            outputs.insert(0, Publish("weights", 0, announced))
+        if reason is not None:
+            outputs.append(self._finished(reason, name))
+        if following.skips_in_a_row >= self._settings.max_skips_in_a_row:
+            ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
+            self._stop = StopRule("nan", (
+                f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
+                f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts"
+            ))
+        return Transaction(tuple(outputs))
+
+    def _update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
+        rows, values = self._algorithm.prepare(batch.experiences)
+        trainable = any(row.loss_mask.any() for row in rows)
+        if trainable:
+            plan = UpdatePlan(
+                lr=lr, minibatches=self._settings.minibatches, updates_per_batch=self._settings.updates_per_batch,
+                max_grad_norm=self._settings.max_grad_norm,
+                tokens_per_microbatch=self._settings.tokens_per_microbatch,
+            )
+            self._touched = True
+            update = self._backend.update(rows, self._algorithm, plan)
+        else:
+            update = Update(metrics={})
+        tokens = float(sum(row.loss_mask.sum() for row in rows))
+        trained = {"tokens": tokens, "trained_rollouts": float(len(batch.experiences))}
+        values = {**batch.manifest.metrics, **values, **update.metrics, **trained}
+        return update, {name: float(value) for name, value in values.items()}
+
+    def _publish(self, name: VersionName, *, resumed: bool = False) -> WeightsAnnounced:
+        started = time.perf_counter()
+        announced = publish(self._store, self._backend.served_tensors(), name, self._model.name, self._model.dtype,
+                            resumed=resumed, announced_at=self._clock.now())
+        metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - started)
+        return announced
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    def _reason_to_end(self, following: Progress, manifest: BatchManifest) -> str | None:
+        run = self._config.run
+        if run.steps is not None and following.version >= run.steps:
+            return "steps"
+        if manifest.last:
+            return self._end_reason
+        full = len(following.rewards) >= run.stop_reward_over
+        if run.stop_reward is not None and full and sum(following.rewards) / len(following.rewards) >= run.stop_reward:
+            return "reward"
+        return "hours" if self._hours_over() else None
+
+    def _hours_over(self) -> bool:
+        hours = self._config.run.hours
+        return (hours is not None and self._created_at is not None
+                and self._clock.now() - self._created_at >= hours * 3600)
+
+    def _finish_now(self, reason: str) -> Transaction:
+        """Ends the run between two batches."""
+        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
+        self._next = self._progress
+        return Transaction((self._finished(reason, name),))
+
+    def _finished(self, reason: str, name: VersionName) -> Publish:
+        """`final/` is there before the run is said to be finished."""
+        self._final.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".final-", dir=self._final.parent))
+        self._backend.export(folder)
+        if self._final.exists():
+            shutil.rmtree(self._final)
+        folder.chmod(0o755)
+        folder.rename(self._final)
+        return Publish("control", 0, RunFinished(reason=reason, name=name, finished_at=self._clock.now()))
+
+    # ------------------------------------------------------------------------------------------ afterwards
+
+    def committed(self, transaction: Transaction) -> None:
+        if self._next is None:
+            return
+        trained = self._next is not self._progress
+        self._progress, self._next = self._next, None
+        finished = False
+        for output in transaction.outputs:
+            match output.message:
+                case StepRecord() as step:
+                    self._accepts(step.name, step.resumed)
+                    self._recorded.add(step.name)
+                    for metric, value in step.metrics.items():
+                        metrics.TRAIN.labels(metric).set(value)
+                case WeightsAnnounced() as announced:
+                    self._note_announced(announced.name)
+                case RunFinished():
+                    finished = True
+        self._anchor_due = False
+        if trained:
+            self._assembly.drop()
+        metrics.VERSION.labels("trainer").set(self._progress.version)
+        due = self._progress.version % self._settings.checkpoint_every == 0
+        if trained and (due or finished or self._stop is not None):
+            self._checkpoint()
+        self._trim()
+        self._done = finished
+        self._waited_since = self._clock.now()
+
+    def _checkpoint(self) -> None:
+        assert self._log is not None
+        self._log.transport.admin.make_durable()
+        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
+        self._checkpoints.write(name, self._backend.save, self._progress.to_state())
+        self._kept_checkpoints = self._checkpoints.trim(in_force=self._usable)
+
+    def _usable(self, name: VersionName) -> bool:
+        return name in self._recorded and self._lineage.in_force(name)
+
+    def _trim(self) -> None:
+        """Deletes weight objects that nothing needs any more."""
+        gone = to_delete(
+            self._store.list("versions/"),
+            in_force=list(self._newest),
+            newest_keep=self._config.weights.keep,
+            kept_checkpoints=self._kept_checkpoints,
+            due_evaluations=[name for _, name in self._due],
+            best=self._best.values(),
+        )
+        for name in gone:
+            self._store.delete(name)
+
+    # ------------------------------------------------------------------------------------------ the rest
+
+    def idle_s(self) -> float:
+        return FOREVER if self._assembly.num_ready == 0 or self._paused else 0.0
+
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def draining(self) -> None:
+        pass
+
+    def health(self) -> Mapping[str, object]:
+        return {"version": self._progress.version, "batches_ready": self._assembly.num_ready}
+
+    def close(self) -> None:
+        if self._opened:
+            self._backend.close()
+
+

@@ -1,0 +1,301 @@
+"""Concurrent roles: many records in hand, finished in any order, partitions shared with other workers.
+
+Per transaction: take the snapshot of what is owned, keep only results whose partition is still under the assignment
+they were started in, publish, and commit low-water positions with what is finished above them. A partition that is
+lost takes its work with it; one that comes back starts afresh from the committed position.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rftstream import codec, metrics
+from rftstream.errors import AssignmentLost, ContractError, ProducerLost, TransportError
+from rftstream.runtime.role import FOREVER, ConcurrentStep, Done, Item, Received, Role, RoleContext, dead_letter
+from rftstream.runtime.service import MAX_IDLE_S, Service, begin_positions
+from rftstream.runtime.tracker import PartitionTracker
+from rftstream.transport.base import Member, NewRecord, Position, Producer, Reader, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.02
+"""Finished results wait so long for others, so that a transaction is shared."""
+
+MAX_TRANSACTION_BYTES = 8 << 20
+MAX_TRANSACTION_RECORDS = 512
+
+
+@dataclass(slots=True)
+class _InHand:
+    place: TopicPartition
+    assignment: int
+    offset: int
+
+
+@dataclass(slots=True)
+class _Result:
+    work: _InHand
+    records: list[NewRecord]
+    num_bytes: int
+
+
+class ConcurrentService(Service):
+    def __init__(self, role: Role, context: RoleContext) -> None:
+        super().__init__(role, context)
+        assert hasattr(role.step, "room")
+        self.step: ConcurrentStep = role.step
+        self._member: Member | None = None
+        self._producer: Producer | None = None
+        self._num_producers = 0
+        self._trackers: dict[TopicPartition, tuple[int, PartitionTracker]] = {}
+        self._in_hand: dict[int, _InHand] = {}
+        self._next_number = 0
+        self._results: list[_Result] = []
+        self._oldest_result_at = 0.0
+
+    def start(self) -> None:
+        topics = ("control", *self.declaration.follows)
+        self._reader = self.transport.reader(begin_positions(self.transport, topics))
+
+    def sources(self) -> Sequence[Reader | Member]:
+        sources = list(super().sources())
+        if self._member is not None and self.step.room > 0 and not self._draining:
+            sources.append(self._member)
+        return sources
+
+    def close(self) -> None:
+        self.step.close()
+        if self._member is not None:
+            self._member.close()
+        if self._producer is not None:
+            self._producer.close()
+        super().close()
+
+    def health(self) -> dict[str, object]:
+        return {
+            **super().health(),
+            "in_hand": len(self._in_hand),
+            "partitions": len(self._trackers),
+            **self.step.health(),
+        }
+
+    # ------------------------------------------------------------------------------------------ the loop
+
+    def tick(self) -> float:
+        followed = self._follow()
+        if self.finished is not None:
+            self.done = True
+            return 0.0
+        if self.manifest is None:
+            return MAX_IDLE_S
+        if self._member is None:
+            self._join()
+        taken = self._take()
+        with metrics.STEP_SECONDS.labels(self.role).time():
+            done = self.step.advance()
+        self._collect(done)
+        committed = self._commit_if_due(idle=not (followed or taken or done))
+        metrics.IN_HAND.labels(self.role).set(len(self._in_hand) + len(self._results))
+        if self._draining and not self._in_hand and not self._results:
+            self.done = True
+            return 0.0
+        if followed or taken or done or committed:
+            return 0.0
+        idle = min(self.step.idle_s(), MAX_IDLE_S)
+        if self._results:
+            linger = max(0.0, self._oldest_result_at + LINGER_S - self.clock.now())
+            idle = min(idle, max(linger, self.backing_off_s(), 0.001))
+        return idle
+
+    def _follow(self) -> bool:
+        assert self._reader is not None
+        records = self._reader.poll()
+        for record in records:
+            received = self.decode(record)
+            if isinstance(received, ContractError):
+                log.error("%s; skipped", received)
+            elif record.topic == "control":
+                self.control(received)
+            else:
+                self.step.follow(received)
+        return bool(records)
+
+    def _join(self) -> None:
+        self._new_producer()
+        self._member = self.transport.member(self.role, self.declaration.consumes, name=self.process)
+        log.info("joined the %ss", self.role)
+
+    def _new_producer(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+        self._num_producers += 1
+        self._producer = self.transport.producer(f"{self.role}.{self.process}.{self._num_producers}")
+        self._producer.start()
+
+    # ------------------------------------------------------------------------------------------ taking work
+
+    def _take(self) -> bool:
+        """Keeps the membership up and takes as many records as there is room for."""
+        assert self._member is not None
+        room = 0 if self._draining else max(0, self.step.room)
+        records = self._member.poll(max_records=room)
+        changed = self._follow_assignment()
+        for record in records:
+            entry = self._trackers.get(record.place)
+            if entry is not None and record.place not in changed and entry[1].deliver(record.offset):
+                self._begin(record, entry[0])
+        return bool(records or changed)
+
+    def _follow_assignment(self) -> set[TopicPartition]:
+        """Drops what was lost and positions what is new; a partition that was away begins again from its position."""
+        assert self._member is not None
+        owned = self._member.assignment()
+        lost = [place for place, (number, _) in self._trackers.items() if owned.get(place) != number]
+        new = [place for place in owned if place not in self._trackers or place in lost]
+        if not lost and not new:
+            return set()
+        metrics.REBALANCES.labels(self.role).inc()
+        for place in lost:
+            self._lose(place)
+        if new:
+            self._position(self._member, new, {place: owned[place] for place in new})
+        metrics.PARTITIONS.labels(self.role).set(len(self._trackers))
+        log.info("owns %d partitions (%d lost, %d new)", len(self._trackers), len(lost), len(new))
+        return {*lost, *new}
+
+    def _position(self, member: Member, places: Sequence[TopicPartition], numbers: dict[TopicPartition, int]) -> None:
+        for place, position in member.committed(places).items():
+            self._trackers[place] = (numbers[place], PartitionTracker(position))
+            member.seek(place, position.offset)
+
+    def _lose(self, place: TopicPartition) -> None:
+        del self._trackers[place]
+        numbers = [number for number, work in self._in_hand.items() if work.place == place]
+        for number in numbers:
+            del self._in_hand[number]
+        self.step.drop(numbers)
+        self._results = [result for result in self._results if result.work.place != place]
+
+    def _begin(self, record: Record, assignment: int) -> None:
+        number = self._next_number
+        self._next_number += 1
+        self._in_hand[number] = _InHand(record.place, assignment, record.offset)
+        received = self.decode(record)
+        if isinstance(received, ContractError):
+            self._collect([self._undecodable(number, record, received)])
+        else:
+            self.step.start(Item(number, received))
+
+    def _undecodable(self, number: int, record: Record, error: ContractError) -> Done:
+        log.error("%s; message sent to dead", error)
+        metrics.DEAD.labels(self.role, "undecodable").inc()
+        letter = dead_letter(record, role=self.role, reason="undecodable", detail=str(error), tries=1,
+                             now=self.clock.now())
+        ids = codec.ids_from_headers(record)
+        if ids is None:
+            return Done(number, (letter,))
+        return Done(number, (self.step.undecodable(record, ids, error), letter))
+
+    # ------------------------------------------------------------------------------------------ committing
+
+    def _collect(self, done: Sequence[Done]) -> None:
+        for one in done:
+            work = self._in_hand.pop(one.number, None)
+            if work is None:
+                continue
+            if not self._results:
+                self._oldest_result_at = self.clock.now()
+            records = self.encode(one.outputs)
+            self._results.append(_Result(work, records, sum(record.num_bytes for record in records)))
+
+    def _commit_if_due(self, *, idle: bool) -> bool:
+        if not self._results or self.backing_off_s() > 0:
+            return False
+        num_bytes = sum(result.num_bytes for result in self._results)
+        waited = self.clock.now() - self._oldest_result_at
+        nothing_else = idle and self.step.idle_s() == FOREVER
+        if not (nothing_else or waited >= LINGER_S or num_bytes >= MAX_TRANSACTION_BYTES
+                or len(self._results) >= MAX_TRANSACTION_RECORDS):
+            return False
+        return self._commit()
+
+    def _commit(self) -> bool:
+        assert self._member is not None and self._producer is not None
+        snapshot = self._member.snapshot()
+        chosen, num_bytes = [], 0
+        for result in self._results:
+            if snapshot.assignment.get(result.work.place) != result.work.assignment:
+                continue  # the next look at the assignment drops it
+            if chosen and num_bytes + result.num_bytes > MAX_TRANSACTION_BYTES:
+                break
+            chosen.append(result)
+            num_bytes += result.num_bytes
+        positions, taken = self._positions(chosen)
+        if not taken:
+            return False
+        records = [record for result in taken for record in result.records]
+        try:
+            with metrics.COMMIT_SECONDS.labels(self.role).time():
+                self._producer.commit(records, positions=positions, snapshot=snapshot)
+        except AssignmentLost as error:
+            metrics.TRANSACTIONS.labels(self.role, "refused").inc()
+            log.info("%s; its work is dropped", error)
+            return False
+        except ProducerLost as error:
+            metrics.TRANSACTIONS.labels(self.role, "lost").inc()
+            self.back_off(error)
+            self._after_lost_producer()
+            return False
+        except TransportError as error:
+            if not error.retriable:
+                raise
+            metrics.TRANSACTIONS.labels(self.role, "aborted").inc()
+            self.back_off(error)
+            return False
+        metrics.TRANSACTIONS.labels(self.role, "committed").inc()
+        self.count_out(records)
+        self._acknowledge(taken, positions)
+        self.progressed()
+        return True
+
+    def _positions(self, chosen: Sequence[_Result]) -> tuple[dict[TopicPartition, Position], list[_Result]]:
+        """What to commit for these results, and those of them that fit into the metadata."""
+        assert self._member is not None
+        by_place: dict[TopicPartition, list[_Result]] = {}
+        for result in chosen:
+            by_place.setdefault(result.work.place, []).append(result)
+        positions: dict[TopicPartition, Position] = {}
+        taken: list[_Result] = []
+        for place, results in by_place.items():
+            tracker = self._trackers[place][1]
+            offsets = [result.work.offset for result in results]
+            position, held = tracker.position_after(offsets, self._member.position(place))
+            fitting = [result for result in results if result.work.offset not in set(held)]
+            if fitting:
+                positions[place] = position
+                taken.extend(fitting)
+        return positions, taken
+
+    def _acknowledge(self, taken: Sequence[_Result], positions: dict[TopicPartition, Position]) -> None:
+        for place, position in positions.items():
+            offsets = [result.work.offset for result in taken if result.work.place == place]
+            self._trackers[place][1].committed(position, offsets)
+        gone = {id(result) for result in taken}
+        self._results = [result for result in self._results if id(result) not in gone]
+        self._oldest_result_at = self.clock.now()
+
+    def _after_lost_producer(self) -> None:
+        """The commit may have happened: the committed positions tell which results are on the log."""
+        assert self._member is not None
+        self._new_producer()
+        for place, position in self._member.committed(list(self._trackers)).items():
+            number, tracker = self._trackers[place]
+            now_done = PartitionTracker(position)
+            done = [result for result in self._results
+                    if result.work.place == place and not now_done.deliver(result.work.offset)]
+            tracker.committed(position, [result.work.offset for result in done])
+            self._trackers[place] = (number, tracker)
+            gone = {id(result) for result in done}
+            self._results = [result for result in self._results if id(result) not in gone]

@@ -1,0 +1,294 @@
+"""A process of one role: logs, port, signals, limits, and the loop that ticks the service until it is done.
+
+    SIGTERM, SIGINT   finish what is in hand within a deadline, leave, exit 0; a second one: at once
+    the end of the supervisor is the end of its workers
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rftstream import config as configs
+from rftstream.clock import SystemClock
+from rftstream.config import RunConfig
+from rftstream.errors import RftError, StopRule, TransportError
+from rftstream.runtime import logging as logs
+from rftstream.runtime.health import Health, HealthServer
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.processes import is_orphan, limit_threads
+from rftstream.runtime.runs import RunFolder, candidates, open_transport
+from rftstream.transport.base import Transport
+
+if TYPE_CHECKING:
+    from rftstream.runtime.service import Service
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 30.0
+"""For finishing what is in hand."""
+WAIT_S = 120.0
+"""For the run to exist."""
+LONGEST_WAIT_S = 0.5
+"""Of one wait for records: signals and the supervisor's end are looked at this often."""
+_LOOK_S = 0.05
+_SAY_S = 5.0
+_HEALTH_S = 1.0
+_LAST_RESORT_S = 10.0
+
+
+class Stop:
+    """What signals asked for."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def install(self) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            os._exit(128 + signum)
+        self.requested = True
+
+
+class Stopped(Exception):
+    """A signal came while there was nothing in hand yet."""
+
+
+def run_worker(
+    config: RunConfig,
+    folder: RunFolder,
+    role: str,
+    *,
+    process: str,
+    metrics_port: int | None = None,
+    device: str | None = None,
+    deadline_s: float = DEADLINE_S,
+    wait_s: float = WAIT_S,
+    parent: int | None = None,
+) -> int:
+    """One worker from start to end; its exit code. A supervised one (`parent`) logs to stderr alone: to its file."""
+    own_file = folder.logs / f"{process}.log" if parent is None else None
+    logs.setup(process, level=config.log.level, form=config.log.format, file=own_file)
+    stop = Stop()
+    stop.install()
+    prepare_process(config, role)
+    worker = _Worker(config, folder, role, process=process, device=device, stop=stop, deadline_s=deadline_s,
+                     wait_s=wait_s, parent=parent)  # fmt: skip
+    try:
+        worker.run(metrics_port)
+    except Stopped:
+        return 0
+    except RftError as error:
+        reason = {"reason": error.reason} if isinstance(error, StopRule) else {}
+        log.error("%s", error, extra={"exit_code": error.exit_code, **reason}, exc_info=log.isEnabledFor(logging.DEBUG))
+        return error.exit_code
+    except Exception as error:
+        log.exception("%s", type(error).__name__ + (f": {error}" if str(error) else ""))
+        return 1
+    return 0
+
+
+class _Worker:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        role: str,
+        *,
+        process: str,
+        device: str | None,
+        stop: Stop,
+        deadline_s: float,
+        wait_s: float,
+        parent: int | None,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._role = role
+        self._process = process
+        self._device = device
+        self._stop = stop
+        self._deadline_s = deadline_s
+        self._wait_s = wait_s
+        self._parent = parent
+        self._health = Health()
+        self._health_at = 0.0
+
+    def run(self, metrics_port: int | None) -> None:
+        server = self._serve_health(metrics_port)
+        try:
+            transport = open_transport(self._config, self._folder)
+            try:
+                self._run_service(transport)
+            finally:
+                transport.close()
+        finally:
+            if server is not None:
+                server.close()
+
+    def _serve_health(self, port: int | None) -> HealthServer | None:
+        if port is None:
+            return None
+        host = "" if port else "127.0.0.1"  # any free port is for this machine's own tools
+        server = HealthServer(self._health, port=port, host=host, file=self._folder.logs / f"{self._process}.port")
+        log.info("serving /metrics and /health", extra={"port": server.port})
+        return server
+
+    def _run_service(self, transport: Transport) -> None:
+        from rftstream.runtime.service import build_service
+
+        if self._role != "feeder":  # which writes the manifest
+            self._until(lambda: read_control(transport).manifest, "the run's first record (is a feeder alive?)")
+        service = build_service(self._role, config=self._config, folder=self._folder, transport=transport,
+                                clock=SystemClock(), process=self._process, device=self._device)  # fmt: skip
+        try:
+            self._start(service)
+            log.info("started", extra={"role": self._role, "pid": os.getpid()})
+            self._loop(service, transport)
+        finally:
+            _close(service)
+        log.info("left: %s", "stopped" if self._stop.requested else "the run is finished")
+
+    def _start(self, service: Service) -> None:
+        def started() -> bool:
+            service.start()
+            return True
+
+        self._until(started, "the log")
+
+    def _loop(self, service: Service, transport: Transport) -> None:
+        deadline: float | None = None
+        while not service.done:
+            if self._stop.requested and deadline is None:
+                log.info("stopping: finishing what is in hand", extra={"deadline_s": self._deadline_s})
+                deadline = time.monotonic() + self._deadline_s
+                _end_after(self._deadline_s + _LAST_RESORT_S)
+                service.drain()
+                continue
+            if deadline is not None and time.monotonic() > deadline:
+                log.warning("not finished within %g s; a successor does the rest", self._deadline_s)
+                return
+            idle_s = service.tick()
+            self._beat(service)
+            if idle_s > 0 and not service.done:
+                transport.wait(service.sources(), min(idle_s, LONGEST_WAIT_S))
+            if is_orphan(self._parent):
+                raise RftError("supervisor: it is gone, expected it to outlive its workers; `rftstream resume` goes on")
+
+    def _beat(self, service: Service) -> None:
+        self._health.beat()
+        if (now := time.monotonic()) - self._health_at >= _HEALTH_S:
+            self._health_at = now
+            self._health.update(service.health())
+
+    def _until(self, ready: Callable[[], Any], what: str) -> None:
+        """Waits for something with a line every few seconds; TransportError when it takes too long."""
+        wait_until(ready, what, wait_s=self._wait_s, stop=self._stop, say=log.info, beat=self._health.beat)
+
+
+def wait_until(
+    ready: Callable[[], Any],
+    what: str,
+    *,
+    wait_s: float,
+    stop: Stop,
+    say: Callable[[str], None],
+    beat: Callable[[], None] = lambda: None,
+) -> Any:
+    """What `ready` returns, once it is true and raises nothing retriable."""
+    began = said = time.monotonic()
+    while True:
+        beat()
+        trouble = ""
+        try:
+            if result := ready():
+                return result
+        except TransportError as error:
+            if not error.retriable:
+                raise
+            trouble = f" ({error})"
+        if stop.requested:
+            raise Stopped
+        now = time.monotonic()
+        if now - began >= wait_s:
+            raise TransportError(f"waited {wait_s:g} s for {what}{trouble}; start `rftstream run`, or give --wait-s")
+        if now - said >= _SAY_S:
+            said = now
+            say(f"waiting for {what}{trouble}: {now - began:.0f} s of {wait_s:g}")
+        time.sleep(_LOOK_S)
+
+
+# ------------------------------------------------------------------------------------------------ before the loop
+
+
+def join(
+    files: Sequence[Path], run_dir: Path | None, *, wait_s: float, say: Callable[[str], None]
+) -> tuple[RunConfig, RunFolder]:
+    """The run that a worker started by hand is for, once it exists: its folder, and the config it was started with."""
+    if run_dir is not None:
+        folder = RunFolder(run_dir.resolve())
+        what, ready = f"a run in {run_dir}", lambda: folder if folder.exists() else None
+    else:
+        config = configs.load(files)
+        what, ready = f"a run of {', '.join(map(str, files))}", lambda: _newest_open_run(config)
+    stop = Stop()
+    stop.install()
+    try:
+        found: RunFolder = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
+    except Stopped:
+        sys.exit(0)
+    return configs.load([found.config_file], env={}), found
+
+
+def _newest_open_run(config: RunConfig) -> RunFolder | None:
+    """Not one that is finished: its successor is about to be started."""
+    folders = candidates(config)
+    if not folders:
+        return None
+    newest = folders[-1]
+    if newest.is_live():
+        return newest
+    transport = open_transport(config, newest)
+    try:
+        return None if read_control(transport).finished else newest
+    finally:
+        transport.close()
+
+
+def default_process(role: str) -> str:
+    return f"{role}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
+
+
+def prepare_process(config: RunConfig, role: str) -> None:
+    """Import paths and thread limits, before anything heavy is imported."""
+    for folder in (os.getcwd(), str(Path(config.base).resolve())):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    limit_threads(getattr(getattr(config, role, None), "threads", 1))
+
+
+def _close(service: Service) -> None:
+    try:
+        service.close()
+    except RftError as error:
+        log.warning("leaving: %s", error)
+
+
+def _end_after(seconds: float) -> None:
+    """Should a slice of work not come to its end: the successor redoes it anyway."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+

@@ -1,0 +1,373 @@
+"""A whole run on this machine: its folder, its log, its processes, its end. `rftstream.run` and the commands are this.
+
+The order makes a kill at any point harmless: lock, model, log, and config.toml last, for a folder without one is no
+run yet, and workers wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from rftstream import codec
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.messages import DesiredState, RunFinished, RunState
+from rftstream.modelfolder import prepare_model
+from rftstream.runtime import zygote
+from rftstream.runtime.logging import TextFormatter
+from rftstream.runtime.observer import ControlView, Observer, read_control
+from rftstream.runtime.processes import PlainSpawner, Spawner
+from rftstream.runtime.progress import Progress, Watch, open_progress
+from rftstream.runtime.runs import (
+    RunFolder,
+    candidates,
+    create_log,
+    find_run,
+    next_folder,
+    open_transport,
+)
+from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
+from rftstream.transport.base import NewRecord, Transport
+
+LOOK_EVERY_S = 0.1
+DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    run_dir: Path
+    steps: int
+    """Trained in all, before a resume too."""
+    version: int
+    reward_first: float | None
+    """Mean over the first tenth of the steps; None if nothing was scored."""
+    reward_last: float | None
+    wall_s: float
+    """Of this command, the start of the processes included."""
+    reason: str
+    """steps, hours, reward, taskset, ...; interrupted, failed."""
+    exit_code: int = 0
+    final: Path | None = None
+    """The trained model, an ordinary Hugging Face model folder."""
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    def summary(self) -> str:
+        """For people."""
+        folder = shown_path(self.run_dir)
+        lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
+        if self.reward_first is not None and self.reward_last is not None:
+            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth of the steps)")
+        if self.final is not None:
+            lines.append(f"the model is in {shown_path(self.final)}")
+        if self.reason == "interrupted" or self.exit_code:
+            lines.append(f"go on with: rftstream resume {folder}")
+        else:
+            lines.append(f"look closer with: rftstream audit {folder}")
+        return "\n".join(lines)
+
+
+def run(
+    config: RunConfig | str | Path,
+    *,
+    run_dir: str | Path | None = None,
+    progress: str = "auto",
+    stream: TextIO | None = None,
+    deadline_s: float = DEADLINE_S,
+    spawner: Spawner | None = None,
+) -> RunResult:
+    """A new run, from start to end. `progress`: auto, live, plain or none, on `stream` (stdout).
+
+    ConfigError if the folder's run is live, or neither live nor ended."""
+    began = time.monotonic()
+    if not isinstance(config, RunConfig):
+        config = configs.load([config])
+    folder = choose_folder(config, Path(run_dir) if run_dir is not None else None)
+    with folder.held():
+        if folder.exists():
+            raise ConfigError(f"{folder.path}: another run was started there just now; try again")
+        launch = _Launch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        return launch.run(new=True)
+
+
+def resume(
+    run: str | Path,
+    *,
+    sets: Sequence[str] = (),
+    progress: str = "auto",
+    stream: TextIO | None = None,
+    deadline_s: float = DEADLINE_S,
+    spawner: Spawner | None = None,
+) -> RunResult:
+    """Goes on with a run that was stopped or died, or adds to a finished one. `sets` change settings."""
+    began = time.monotonic()
+    folder = find_run(run)
+    before = configs.load([folder.config_file], env={})
+    config = configs.load([folder.config_file], sets=sets, env={})
+    with folder.held():
+        transport = open_transport(config, folder)
+        try:
+            reopen(transport, folder, before, config)
+        finally:
+            transport.close()
+        write_config(config, folder)
+        launch = _Launch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        return launch.run(new=False)
+
+
+# ------------------------------------------------------------------------------------------------ folders
+
+
+def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
+    """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident."""
+    if run_dir is not None:
+        newest = RunFolder(run_dir.resolve())
+    else:
+        existing = candidates(config)
+        newest = existing[-1] if existing else next_folder(config, None)
+    if not newest.exists():
+        return newest
+    shown = shown_path(newest.path)
+    if newest.is_live():
+        raise ConfigError(
+            f"{shown}: this run is live; wait for its end, stop it, or start another with --run-dir "
+            "(workers join a live run with `rftstream worker`)"
+        )
+    if not _has_ended(config, newest):
+        raise ConfigError(
+            f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
+            "or start another with --run-dir"
+        )
+    return next_folder(config, newest)
+
+
+def _has_ended(config: RunConfig, folder: RunFolder) -> bool:
+    transport = open_transport(config, folder)
+    try:
+        return read_control(transport).finished is not None
+    finally:
+        transport.close()
+
+
+def write_config(config: RunConfig, folder: RunFolder) -> None:
+    """At once or not at all; whoever sees it sees all of it."""
+    partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(configs.to_toml(config), encoding="utf-8")
+    partial.replace(folder.config_file)
+
+
+def shown_path(path: Path) -> str:
+    """Relative where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+# ------------------------------------------------------------------------------------------------ resume
+
+
+def reopen(transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig) -> None:
+    """Takes back what said that the run is over or should stop. ConfigError if there is nothing more to do."""
+    observer = Observer(transport)
+    try:
+        observer.poll()
+        control, version = observer.control, observer.curve.version
+    finally:
+        observer.close()
+    if control.finished is not None and (why := nothing_more(control.finished, version, before, config)):
+        raise ConfigError(f"{shown_path(folder.path)}: {why}")
+    records = []
+    for key, message in (("finished", control.finished), ("end", control.ended)):
+        if message is not None:
+            records.append(NewRecord("control", 0, key.encode(), None))
+    if control.state is not None and control.state.state is not DesiredState.running:
+        state = RunState(state=DesiredState.running, by="resume", since=time.time())
+        records.append(codec.to_record(state, "control", 0, run=folder.run_id))
+    if records:
+        producer = transport.producer(f"{folder.run_id}.resume")
+        producer.start()
+        producer.commit(records)
+        producer.close()
+
+
+def nothing_more(finished: RunFinished, version: int, before: RunConfig, config: RunConfig) -> str | None:
+    """Why a finished run has nothing to go on with under its changed settings; None if it has."""
+    old, new = before.run, config.run
+    if new.steps is not None and version >= new.steps:
+        return (f"is finished with {version} of {new.steps} steps; give more, "
+                f"e.g. --set run.steps={max(2 * version, version + 1)}")  # fmt: skip
+    if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):
+        return f"is finished after {old.hours} hours; give more, e.g. --set run.hours={2 * (old.hours or 1):g}"
+    if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:
+        return f"has reached its reward of {old.stop_reward}; set run.stop_reward higher"
+    passes = {name: section.passes for name, section in config.tasksets.items()}
+    if finished.reason == "taskset" and passes == {name: section.passes for name, section in before.tasksets.items()}:
+        return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+class _Launch:
+    """One supervised stretch of a run, under its lock."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        progress: str,
+        stream: TextIO,
+        deadline_s: float,
+        spawner: Spawner | None,
+        began: float,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._progress_kind = progress
+        self._stream = stream
+        self._deadline_s = deadline_s
+        self._began = began
+        self._progress: Progress | None = None
+        self._interrupts = 0
+        self._notes = _notes_file(folder)
+        self._spawner = spawner or self._default_spawner()
+
+    def run(self, *, new: bool) -> RunResult:
+        transport: Transport | None = None
+        try:
+            if isinstance(self._spawner, zygote.ZygoteSpawner):
+                self._spawner.warm()  # it imports while we prepare
+            model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
+            transport = open_transport(self._config, self._folder, create=new)
+            if new:
+                create_log(transport, self._config)
+                write_config(self._config, self._folder)
+            return self._supervise(transport, model.folder)
+        finally:
+            self._spawner.close()
+            if transport is not None:
+                transport.close()
+            for handler in self._notes.handlers:
+                handler.close()
+
+    def _default_spawner(self) -> Spawner:
+        if zygote.is_supported():
+            return zygote.ZygoteSpawner(self._folder.logs / "zygote.log", report=self._note)
+        return PlainSpawner()
+
+    def _supervise(self, transport: Transport, model: Path) -> RunResult:
+        supervisor = Supervisor(
+            worker_commands(self._config, self._folder, model), self._spawner, report=self._note,
+            deadline_s=self._deadline_s, lock_holder=_lock_holder(transport),
+        )  # fmt: skip
+        observer = Observer(transport)
+        watch = Watch(self._config, transport, observer, supervisor.slots, title=self._folder.run_id)
+        self._progress = open_progress(self._progress_kind, watch, self._stream)
+        try:
+            with self._signals():
+                while not supervisor.all_left:
+                    news = observer.poll()
+                    self._heed_interrupts(supervisor)
+                    supervisor.poll(observer.control, observer.curve.version)
+                    self._progress.update(news)
+                    transport.wait([observer.reader], LOOK_EVERY_S)
+                self._progress.update(observer.poll())
+        finally:
+            if not supervisor.all_left:
+                supervisor.kill()
+            self._progress.close()
+            observer.close()
+        return self._result(observer, supervisor.failure)
+
+    def _heed_interrupts(self, supervisor: Supervisor) -> None:
+        if self._interrupts and not supervisor.stopping:
+            self._note(f"stopping: {self._deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once")
+            supervisor.stop()
+        elif self._interrupts > 1:
+            supervisor.kill()
+
+    def _result(self, observer: Observer, failure: Failure | None) -> RunResult:
+        curve, finished = observer.curve, observer.control.finished
+        reason, exit_code = self._reason(observer.control, failure)
+        return RunResult(
+            run_dir=self._folder.path,
+            steps=curve.num_steps,
+            version=curve.version,
+            reward_first=curve.reward_first(),
+            reward_last=curve.reward_last(),
+            wall_s=round(time.monotonic() - self._began, 3),
+            reason=reason,
+            exit_code=exit_code,
+            final=self._folder.final if finished is not None and self._folder.final.is_dir() else None,
+            error=failure.text if failure is not None else None,
+        )
+
+    def _reason(self, control: ControlView, failure: Failure | None) -> tuple[str, int]:
+        if control.finished is not None:
+            return control.finished.reason, control.finished.exit_code or (failure.exit_code if failure else 0)
+        if failure is not None:
+            return "failed", failure.exit_code
+        return ("interrupted", 0 if self._interrupts == 1 else 1) if self._interrupts else ("left", 1)
+
+    def _note(self, text: str) -> None:
+        self._notes.warning(text)
+        if self._progress is not None:
+            self._progress.note(text)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Counts ctrl-C and its like; in another thread than the main one nothing is caught."""
+
+        def on_signal(signum: int, frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        before: dict[signal.Signals, Any] = {}
+        try:
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    before[signum] = signal.signal(signum, on_signal)
+        except ValueError:
+            pass
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
+    """Asks an embedded log which process holds its write lock."""
+    ask = getattr(transport, "lock_holder", None)
+    if ask is None:
+        return None
+
+    def holder() -> int | None:
+        found = ask()
+        return None if found is None else int(found.pid)
+
+    return holder
+
+
+def _notes_file(folder: RunFolder) -> logging.Logger:
+    """logs/run.log: what the supervisor had to say."""
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    logger = logging.Logger("rftstream.run")  # noqa: LOG001  # one of each run, outside the tree that users configure
+    handler = logging.FileHandler(folder.logs / "run.log", encoding="utf-8", delay=True)
+    handler.setFormatter(TextFormatter("run"))
+    logger.addHandler(handler)
+    return logger

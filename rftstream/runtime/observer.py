@@ -1,0 +1,146 @@
+"""What can be seen of a run from its log: how far it is, its rewards, what was said on `control`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rftstream import codec
+from rftstream.errors import ContractError
+from rftstream.messages import Claim, EvalResult, Message, RunFinished, RunManifest, RunState, StepRecord, TasksEnded
+from rftstream.runtime.role import Log
+from rftstream.transport.base import Reader, Record, TopicPartition, Transport
+from rftstream.weights.lineage import Lineage
+
+RECENT_STEPS = 512
+"""Whole StepRecords kept; of the others only the reward."""
+
+
+@dataclass(slots=True)
+class ControlView:
+    """The newest of each kind on `control`; None what was never said or was taken back."""
+
+    manifest: RunManifest | None = None
+    finished: RunFinished | None = None
+    ended: TasksEnded | None = None
+    state: RunState | None = None
+    claims: dict[str, Claim] = field(default_factory=dict)
+
+    def absorb(self, key: bytes | None, message: Message | None) -> None:
+        match message:
+            case RunManifest():
+                self.manifest = message
+            case RunFinished():
+                self.finished = message
+            case TasksEnded():
+                self.ended = message
+            case RunState():
+                self.state = message
+            case Claim():
+                known = self.claims.get(message.role)
+                if known is None or message.epoch > known.epoch:
+                    self.claims[message.role] = message
+            case None:
+                name = {b"finished": "finished", b"end": "ended", b"state": "state"}.get(key or b"")
+                if name is not None:
+                    setattr(self, name, None)
+            case _:
+                pass
+
+
+def read_control(transport: Transport) -> ControlView:
+    """`control` from its beginning to its end."""
+    view = ControlView()
+    for record in Log(transport).read("control"):
+        view.absorb(record.key, _decoded(record))
+    return view
+
+
+class Curve:
+    """The steps in force, in order of their versions."""
+
+    def __init__(self) -> None:
+        self._lineage = Lineage()
+        self._rewards: dict[int, float | None] = {}
+        self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+
+    def absorb(self, step: StepRecord) -> bool:
+        """Whether it is a newly trained step in force."""
+        if not self._lineage.accepts(step.name.trainer_epoch):
+            return False
+        if step.resumed or step.name.trainer_epoch > self._lineage.epoch:
+            start = step.name.version if step.resumed else step.name.version - 1
+            self._lineage.start(type(step.name)(trainer_epoch=step.name.trainer_epoch, version=start))
+            for version in [version for version in self._rewards if version > start]:
+                del self._rewards[version]
+            while self.recent and self.recent[-1].name.version > start:
+                self.recent.pop()
+        if step.resumed:
+            return False
+        reward = step.metrics.get("reward")
+        self._rewards[step.name.version] = reward if reward is not None and math.isfinite(reward) else None
+        self.recent.append(step)
+        return True
+
+    @property
+    def version(self) -> int:
+        """The newest in force; 0 before the first step."""
+        return max(self._rewards, default=0)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._rewards)
+
+    @property
+    def last(self) -> StepRecord | None:
+        return self.recent[-1] if self.recent else None
+
+    def rewards(self) -> list[float]:
+        """Of the steps that had any, in order of versions."""
+        return [reward for _, reward in sorted(self._rewards.items()) if reward is not None]
+
+    def reward_first(self) -> float | None:
+        """Mean over the first tenth of the steps."""
+        return self._mean_of(sorted(self._rewards)[: max(1, self.num_steps // 10)])
+
+    def reward_last(self) -> float | None:
+        return self._mean_of(sorted(self._rewards)[-max(1, self.num_steps // 10) :])
+
+    def _mean_of(self, versions: Iterable[int]) -> float | None:
+        rewards = [reward for version in versions if (reward := self._rewards[version]) is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+
+class Observer:
+    """Follows `steps`, `evals` and `control` from their beginning."""
+
+    def __init__(self, transport: Transport) -> None:
+        topics = ("steps", "evals", "control")
+        self.reader: Reader = transport.reader({TopicPartition(topic, 0): 0 for topic in topics})
+        self.control = ControlView()
+        self.curve = Curve()
+
+    def poll(self) -> list[StepRecord | EvalResult]:
+        """All that is new: trained steps in force and evaluations."""
+        news: list[StepRecord | EvalResult] = []
+        while records := self.reader.poll():
+            for record in records:
+                message = _decoded(record)
+                if record.topic == "control":
+                    self.control.absorb(record.key, message)
+                elif isinstance(message, EvalResult) or (isinstance(message, StepRecord) and self.curve.absorb(message)):
+                    news.append(message)
+        return news
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+def _decoded(record: Record) -> Message | None:
+    """None for tombstones; also for what cannot be decoded: looking on must not end a run."""
+    try:
+        return None if record.value is None else codec.from_record(record)
+    except ContractError:
+        return None

@@ -1,0 +1,195 @@
+"""What a role is: a declaration, and a step that sees messages and returns messages.
+
+A step never sees a client, a position of another process, or the wall clock (it gets a Clock). The loop polls,
+decodes, calls the step, and commits what it returned together with the positions; a step that was interrupted is
+built anew from the log.
+
+    Concurrent roles (explorer, verifier): many items in hand, finished in any order, work shared by a group.
+    Single roles (feeder, buffer, trainer, evaluator): one in force per run; reads by position; its outputs are whole
+    transactions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rftstream import codec
+from rftstream.clock import Clock
+from rftstream.config import RunConfig
+from rftstream.errors import ContractError
+from rftstream.messages import Claim, DeadLetter, Message, RolloutIds
+from rftstream.runtime.runs import RunFolder
+from rftstream.transport.base import Position, Record, TopicPartition, Transport
+
+FOREVER = math.inf
+"""`idle_s`: nothing to do until a record arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A record and its decoded message (None for a tombstone)."""
+
+    record: Record
+    message: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    topic: str
+    partition: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One record in hand of a concurrent role."""
+
+    number: int
+    """Unique in this process; a record that comes back after a rebalance has another number."""
+    received: Received
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    number: int
+    outputs: tuple[Publish, ...]
+
+
+class ConcurrentStep(Protocol):
+    @property
+    def room(self) -> int:
+        """How many more items it takes."""
+
+    def follow(self, received: Received) -> None:
+        """A record of a followed topic."""
+
+    def start(self, item: Item) -> None: ...
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forgets items: their partition belongs to another worker now."""
+
+    def advance(self) -> Sequence[Done]:
+        """A bounded slice of work; what finished in it."""
+
+    def idle_s(self) -> float:
+        """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some."""
+
+    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
+        """The one record that an undecodable one still yields downstream."""
+
+    def health(self) -> Mapping[str, object]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What a single role publishes at once, with the positions of its own group."""
+
+    outputs: tuple[Publish, ...]
+    positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
+
+
+class SingleStep(Protocol):
+    outlives_the_run: bool
+    """Whether it has work left when the run is finished (`done` says when that is done, too)."""
+
+    def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
+        """Builds its state from the log (again, after a lost producer); says from where it reads on."""
+
+    def absorb(self, received: Received) -> None: ...
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        """A record whose body cannot be decoded; the loop dead-letters it with the next transaction."""
+
+    def advance(self) -> Transaction | None:
+        """A bounded slice of work; the next transaction, if there is one. Called again after `committed`."""
+
+    def committed(self, transaction: Transaction) -> None:
+        """It is on the log."""
+
+    def idle_s(self) -> float: ...
+
+    def paused(self, paused: bool) -> None: ...
+
+    def draining(self) -> None: ...
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do, ever."""
+
+    def health(self) -> Mapping[str, object]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    name: str
+    consumes: tuple[str, ...]
+    """Topics whose positions it commits (or keeps in its checkpoint)."""
+    follows: tuple[str, ...]
+    """Topics of which it sees everything from the start, or from where `recover` says."""
+    produces: tuple[str, ...]
+    step: ConcurrentStep | SingleStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleContext:
+    """What `workers.<role>.build` composes a role from."""
+
+    config: RunConfig
+    folder: RunFolder
+    clock: Clock
+    transport: Transport
+    process: str
+    """Name of this process in logs and claims."""
+    device: str | None = None
+    """Where the arrays live; None: what the role's section says."""
+    simulated: bool = False
+    """Driven by a scheduler in one process: no children, no threads."""
+
+
+class Log:
+    """Reading the log outside the loop: what a recovering role does."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def read(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None, bodies: bool = True
+             ) -> Iterator[Record]:
+        """Everything on the topic up to its end at the time of the call."""
+        admin = self.transport.admin
+        ends = admin.end_offsets(topic)
+        begins = admin.begin_offsets(topic)
+        positions = {place: max(begin, (start or {}).get(place, 0)) for place, begin in begins.items()}
+        reader = self.transport.reader(positions, bodies=bodies)
+        try:
+            while any(reader.position(place) < end for place, end in ends.items()):
+                for record in reader.poll():
+                    if record.offset < ends[record.place]:
+                        yield record
+        finally:
+            reader.close()
+
+    def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
+        """As `read`, decoded; tombstones have no message."""
+        for record in self.read(topic, start=start):
+            yield Received(record, None if record.value is None else codec.from_record(record))
+
+    def ends(self, topic: str) -> dict[TopicPartition, int]:
+        return self.transport.admin.end_offsets(topic)
+
+    def committed(self, group: str) -> dict[TopicPartition, Position]:
+        return self.transport.admin.committed(group)
+
+
+def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: int, now: float) -> Publish:
+    """The original bytes, where they are from, and why nobody could deal with them."""
+    return Publish("dead", 0, DeadLetter(
+        topic=record.topic, partition=record.partition, offset=record.offset, key=record.key, value=record.value,
+        headers=record.headers, role=role, reason=reason, detail=detail[:4000], tries=tries, dead_at=now,
+    ))

@@ -1,0 +1,202 @@
+"""Runs: where a run's files are, how one is made and found again, who is running it.
+
+    runs/<name>/            the run folder; its name is the run's id (a second run of the name gets <name>-2, ...)
+      config.toml           the resolved config; every process of the run reads this one
+      log/                  the embedded log
+      model/                the model, where it was made on the spot
+      weights/              the default object store: versions, checkpoints, generations
+      logs/<process>.log    one file a process
+      final/                the trained model, once the run is finished
+      run.lock              held by the `run` or `resume` that supervises
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rftstream import config as configs
+from rftstream import plugins
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.topics import TOPICS, num_partitions
+from rftstream.transport.base import TopicSettings, Transport
+
+if TYPE_CHECKING:
+    from rftstream.weights.store import ObjectStore
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "explorer": ("tasks",),
+    "verifier": ("rollouts",),
+    "feeder": ("steps", "outcomes"),
+    "buffer": ("verified",),
+}
+"""Consumer groups and the topics whose positions they commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "run.lock"
+
+    def exists(self) -> bool:
+        return self.config_file.is_file()
+
+    def is_live(self) -> bool:
+        """Whether a `run` or `resume` holds the lock."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the lock; ConfigError naming the holder if somebody else does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+                raise ConfigError(
+                    f"{self.path}: this run is live, held by process {pid}; wait for it, stop it, or take another "
+                    "--run-dir (more workers join with `rftstream worker`)"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run that exists: its folder, config and log."""
+
+    folder: RunFolder
+    config: RunConfig
+    transport: Transport
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.run_id
+
+    def store(self) -> ObjectStore:
+        return open_store(self.config, self.folder)
+
+
+def candidates(config: RunConfig) -> list[RunFolder]:
+    """Run folders of this run file, oldest first."""
+    base = Path(config.base) / config.run.folder
+    pattern = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?$")
+    found = []
+    for path in base.iterdir() if base.is_dir() else ():
+        match = pattern.fullmatch(path.name)
+        if match and (path / "config.toml").is_file():
+            found.append((int(match[1] or 1), path))
+    return [RunFolder(path) for _, path in sorted(found)]
+
+
+def next_folder(config: RunConfig, existing: RunFolder | None) -> RunFolder:
+    """The folder for a new run: the name itself, or the next free `-N`."""
+    first = existing.path if existing else Path(config.base) / config.run.folder / config.run.name
+    stem = re.sub(r"-\d+$", "", first.name) if existing and re.search(r"-\d+$", first.name) else first.name
+    number, path = 1, first
+    while RunFolder(path).exists():
+        number += 1
+        path = first.parent / f"{stem}-{number}"
+    return RunFolder(path)
+
+
+def find_run(run: str | Path) -> RunFolder:
+    """RUN as users give it: a run folder, or a run file (then its newest run)."""
+    path = Path(run)
+    if path.is_dir():
+        folder = RunFolder(path.resolve())
+        if not folder.exists():
+            raise ConfigError(f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file")
+        return folder
+    config = configs.load([path])
+    folders = candidates(config)
+    if not folders:
+        raise ConfigError(
+            f"{path}: no run of it yet under {Path(config.base) / config.run.folder}; start one with `rftstream run`"
+        )
+    return folders[-1]
+
+
+def open_run(run: str | Path) -> OpenRun:
+    """ConfigError if there is no such run or its log is missing."""
+    folder = find_run(run)
+    config = configs.load([folder.config_file], env={})
+    return OpenRun(folder, config, open_transport(config, folder, create=False))
+
+
+def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False) -> Transport:
+    kind = config.transport.kind
+    transport = plugins.resolve("transport", kind, where="transport.kind")
+    if kind == "embedded":
+        return transport(folder.log, create=create)  # type: ignore[no-any-return]
+    return transport(folder.run_id, config.transport)  # type: ignore[no-any-return]
+
+
+def open_store(config: RunConfig, folder: RunFolder) -> ObjectStore:
+    from rftstream.weights.store import ObjectStore
+
+    return ObjectStore(config.weights.store, base=folder.path)
+
+
+def create_log(transport: Transport, config: RunConfig) -> None:
+    """The topics of a run and position 0 for every consumer group, before anybody reads."""
+    transport.admin.ensure_topics(
+        {
+            name: TopicSettings(
+                partitions=num_partitions(topic, partitions=config.transport.partitions, shares=config.trainer.shares),
+                compacted=topic.compacted,
+            )
+            for name, topic in TOPICS.items()
+        }
+    )
+    for group, topics in GROUPS.items():
+        transport.admin.commit_initial(group, topics)

@@ -1,0 +1,209 @@
+"""The only service loop: poll -> step -> publish + commit, one bounded slice at a time.
+
+A service is driven by `tick`, by a process (host.py) or by a seeded scheduler (rftstream.testing). This file holds
+what both kinds share; concurrent.py and single.py hold the two ways of reading and committing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from rftstream import codec, metrics, plugins
+from rftstream.clock import Clock
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError, ContractError
+from rftstream.messages import Claim, DesiredState, RunFinished, RunManifest, RunState
+from rftstream.runtime.role import Publish, Received, Role, RoleContext
+from rftstream.runtime.runs import RunFolder
+from rftstream.transport.base import Member, NewRecord, Reader, Record, TopicPartition, Transport
+
+log = logging.getLogger(__name__)
+
+MAX_IDLE_S = 1.0
+"""Of one wait: membership is kept up and deadlines are looked at this often."""
+
+MAX_BACKOFF_S = 5.0
+
+
+class Service:
+    """One worker of one role. Its subclasses say how records become work and how work is committed."""
+
+    def __init__(self, role: Role, context: RoleContext) -> None:
+        self.role = role.name
+        self.process = context.process
+        self.done = False
+        self.declaration = role
+        self.context = context
+        self.clock: Clock = context.clock
+        self.transport: Transport = context.transport
+        self.manifest: RunManifest | None = None
+        self.finished: RunFinished | None = None
+        self.desired = DesiredState.running
+        self.claims: dict[str, Claim] = {}
+        self.last_progress_at = self.clock.now()
+        self._draining = False
+        self._retry_at = 0.0
+        self._failures = 0
+        self._reader: Reader | None = None
+
+    # ------------------------------------------------------------------------------------------ for the driver
+
+    def start(self) -> None:
+        """Opens what it reads; never waits."""
+
+    def tick(self) -> float:
+        """One bounded slice of work; returns how many seconds it may idle."""
+        raise NotImplementedError
+
+    def sources(self) -> Sequence[Reader | Member]:
+        """What to wait on between two ticks."""
+        return [self._reader] if self._reader is not None else []
+
+    def drain(self) -> None:
+        """Takes no new work; `done` becomes true when what is in hand is committed."""
+        self._draining = True
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    def health(self) -> dict[str, object]:
+        return {
+            "role": self.role,
+            "process": self.process,
+            "state": "draining" if self._draining else str(self.desired),
+            "last_progress_at": self.last_progress_at,
+            "failures_in_a_row": self._failures,
+        }
+
+    # ------------------------------------------------------------------------------------------ for subclasses
+
+    def progressed(self) -> None:
+        self.last_progress_at = self.clock.now()
+        self._failures = 0
+
+    def back_off(self, error: Exception) -> float:
+        """Remembers a passing failure; seconds until the next try."""
+        wait = min(MAX_BACKOFF_S, 0.05 * 2**self._failures)
+        self._failures += 1
+        self._retry_at = self.clock.now() + wait
+        level = logging.WARNING if self._failures > 3 else logging.INFO
+        log.log(level, "%s; trying again in %.2f s (failure %d)", error, wait, self._failures)
+        return wait
+
+    def backing_off_s(self) -> float:
+        return max(0.0, self._retry_at - self.clock.now())
+
+    def control(self, received: Received) -> None:
+        """A record of `control`: who is in force, what the run should do."""
+        message = received.message
+        key = (received.record.key or b"").decode(errors="replace")
+        match message:
+            case RunManifest():
+                self.manifest = message
+                check_manifest(self.context.config, message)
+            case RunState():
+                self.desired = message.state
+            case RunFinished():
+                self.finished = message
+            case Claim():
+                known = self.claims.get(message.role)
+                if known is None or message.epoch > known.epoch:
+                    self.claims[message.role] = message
+            case None if key == "finished":
+                self.finished = None
+            case None if key == "state":
+                self.desired = DesiredState.running
+            case _:
+                pass
+
+    def decode(self, record: Record) -> Received | ContractError:
+        """The record with its message, or why there is none."""
+        metrics.RECORDS_IN.labels(self.role, record.topic).inc()
+        if record.value is None:
+            return Received(record, None)
+        try:
+            return Received(record, codec.from_record(record))
+        except ContractError as error:
+            return error
+
+    def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
+        run = self.context.folder.run_id
+        return [
+            codec.to_record(output.message, output.topic, output.partition, run=run, writer_epoch=epoch)
+            for output in outputs
+        ]
+
+    def count_out(self, records: Sequence[NewRecord]) -> None:
+        for record in records:
+            metrics.RECORDS_OUT.labels(self.role, record.topic).inc()
+            metrics.BYTES_OUT.labels(self.role, record.topic).inc(record.num_bytes)
+
+
+def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPartition, int]:
+    """The first offsets of all partitions of some topics."""
+    positions: dict[TopicPartition, int] = {}
+    for topic in topics:
+        positions.update(transport.admin.begin_offsets(topic))
+    return positions
+
+
+def check_manifest(config: RunConfig, manifest: RunManifest) -> None:
+    """ConfigError when this process was given another run file than the run."""
+    for what, ours, theirs in (
+        ("transport.partitions", config.transport.partitions, manifest.partitions),
+        ("trainer.shares", config.trainer.shares, manifest.shares),
+        ("run.seed", config.run.seed, manifest.seed),
+        ("tasksets", sorted(config.tasksets),
+         sorted(key.removeprefix("taskset.") for key in manifest.digests if key.startswith("taskset."))),
+    ):
+        if ours != theirs:
+            raise ConfigError(
+                f"{what}: got {ours}, but the run {manifest.run!r} was created with {theirs}; "
+                "use the run file that the run was started with"
+            )
+
+
+def build_service(
+    role_name: str,
+    *,
+    config: RunConfig,
+    folder: RunFolder,
+    transport: Transport,
+    clock: Clock,
+    process: str,
+    device: str | None = None,
+    simulated: bool = False,
+) -> Service:
+    """The service of a role, composed by `workers`."""
+    from rftstream.runtime.concurrent import ConcurrentService
+    from rftstream.runtime.single import SingleService
+
+    build = role_builder(role_name)
+    context = RoleContext(config=config, folder=folder, clock=clock, transport=transport, process=process,
+                          device=device, simulated=simulated)
+    role: Role = build(context)
+    return ConcurrentService(role, context) if hasattr(role.step, "room") else SingleService(role, context)
+
+
+def role_names() -> Mapping[str, str]:
+    """`workers.ROLES`, read in this one place."""
+    try:
+        import workers
+    except ModuleNotFoundError:
+        raise ConfigError("workers: the package that composes the roles is missing; install rftstream again") from None
+    roles: Mapping[str, str] | None = getattr(workers, "ROLES", None)
+    if not isinstance(roles, dict) or not all(str(path).startswith("workers.") for path in roles.values()):
+        raise ConfigError(
+            f"workers: found a foreign package of this name at {getattr(workers, '__file__', '?')}, expected "
+            "rftstream's; rename it or move it out of the import path"
+        )
+    return roles
+
+
+def role_builder(role_name: str):  # type: ignore[no-untyped-def]  # a builder of whatever the table names
+    roles = role_names()
+    if role_name not in roles:
+        raise ConfigError(f"role: unknown {role_name!r}; {plugins.suggest(role_name, roles)}")
+    return plugins.import_path(roles[role_name], what=f"role {role_name}")

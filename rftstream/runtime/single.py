@@ -1,0 +1,248 @@
+"""Single roles: one in force per run. Claim, recover from the log, then one transaction after the other.
+
+Start (PROTOCOL "Single"): `Producer.start` fences every predecessor; *then* `control` is read to its end; then the
+claim (newest epoch + 1) is the first transaction; only then the role reads its own state. A lost producer goes the
+same way again, unless somebody else has claimed the role meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+from rftstream import metrics
+from rftstream.errors import ContractError, ProducerLost, TakenOver, TransportError
+from rftstream.ids import derive_seed
+from rftstream.messages import Claim, DesiredState
+from rftstream.runtime.role import Log, Publish, Received, Role, RoleContext, SingleStep, Transaction, dead_letter
+from rftstream.runtime.service import MAX_IDLE_S, Service, begin_positions
+from rftstream.transport.base import Producer, Record, TopicPartition
+
+log = logging.getLogger(__name__)
+
+TRANSACTIONS_A_TICK = 16
+PRODUCER_TIMEOUT_S = 60.0
+
+
+class SingleService(Service):
+    def __init__(self, role: Role, context: RoleContext) -> None:
+        super().__init__(role, context)
+        assert not hasattr(role.step, "room")
+        self.step: SingleStep = role.step  # type: ignore[assignment]  # the other kind has `room`
+        self.claim: Claim | None = None
+        self._producer: Producer | None = None
+        self._pending: Transaction | None = None
+        self._letters: list[Publish] = []
+        self._recovered = False
+        self._fenced_starts = 0
+
+    def start(self) -> None:
+        self._reader = self.transport.reader(begin_positions(self.transport, ("control",)))
+
+    def close(self) -> None:
+        self.step.close()
+        if self._producer is not None:
+            self._producer.close()
+        super().close()
+
+    def health(self) -> dict[str, object]:
+        epoch = self.claim.epoch if self.claim else None
+        return {**super().health(), "epoch": epoch, **self.step.health()}
+
+    def drain(self) -> None:
+        super().drain()
+        if self._pending is None:
+            self.done = True
+
+    # ------------------------------------------------------------------------------------------ the loop
+
+    def tick(self) -> float:
+        if not self._recovered:
+            wait = self._take_over()
+            if wait:
+                return wait
+        absorbed = self._absorb()
+        if self._finished_for_us():
+            self.done = True
+            return 0.0
+        published = 0
+        if self.backing_off_s() <= 0:
+            while published < TRANSACTIONS_A_TICK and self._publish_next():
+                published += 1
+        if self._draining and self._pending is None:
+            self.done = True
+            return 0.0
+        if not self._recovered or absorbed or published:
+            return self.backing_off_s()
+        return max(min(self.step.idle_s(), MAX_IDLE_S), self.backing_off_s())
+
+    def _finished_for_us(self) -> bool:
+        """When the run is finished everybody leaves at once, but for who says that it has something left to do."""
+        return self.step.done or (self.finished is not None and not self.step.outlives_the_run)
+
+    # ------------------------------------------------------------------------------------------ claiming
+
+    def _take_over(self) -> float:
+        """Claims the role and recovers; seconds to wait if that has to be tried again."""
+        if self.backing_off_s() > 0:
+            return self.backing_off_s()
+        if self.claim is None and not self._may_start():
+            return MAX_IDLE_S
+        if self.done:
+            return 0.0
+        newest_before = self.claims.get(self.role)
+        try:
+            self._claim()
+        except ProducerLost as error:
+            self._read_control()
+            self._check_taken_over(self.claim or newest_before)
+            self._fenced_starts += 1
+            wait = (derive_seed(self.context.config.run.seed, self.process, self._fenced_starts) % 1000) / 1000
+            log.info("%s before the claim was on the log; starting again in %.2f s", error, wait)
+            self._retry_at = self.clock.now() + wait
+            return wait or 0.001
+        except TransportError as error:
+            if not error.retriable:
+                raise
+            return self.back_off(error)
+        self._recover()
+        return 0.0
+
+    def _may_start(self) -> bool:
+        """The feeder makes the run; everybody else waits for its manifest. Nobody starts on a finished run."""
+        self._read_control()
+        if self.finished is not None and not self.step.outlives_the_run:
+            self.done = True
+            return True
+        return self.manifest is not None or self.role == "feeder"
+
+    def _claim(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+        name = f"{self.context.folder.run_id}.{self.role}"
+        self._producer = self.transport.producer(name, timeout_s=PRODUCER_TIMEOUT_S)
+        self._producer.start()
+        self._read_control()
+        if self.claim is not None:
+            self._check_taken_over(self.claim)
+        before = self.claims.get(self.role)
+        claim = Claim(
+            role=self.role, epoch=before.epoch + 1 if before else 1, host=socket.gethostname(), pid=os.getpid(),
+            process=self.process, claimed_at=self.clock.now(),
+        )
+        self._producer.commit(self.encode([Publish("control", 0, claim)], epoch=claim.epoch))
+        self.claim = claim
+        self.claims[self.role] = claim
+        if before is not None:
+            log.info("%s takes over from %s, process %d on %s (epoch %d -> %d)", self.process, before.process,
+                     before.pid, before.host, before.epoch, claim.epoch)
+
+    def _read_control(self) -> None:
+        """`control` to its end; what is there now decides who is in force."""
+        assert self._reader is not None
+        ends = self.transport.admin.end_offsets("control")
+        while any(self._reader.position(place) < end for place, end in ends.items()):
+            for record in self._reader.poll():
+                if record.topic == "control":
+                    self._absorb_control(self.decode(record))
+
+    def _absorb_control(self, received: Received | ContractError) -> None:
+        if isinstance(received, ContractError):
+            log.error("%s; skipped", received)
+            return
+        self.control(received)
+
+    def _check_taken_over(self, ours: Claim | None) -> None:
+        """Raises TakenOver if a claim newer than `ours` (or than what there was when this one began) is in force."""
+        newest = self.claims.get(self.role)
+        known = ours.epoch if ours is not None else 0
+        if newest is not None and newest.epoch > known:
+            raise TakenOver(
+                f"{self.role}: {newest.process}, process {newest.pid} on {newest.host}, took over with epoch "
+                f"{newest.epoch} (this one knew {known}); this process ends"
+            )
+
+    def _recover(self) -> None:
+        assert self.claim is not None
+        self._pending = None
+        self._letters = []
+        positions: Mapping[TopicPartition, int] = self.step.recover(Log(self.transport), self.claim)
+        if self._reader is not None:
+            control = {place: self._reader.position(place) for place in self.transport.admin.end_offsets("control")}
+            self._reader.close()
+        self._reader = self.transport.reader({**control, **positions})
+        self.step.paused(self.desired is DesiredState.paused)
+        if self.desired is DesiredState.draining:
+            self.step.draining()
+        self._recovered = True
+        self.progressed()
+        log.info("in force with epoch %d", self.claim.epoch)
+
+    # ------------------------------------------------------------------------------------------ working
+
+    def _absorb(self) -> bool:
+        assert self._reader is not None
+        records = self._reader.poll()
+        for record in records:
+            received = self.decode(record)
+            if record.topic == "control":
+                self._absorb_control(received)
+                if isinstance(received, ContractError):
+                    continue
+            if isinstance(received, ContractError):
+                self._bury(record, received)
+            else:
+                self.step.absorb(received)
+        if any(record.topic == "control" for record in records):
+            self._check_taken_over(self.claim)
+            self.step.paused(self.desired is DesiredState.paused)
+            if self.desired is DesiredState.draining:
+                self.step.draining()
+        return bool(records)
+
+    def _bury(self, record: Record, error: ContractError) -> None:
+        log.error("%s; message sent to dead", error)
+        metrics.DEAD.labels(self.role, "undecodable").inc()
+        if record.topic in self.declaration.consumes:
+            self._letters.append(dead_letter(record, role=self.role, reason="undecodable", detail=str(error), tries=1,
+                                             now=self.clock.now()))
+        self.step.undecodable(record, error)
+
+    def _publish_next(self) -> bool:
+        """One slice of the step's work and its transaction; False when there is nothing to publish now."""
+        if self._pending is None:
+            with metrics.STEP_SECONDS.labels(self.role).time():
+                transaction = self.step.advance()
+            if transaction is None and self._letters:
+                transaction = Transaction(())
+            if transaction is None:
+                return False
+            self._pending = Transaction((*transaction.outputs, *self._letters), transaction.positions)
+            self._letters = []
+        return self._commit(self._pending)
+
+    def _commit(self, transaction: Transaction) -> bool:
+        assert self._producer is not None and self.claim is not None
+        records = self.encode(transaction.outputs, epoch=self.claim.epoch)
+        try:
+            with metrics.COMMIT_SECONDS.labels(self.role).time():
+                self._producer.commit(records, positions=transaction.positions, group=self.role)
+        except ProducerLost as error:
+            metrics.TRANSACTIONS.labels(self.role, "lost").inc()
+            log.warning("%s; looking at the log", error)
+            self._recovered = False
+            return False
+        except TransportError as error:
+            if not error.retriable:
+                raise
+            metrics.TRANSACTIONS.labels(self.role, "aborted").inc()
+            self.back_off(error)
+            return False
+        metrics.TRANSACTIONS.labels(self.role, "committed").inc()
+        self.count_out(records)
+        self._pending = None
+        self.step.committed(transaction)
+        self.progressed()
+        return True

@@ -1,0 +1,116 @@
+"""Which records of a partition are finished, when they finish in any order; and how the commit says so.
+
+The committed position is the low-water offset: everything below it is finished. What is finished above it travels
+as metadata: run lengths from the low-water offset on, alternately open and finished (`3,5,1,2`: three open, five
+finished, one open, two finished; everything above is open), in base 36. Offsets that are never delivered
+(transaction markers, compacted records) count as finished.
+"""
+
+from __future__ import annotations
+
+import string
+
+from rftstream.errors import ContractError
+from rftstream.transport.base import MAX_METADATA_BYTES, Position
+
+_DIGITS = string.digits + string.ascii_lowercase
+
+
+class PartitionTracker:
+    """One assignment of one partition."""
+
+    def __init__(self, committed: Position) -> None:
+        self.low_water = committed.offset
+        self._open: dict[int, None] = {}
+        """Delivered and not committed as finished, in order."""
+        self._finished = decode_finished(committed)
+        """Above the low-water; at first what predecessors finished."""
+
+    def deliver(self, offset: int) -> bool:
+        """Whether the record is still to be done."""
+        if offset < self.low_water or offset in self._finished:
+            return False
+        self._open[offset] = None
+        return True
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def position_after(self, offsets: list[int], next_offset: int) -> tuple[Position, list[int]]:
+        """What to commit when these open offsets are finished too, and those of them that the metadata has no room
+        for (the highest ones; they are to be held back). `next_offset` is the member's delivery position."""
+        taken = sorted(offsets)
+        position = self._position(taken, next_offset)
+        if len(position.metadata) <= MAX_METADATA_BYTES:
+            return position, []
+        fits, too_many = 0, len(taken)
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if len(self._position(taken[:middle], next_offset).metadata) <= MAX_METADATA_BYTES:
+                fits = middle
+            else:
+                too_many = middle
+        return self._position(taken[:fits], next_offset), taken[fits:]
+
+    def _position(self, taken: list[int], next_offset: int) -> Position:
+        finished = self._finished.union(taken)
+        still_open = [offset for offset in self._open if offset not in finished]
+        return encode_position(still_open, finished, max(next_offset, self.low_water))
+
+    def committed(self, position: Position, offsets: list[int]) -> None:
+        """The position was committed, with these offsets finished."""
+        for offset in offsets:
+            self._open.pop(offset, None)
+        self.low_water = position.offset
+        self._finished.update(offsets)
+        self._finished = {offset for offset in self._finished if offset >= position.offset}
+
+
+def encode_position(still_open: list[int], finished: set[int], next_offset: int) -> Position:
+    """Low-water and metadata, given the open offsets, the finished ones and where delivery stands.
+
+    Below `next_offset` everything that is not open is finished or was never a record; above it, what a predecessor
+    finished is, and nothing else."""
+    end = max(max(finished, default=-1) + 1, next_offset)
+    ordered = sorted(still_open) + [offset for offset in range(next_offset, end) if offset not in finished]
+    if not ordered:
+        return Position(end)
+    lengths: list[int] = []
+    run_start = expected = ordered[0]
+    for offset in ordered:
+        if offset > expected:
+            lengths += [expected - run_start, offset - expected]
+            run_start = offset
+        expected = offset + 1
+    if end > expected:
+        lengths += [expected - run_start, end - expected]
+    return Position(ordered[0], ",".join(map(_base36, lengths)))
+
+
+def decode_finished(position: Position) -> set[int]:
+    """Offsets at or above the low-water that the metadata says are finished."""
+    finished: set[int] = set()
+    if not position.metadata:
+        return finished
+    offset = position.offset
+    try:
+        for index, length in enumerate(int(text, 36) for text in position.metadata.split(",")):
+            if length < 0 or length > 1 << 32:
+                raise ValueError(length)
+            if index % 2:
+                finished.update(range(offset, offset + length))
+            offset += length
+    except ValueError:
+        raise ContractError(f"position metadata: got {position.metadata[:40]!r}, expected run lengths in base 36; "
+                            "another program may have committed for this group") from None
+    return finished
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while True:
+        number, rest = divmod(number, 36)
+        digits = _DIGITS[rest] + digits
+        if not number:
+            return digits

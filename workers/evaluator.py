@@ -1,0 +1,24 @@
+"""evaluator: weights -> evals."""
+
+from __future__ import annotations
+
+from rftstream.roles.evaluator import EvaluatorStep, build_evaluation
+from rftstream.runtime.role import Role, RoleContext
+from rftstream.runtime.runs import open_store
+from rftstream.tasksets.open import open_taskset
+from rftstream.weights.follower import WeightsFollower
+from workers.parts import model_spec, scorer, turn_loop
+
+
+def build(context: RoleContext) -> Role:
+    config, settings = context.config, context.config.evaluator
+    spec = model_spec(context, device=settings.device, threads=settings.threads)
+    policy, loop = turn_loop(context, settings.policy or config.explorer.policy, spec)
+    store = open_store(config, context.folder)
+    evaluations = {
+        name: build_evaluation(name, section, open_taskset(f"eval:{name}", section, config), config)
+        for name, section in config.evaluations.items()
+    }
+    step = EvaluatorStep(config=config, evaluations=evaluations, policy=policy, loop=loop, scorer=scorer(context),
+                         follower=WeightsFollower(store, spec.name), store=store, clock=context.clock)
+    return Role(name="evaluator", consumes=("weights",), follows=("control",), produces=("evals",), step=step)

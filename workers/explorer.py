@@ -1,0 +1,25 @@
+"""explorer: tasks -> rollouts."""
+
+from __future__ import annotations
+
+from rftstream.roles.explorer import ExplorerStep
+from rftstream.runtime.role import Role, RoleContext
+from rftstream.runtime.runs import open_store
+from rftstream.weights.follower import WeightsFollower
+from workers.parts import model_spec, turn_loop
+
+
+def build(context: RoleContext) -> Role:
+    config, settings = context.config, context.config.explorer
+    spec = model_spec(context, device=settings.devices[0], threads=settings.threads)
+    policy, loop = turn_loop(context, settings.policy, spec)
+    step = ExplorerStep(
+        policy=policy,
+        loop=loop,
+        follower=WeightsFollower(open_store(config, context.folder), spec.name),
+        max_concurrent=settings.max_concurrent,
+        truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
+        clock=context.clock,
+    )
+    return Role(name="explorer", consumes=("tasks",), follows=("weights", "outcomes"), produces=("rollouts", "dead"),
+                step=step)

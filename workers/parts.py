@@ -1,0 +1,60 @@
+"""Parts that several roles are composed of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rftstream.config import RunConfig
+from rftstream.environments.base import Environment
+from rftstream.messages import Problem
+from rftstream.modelfolder import prepare_model
+from rftstream.models import ModelSpec
+from rftstream.policies.base import Policy
+from rftstream.rendering import Renderer, open_renderer
+from rftstream.rewards.base import Scorer
+from rftstream.roles.turn_loop import TurnLoop
+from rftstream.runtime.role import RoleContext
+
+
+def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -> ModelSpec:
+    config = context.config
+    return prepare_model(config.model, context.folder.model, config.run.seed, device=context.device or device,
+                         threads=threads)
+
+
+def context_length(spec: ModelSpec, renderer: Renderer) -> int | None:
+    """Longest prompt + completion: what the run file says, else what the model's config says."""
+    return spec.context if spec.context is not None else renderer.context
+
+
+def turn_loop(context: RoleContext, policy_name: str, spec: ModelSpec) -> tuple[Policy, TurnLoop]:
+    renderer = open_renderer(spec)
+    policy_class, options = context.config.build_part("policy", policy_name)
+    policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock)
+    loop = TurnLoop(policy=policy, renderer=renderer, make_environment=environment_maker(context.config),
+                    context=context_length(spec, renderer), now=context.clock.now)
+    return policy, loop
+
+
+def environment_maker(config: RunConfig) -> Callable[[str, Problem, int], Environment]:
+    """Builds environments by name; each kind's Config is checked once."""
+    built: dict[str, tuple[Any, Any]] = {}
+
+    def make(name: str, problem: Problem, seed: int) -> Environment:
+        if name not in built:
+            built[name] = config.build_part("environment", name)
+        part, options = built[name]
+        environment: Environment = part(options, problem=problem, seed=seed)
+        return environment
+
+    return make
+
+
+def scorer(context: RoleContext) -> Scorer:
+    """Child processes; in a simulated run, where there are none, the rewards run inline."""
+    from rftstream.rewards.scorer import InlineScorer, ProcessScorer
+
+    if context.simulated:
+        return InlineScorer(context.config, clock=context.clock)
+    return ProcessScorer(context.config)
