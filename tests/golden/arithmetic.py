@@ -1,0 +1,92 @@
+"""Plays sums of two digits in one process, without the log: policy -> exact reward -> algorithm -> backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rftstream.algorithms.base import Algorithm
+from rftstream.backends.base import UpdatePlan
+from rftstream.ids import derive_seed
+from rftstream.messages import (
+    Array,
+    ChatMessage,
+    Experience,
+    LossKind,
+    RolloutIds,
+    Sampling,
+    Segment,
+    VersionName,
+)
+from rftstream.policies.base import Completion, SampleRequest
+
+PLAN = UpdatePlan(lr=1e-3, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=16384)
+
+
+@dataclass(frozen=True)
+class Step:
+    reward: float
+    metrics: dict[str, float]
+
+
+def play(
+    policy: Any, backend: Any, algorithm: Algorithm, renderer: Any, *, steps: int, groups: int = 32, siblings: int = 8,
+    sampling: Sampling = Sampling(max_tokens=3), seed: int = 0, top: int = 5, **plan: Any,
+) -> Iterator[Step]:  # fmt: skip
+    """One step after the other; each samples `groups` sums of two numbers below `top`, `siblings` times each."""
+    for version in range(steps):
+        policy.load(backend.served_tensors(), VersionName(trainer_epoch=1, version=version))
+        requests: dict[str, tuple[SampleRequest, str, int]] = {}
+        for group in range(groups):
+            left, right = (derive_seed(seed, side, version, group) % top for side in ("left", "right"))
+            prompt = renderer.render([ChatMessage(role="user", content=f"{left}+{right}=")])
+            for sibling in range(siblings):
+                name = f"{version}/{group}/{sibling}"
+                request = SampleRequest(
+                    request_id=name, token_ids=prompt, sampling=sampling, seed=derive_seed(seed, name),
+                    max_tokens=sampling.max_tokens,
+                )  # fmt: skip
+                requests[name] = (request, str(left + right), sibling)
+                policy.submit(request)
+        completions = drain(policy)
+        batch = [
+            experience(
+                request, completions[name], float(renderer.decode(completions[name].token_ids) == answer),
+                group=name.rpartition("/")[0], sibling=sibling, size=siblings,
+            )
+            for name, (request, answer, sibling) in requests.items()
+        ]  # fmt: skip
+        rows, metrics = algorithm.prepare(batch)
+        update = backend.update(rows, algorithm, dataclasses.replace(PLAN, **plan))
+        yield Step(metrics["reward"], {**metrics, **update.metrics})
+
+
+def drain(policy: Any) -> dict[str, Completion]:
+    done: dict[str, Completion] = {}
+    while policy.num_active:
+        done.update((one.request_id, one) for one in policy.step())
+    return done
+
+
+def experience(
+    request: SampleRequest, completion: Completion, reward: float, *, group: str, sibling: int = 0, size: int = 1
+) -> Experience:
+    prompt, sampled = list(request.token_ids), len(completion.token_ids)
+    segment = Segment(
+        token_ids=Array.of([*prompt, *completion.token_ids], "int32"),
+        behavior_logprobs=Array.of(np.concatenate([np.zeros(len(prompt)), completion.behavior_logprobs]), "float32"),
+        loss_mask=Array.of([0] * len(prompt) + [1] * sampled, "uint8"),
+        versions=completion.versions,
+    )
+    ids = RolloutIds(
+        rollout_id=f"{group}/{sibling}", group_id=group, taskset="sums", sibling=sibling, group_size=size, sequence=0,
+        min_version=0,
+    )  # fmt: skip
+    return Experience(
+        ids=ids, batch_sequence=0, share=0, position=0, loss_kind=LossKind.rl, segments=(segment,), reward=reward,
+        sampling=request.sampling,
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""A log written record by record, as the roles would write it, for the views to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rftstream import codec, ids
+from rftstream.messages import (
+    Array,
+    BatchManifest,
+    ChatMessage,
+    Experience,
+    GroupOutcome,
+    GroupResult,
+    LossKind,
+    Message,
+    Problem,
+    Rollout,
+    RolloutIds,
+    RolloutStatus,
+    RolloutSummary,
+    Sampling,
+    Segment,
+    StepRecord,
+    Task,
+    Turn,
+    UnscorableReason,
+    Verdict,
+    VerifiedRollout,
+    VersionName,
+    VersionSpan,
+)
+from rftstream.topics import TOPICS, num_partitions
+from rftstream.transport.base import NewRecord, Position, TopicPartition, TopicSettings, Transport
+
+PROBLEM = Problem(messages=(ChatMessage(role="user", content="1+2="),), answer="3")
+
+
+class SyntheticLog:
+    def __init__(self, transport: Transport, *, partitions: int = 2, shares: int = 1, group_size: int = 2) -> None:
+        self.transport, self.partitions, self.shares, self.group_size = transport, partitions, shares, group_size
+        transport.admin.ensure_topics({
+            name: TopicSettings(
+                partitions=num_partitions(topic, partitions=partitions, shares=shares), compacted=topic.compacted
+            )
+            for name, topic in TOPICS.items()
+        })
+        for group, topics in {"explorer": ["tasks"], "verifier": ["rollouts"], "buffer": ["verified"]}.items():
+            transport.admin.commit_initial(group, topics)
+        self._producer = transport.producer("synthetic")
+        self._producer.start()
+        self.trained: dict[int, int] = {0: 0}
+        """Version -> groups trained by then."""
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def put(self, topic: str, *messages: Message, partition: int | None = None) -> None:
+        self.put_all([(topic, message, partition) for message in messages])
+
+    def put_all(self, entries: Iterable[tuple[str, Message, int | None]]) -> None:
+        """One transaction."""
+        self._producer.commit([
+            codec.to_record(message, topic, self._partition(topic, message) if partition is None else partition,
+                            run="synthetic")
+            for topic, message, partition in entries
+        ])
+
+    def put_raw(self, *records: NewRecord) -> None:
+        self._producer.commit(records)
+
+    def passed(self, group: str, topic: str, offset: int, partition: int = 0) -> None:
+        """A committed position."""
+        self._producer.commit([], positions={TopicPartition(topic, partition): Position(offset)}, group=group)
+
+    def _partition(self, topic: str, message: Message) -> int:
+        if TOPICS[topic].width == "partitions" and isinstance(message, Task | Rollout | VerifiedRollout):
+            return message.ids.sequence % self.partitions
+        return message.share if isinstance(message, Experience | BatchManifest) else 0
+
+    # ------------------------------------------------------------------------------------------ the flow
+
+    def siblings(self, sequence: int) -> tuple[RolloutIds, ...]:
+        group = ids.group_id("sums", 0, sequence, 0)
+        return tuple(
+            RolloutIds(rollout_id=ids.rollout_id(group, i), group_id=group, taskset="sums", sibling=i,
+                       group_size=self.group_size, sequence=sequence, min_version=0)
+            for i in range(self.group_size)
+        )
+
+    def admit(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.put("tasks", *(task(one) for one in self.siblings(sequence)))
+
+    def sample(self, *sequences: int, num_tokens: int = 2) -> None:
+        for sequence in sequences:
+            self.put("rollouts", *(rollout(one, num_tokens=num_tokens) for one in self.siblings(sequence)))
+
+    def verify(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.put("verified", *(verified(one, reward=float(one.sibling)) for one in self.siblings(sequence)))
+
+    def flow(self, *sequences: int) -> None:
+        """From admission to the buffer."""
+        self.admit(*sequences)
+        self.sample(*sequences)
+        self.verify(*sequences)
+
+    def batch(self, batch: int, sequences: Sequence[int], *, unscored: Sequence[str] = (), last: bool = False,
+              leave_out: Sequence[str] = ()) -> None:
+        """A batch with its outcomes. `unscored` siblings have no reward; `leave_out` is for logs gone wrong."""
+        entries: list[tuple[str, Message, int | None]] = []
+        counts = [0] * self.shares
+        groups: list[list[str]] = [[] for _ in range(self.shares)]
+        for i, sequence in enumerate(sequences):
+            share, siblings = i % self.shares, self.siblings(sequence)
+            groups[share].append(siblings[0].group_id)
+            for one in siblings:
+                if one.rollout_id not in unscored and one.rollout_id not in leave_out:
+                    entries.append(("batches", experience(one, batch, share, counts[share]), None))
+                    counts[share] += 1
+            entries.append(("outcomes", outcome(siblings, GroupResult.batched, batch=batch, unscored=unscored), None))
+        for share in range(self.shares):
+            entries.append(("batches", BatchManifest(
+                batch_sequence=batch, share=share, num_shares=self.shares, count=counts[share],
+                digest="sha256:" + "0" * 64, groups=tuple(groups[share]), num_groups=len(sequences),
+                total_groups=0, last=last,
+            ), None))  # fmt: skip
+        self.trained[batch + 1] = self.trained[batch] + len(sequences)
+        self.put_all(entries)
+
+    def decide(self, sequence: int, result: GroupResult, *, only: Sequence[int] | None = None) -> None:
+        siblings = self.siblings(sequence)
+        self.put("outcomes", outcome([one for one in siblings if only is None or one.sibling in only], result))
+
+    def late(self, sequence: int, sibling: int, result: GroupResult = GroupResult.expired) -> None:
+        self.put("outcomes", outcome([self.siblings(sequence)[sibling]], result, late=True))
+
+    def step(self, version: int, *, epoch: int = 1, resumed: bool = False, at: float = 0.0,
+             metrics: dict[str, float] | None = None, last: bool = False) -> None:
+        self.put("steps", StepRecord(
+            name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=None if resumed else version - 1,
+            positions=(0,) * self.shares, trained_groups=self.trained[version],
+            trained_rollouts=self.trained[version] * self.group_size, weights_digest=None, metrics=metrics or {},
+            resumed=resumed, last=last, recorded_at=at,
+        ))  # fmt: skip
+
+
+def task(one: RolloutIds) -> Task:
+    return Task(ids=one, problem=PROBLEM, sampling=Sampling(), seed=7)
+
+
+def rollout(one: RolloutIds, *, num_tokens: int = 2, status: RolloutStatus = RolloutStatus.completed,
+            version: int = 0) -> Rollout:
+    return Rollout(
+        ids=one, status=status, problem=PROBLEM, num_tokens=num_tokens, sampling=Sampling(),
+        turns=(Turn(role="assistant", content="3", num_tokens=num_tokens, finish_reason="stop"),),
+        segments=(segment(num_tokens, version),),
+    )
+
+
+def segment(num_tokens: int = 2, version: int = 0) -> Segment:
+    """Three prompt tokens, then the sampled ones."""
+    mask = [0, 0, 0] + [1] * num_tokens
+    return Segment(
+        token_ids=Array.of(range(3 + num_tokens), "int32"),
+        behavior_logprobs=Array.of([-0.5 * sampled for sampled in mask], "float32"),
+        loss_mask=Array.of(mask, "uint8"),
+        versions=(VersionSpan(start=3, count=num_tokens, trainer_epoch=1, version=version),) if num_tokens else (),
+    )
+
+
+def verified(one: RolloutIds, *, reward: float = 1.0, reason: UnscorableReason | None = None) -> VerifiedRollout:
+    verdict = Verdict(reward=reward, scorer="exact", scorer_version="1")
+    return VerifiedRollout(ids=one, rollout=rollout(one), verdict=None if reason else verdict, reason=reason)
+
+
+def experience(one: RolloutIds, batch: int, share: int, position: int) -> Experience:
+    return Experience(
+        ids=one, batch_sequence=batch, share=share, position=position, loss_kind=LossKind.rl, segments=(segment(),),
+        reward=1.0, sampling=Sampling(),
+    )
+
+
+def outcome(siblings: Sequence[RolloutIds], result: GroupResult, *, batch: int | None = None,
+            unscored: Sequence[str] = (), late: bool = False) -> GroupOutcome:
+    first = siblings[0]
+    return GroupOutcome(
+        group_id=first.group_id, taskset=first.taskset, sequence=first.sequence, result=result, reason="test",
+        batch_sequence=batch, late=late,
+        rollouts=tuple(
+            RolloutSummary(rollout_id=one.rollout_id, num_tokens=2, status=RolloutStatus.completed,
+                           reward=None if one.rollout_id in unscored else 1.0,
+                           reason=UnscorableReason.timeout if one.rollout_id in unscored else None)
+            for one in siblings
+        ),
+    )  # fmt: skip
