@@ -350,8 +350,10 @@ def to_record(
     run: str,
     writer_epoch: int = 0,
     extra: Headers = (),
+    value: bytes | None = None,
 ) -> NewRecord:
-    """The record of a message; `key` is the one that the topic asks for unless given."""
+    """The record of a message; `key` is the one that the topic asks for unless given. `value`: what `encode` made of
+    the message, where the caller has it already."""
     contract = CONTRACTS[type(message)]
     if topic not in TOPICS or contract not in TOPICS[topic].messages:
         raise ContractError(f"$: got {contract}, which the topic does not take", where=topic)
@@ -359,7 +361,7 @@ def to_record(
         topic=topic,
         partition=partition,
         key=key_of(message) if key is None else key,
-        value=encode(message),
+        value=encode(message) if value is None else value,
         headers=headers_of(message, run, writer_epoch) + extra,
     )
 

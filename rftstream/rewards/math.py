@@ -31,7 +31,7 @@ class MathReward:
 
     def __init__(self, config: Config) -> None:
         try:
-            import math_verify
+            import math_verify  # type: ignore[import-untyped]
         except ImportError as error:
             raise MissingChecker(
                 f"rewards.math: needs the package math-verify ({error}); pip install math-verify"

@@ -58,7 +58,8 @@ class Child:
         self._received_at = time.monotonic()
         self._started_at = self._received_at
         self._page, self._process = self._launch()
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._stdin, False)
         os.set_blocking(self._stdout, False)

@@ -9,7 +9,7 @@ from typing import Any
 from rftstream.errors import MissingChecker, RewardError
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.version import config_version
-from rftstream.tasksets.reasoning_gym import unpack_value
+from rftstream.tasksets.reasoning_gym import import_reasoning_gym, unpack_value
 
 
 class ReasoningGymReward:
@@ -24,7 +24,7 @@ class ReasoningGymReward:
 
     def __init__(self, config: Config) -> None:
         try:
-            import reasoning_gym
+            reasoning_gym = import_reasoning_gym()
         except ImportError as error:
             raise MissingChecker(
                 f"rewards.reasoning_gym: needs the package reasoning-gym ({error}); pip install reasoning-gym"

@@ -152,9 +152,7 @@ class FunctionReward:
                 f"{', '.join(sorted(known))}; is the column in the taskset?"
             )
         positional = [known.pop(name) for name in self._positional]
-        return self._function(
-            *positional, **{k: v for k, v in known.items() if self._takes_rest or k in self._names}
-        )
+        return self._function(*positional, **{k: v for k, v in known.items() if self._takes_rest or k in self._names})
 
 
 def _build_one(name: str, config: RunConfig, *, where: str) -> Reward:

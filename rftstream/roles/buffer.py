@@ -239,14 +239,16 @@ class BufferStep:
         if groups:
             values["staleness_mean"] = sum(map(self._staleness, groups)) / len(groups)
         for share, experiences in experiences_of.items():
+            encoded = [codec.encode(one) for one in experiences]
             manifest = BatchManifest(
                 batch_sequence=self._next_batch, share=share, num_shares=self._shares, count=len(experiences),
-                digest=codec.digest_of_experiences(codec.encode(one) for one in experiences),
+                digest=codec.digest_of_experiences(encoded),
                 groups=tuple(group.group_id for group in by_share[share]), num_groups=len(groups),
                 total_groups=self._total_groups + len(groups), last=last, max_staleness=max(0, staleness),
                 metrics=values,
             )
-            outputs += [Publish("batches", share, one) for one in (*experiences, manifest)]
+            outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
+            outputs.append(Publish("batches", share, manifest))
         return Transaction((*outputs, *outcomes), self._positions())
 
     def _experiences(self, groups: Sequence[Group], share: int) -> list[Experience]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rftstream import config as configs
 from rftstream.clock import SystemClock
 from rftstream.config import RunConfig
-from rftstream.errors import RftError, StopRule, TransportError
+from rftstream.errors import RftError, TransportError
 from rftstream.runtime import logging as logs
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.observer import read_control
@@ -62,7 +62,7 @@ class Stop:
         self.requested = True
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """A signal came while there was nothing in hand yet."""
 
 
@@ -88,11 +88,10 @@ def run_worker(
                      wait_s=wait_s, parent=parent)  # fmt: skip
     try:
         worker.run(metrics_port)
-    except Stopped:
+    except StoppedError:
         return 0
     except RftError as error:
-        reason = {"reason": error.reason} if isinstance(error, StopRule) else {}
-        log.error("%s", error, extra={"exit_code": error.exit_code, **reason}, exc_info=log.isEnabledFor(logging.DEBUG))
+        log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
         return error.exit_code
     except Exception as error:
         log.exception("%s", type(error).__name__ + (f": {error}" if str(error) else ""))
@@ -220,7 +219,7 @@ def wait_until(
                 raise
             trouble = f" ({error})"
         if stop.requested:
-            raise Stopped
+            raise StoppedError
         now = time.monotonic()
         if now - began >= wait_s:
             raise TransportError(f"waited {wait_s:g} s for {what}{trouble}; start `rftstream run`, or give --wait-s")
@@ -247,7 +246,7 @@ def join(
     stop.install()
     try:
         found: RunFolder = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
-    except Stopped:
+    except StoppedError:
         sys.exit(0)
     return configs.load([found.config_file], env={}), found
 
@@ -273,10 +272,15 @@ def default_process(role: str) -> str:
 
 def prepare_process(config: RunConfig, role: str) -> None:
     """Import paths and thread limits, before anything heavy is imported."""
+    add_import_paths(config)
+    limit_threads(getattr(getattr(config, role, None), "threads", 1))
+
+
+def add_import_paths(config: RunConfig) -> None:
+    """Users' own modules lie beside the run file or where the command was given; after all others, to hide none."""
     for folder in (os.getcwd(), str(Path(config.base).resolve())):
         if folder not in sys.path:
             sys.path.append(folder)
-    limit_threads(getattr(getattr(config, role, None), "threads", 1))
 
 
 def _close(service: Service) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -22,21 +23,23 @@ from rftstream import codec
 from rftstream import config as configs
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.messages import DesiredState, RunFinished, RunState
+from rftstream.messages import DesiredState, RunState
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime import zygote
+from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.logging import TextFormatter
 from rftstream.runtime.observer import ControlView, Observer, read_control
+from rftstream.runtime.preflight import (
+    changed_settings,
+    check_part_names,
+    check_same_run,
+    choose_folder,
+    nothing_more,
+    shown_path,
+)
 from rftstream.runtime.processes import PlainSpawner, Spawner
 from rftstream.runtime.progress import Progress, Watch, open_progress
-from rftstream.runtime.runs import (
-    RunFolder,
-    candidates,
-    create_log,
-    find_run,
-    next_folder,
-    open_transport,
-)
+from rftstream.runtime.runs import RunFolder, create_log, find_run, open_transport
 from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
 from rftstream.transport.base import NewRecord, Transport
 
@@ -70,7 +73,7 @@ class RunResult:
         folder = shown_path(self.run_dir)
         lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
         if self.reward_first is not None and self.reward_last is not None:
-            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth of the steps)")
+            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
         if self.final is not None:
             lines.append(f"the model is in {shown_path(self.final)}")
         if self.reason == "interrupted" or self.exit_code:
@@ -95,6 +98,7 @@ def run(
     began = time.monotonic()
     if not isinstance(config, RunConfig):
         config = configs.load([config])
+    check_part_names(config)
     folder = choose_folder(config, Path(run_dir) if run_dir is not None else None)
     with folder.held():
         if folder.exists():
@@ -117,6 +121,7 @@ def resume(
     folder = find_run(run)
     before = configs.load([folder.config_file], env={})
     config = configs.load([folder.config_file], sets=sets, env={})
+    check_part_names(config)
     with folder.held():
         transport = open_transport(config, folder)
         try:
@@ -125,41 +130,12 @@ def resume(
             transport.close()
         write_config(config, folder)
         launch = _Launch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        for line in changed_settings(before, config):
+            launch.note(f"changed: {line}")
         return launch.run(new=False)
 
 
-# ------------------------------------------------------------------------------------------------ folders
-
-
-def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
-    """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident."""
-    if run_dir is not None:
-        newest = RunFolder(run_dir.resolve())
-    else:
-        existing = candidates(config)
-        newest = existing[-1] if existing else next_folder(config, None)
-    if not newest.exists():
-        return newest
-    shown = shown_path(newest.path)
-    if newest.is_live():
-        raise ConfigError(
-            f"{shown}: this run is live; wait for its end, stop it, or start another with --run-dir "
-            "(workers join a live run with `rftstream worker`)"
-        )
-    if not _has_ended(config, newest):
-        raise ConfigError(
-            f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
-            "or start another with --run-dir"
-        )
-    return next_folder(config, newest)
-
-
-def _has_ended(config: RunConfig, folder: RunFolder) -> bool:
-    transport = open_transport(config, folder)
-    try:
-        return read_control(transport).finished is not None
-    finally:
-        transport.close()
+# ------------------------------------------------------------------------------------------------ the folder
 
 
 def write_config(config: RunConfig, folder: RunFolder) -> None:
@@ -169,19 +145,19 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
     partial.replace(folder.config_file)
 
 
-def shown_path(path: Path) -> str:
-    """Relative where that is shorter."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _discard(folder: RunFolder) -> None:
+    """Of a run that failed before its first record only the logs are of use, and the name stays free."""
+    folder.config_file.unlink()
+    for part in (folder.log, folder.model, folder.path / "weights"):
+        shutil.rmtree(part, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------ resume
 
 
 def reopen(transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig) -> None:
-    """Takes back what said that the run is over or should stop. ConfigError if there is nothing more to do."""
+    """Takes back what said that the run is over or should stop. ConfigError if there is nothing more to do, or if it
+    would be done with other data."""
     observer = Observer(transport)
     try:
         observer.poll()
@@ -190,6 +166,9 @@ def reopen(transport: Transport, folder: RunFolder, before: RunConfig, config: R
         observer.close()
     if control.finished is not None and (why := nothing_more(control.finished, version, before, config)):
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
+    if control.manifest is not None:
+        add_import_paths(config)
+        check_same_run(control.manifest, config, prepare_model(config.model, folder.model, config.run.seed))
     records = []
     for key, message in (("finished", control.finished), ("end", control.ended)):
         if message is not None:
@@ -202,22 +181,6 @@ def reopen(transport: Transport, folder: RunFolder, before: RunConfig, config: R
         producer.start()
         producer.commit(records)
         producer.close()
-
-
-def nothing_more(finished: RunFinished, version: int, before: RunConfig, config: RunConfig) -> str | None:
-    """Why a finished run has nothing to go on with under its changed settings; None if it has."""
-    old, new = before.run, config.run
-    if new.steps is not None and version >= new.steps:
-        return (f"is finished with {version} of {new.steps} steps; give more, "
-                f"e.g. --set run.steps={max(2 * version, version + 1)}")  # fmt: skip
-    if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):
-        return f"is finished after {old.hours} hours; give more, e.g. --set run.hours={2 * (old.hours or 1):g}"
-    if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:
-        return f"has reached its reward of {old.stop_reward}; set run.stop_reward higher"
-    passes = {name: section.passes for name, section in config.tasksets.items()}
-    if finished.reason == "taskset" and passes == {name: section.passes for name, section in before.tasksets.items()}:
-        return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
-    return None
 
 
 # ------------------------------------------------------------------------------------------------ running
@@ -257,7 +220,10 @@ class _Launch:
             if new:
                 create_log(transport, self._config)
                 write_config(self._config, self._folder)
-            return self._supervise(transport, model.folder)
+            result = self._supervise(transport, model.folder)
+            if new and result.exit_code and read_control(transport).manifest is None:
+                _discard(self._folder)
+            return result
         finally:
             self._spawner.close()
             if transport is not None:
@@ -267,12 +233,12 @@ class _Launch:
 
     def _default_spawner(self) -> Spawner:
         if zygote.is_supported():
-            return zygote.ZygoteSpawner(self._folder.logs / "zygote.log", report=self._note)
+            return zygote.ZygoteSpawner(self._folder.logs / "zygote.log", report=self.note)
         return PlainSpawner()
 
     def _supervise(self, transport: Transport, model: Path) -> RunResult:
         supervisor = Supervisor(
-            worker_commands(self._config, self._folder, model), self._spawner, report=self._note,
+            worker_commands(self._config, self._folder, model), self._spawner, report=self.note,
             deadline_s=self._deadline_s, lock_holder=_lock_holder(transport),
         )  # fmt: skip
         observer = Observer(transport)
@@ -292,11 +258,13 @@ class _Launch:
                 supervisor.kill()
             self._progress.close()
             observer.close()
+        if supervisor.failure is not None:
+            self._notes.error(supervisor.failure.text)
         return self._result(observer, supervisor.failure)
 
     def _heed_interrupts(self, supervisor: Supervisor) -> None:
         if self._interrupts and not supervisor.stopping:
-            self._note(f"stopping: {self._deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once")
+            self.note(f"stopping: {self._deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once")
             supervisor.stop()
         elif self._interrupts > 1:
             supervisor.kill()
@@ -324,10 +292,13 @@ class _Launch:
             return "failed", failure.exit_code
         return ("interrupted", 0 if self._interrupts == 1 else 1) if self._interrupts else ("left", 1)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """To logs/run.log and to whoever watches."""
         self._notes.warning(text)
         if self._progress is not None:
             self._progress.note(text)
+        else:
+            print(text, file=self._stream, flush=True)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -366,7 +337,7 @@ def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
 def _notes_file(folder: RunFolder) -> logging.Logger:
     """logs/run.log: what the supervisor had to say."""
     folder.logs.mkdir(parents=True, exist_ok=True)
-    logger = logging.Logger("rftstream.run")  # noqa: LOG001  # one of each run, outside the tree that users configure
+    logger = logging.Logger("rftstream.run")  # one of each run, outside the tree that users configure
     handler = logging.FileHandler(folder.logs / "run.log", encoding="utf-8", delay=True)
     handler.setFormatter(TextFormatter("run"))
     logger.addHandler(handler)

@@ -6,6 +6,7 @@ leaves behind (children that compute rewards) is ended with its group.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -131,18 +132,14 @@ def has_ended(pid: int) -> bool:
 
 def end_group(leader: int) -> None:
     """Kills what a worker left behind."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def send_signal(pid: int, signum: int) -> None:
     """Nothing if the process is gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def is_alive(pid: int) -> bool:

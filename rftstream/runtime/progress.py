@@ -13,7 +13,6 @@ from rftstream.config import RunConfig
 from rftstream.errors import ContractError, TransportError
 from rftstream.messages import EvalResult, StepRecord, VerifiedRollout
 from rftstream.runtime.observer import Observer
-from rftstream.runtime.runs import GROUPS
 from rftstream.runtime.supervisor import Slot
 from rftstream.transport.base import Transport
 
@@ -92,9 +91,7 @@ class Watch:
             if now >= self._lag_at:
                 self._lag_at = now + LAG_EVERY_S
                 admin = self._transport.admin
-                self.lags = {
-                    topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items() if topic in GROUPS[group]
-                }
+                self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
             if now >= self._sample_at:
                 self._sample_at = now + SAMPLE_EVERY_S
                 self.sample = self._newest_completion() or self.sample

@@ -41,6 +41,8 @@ class Publish:
     topic: str
     partition: int
     message: Message
+    value: bytes | None = None
+    """The message encoded, where a step needed the bytes itself."""
 
 
 @dataclass(frozen=True, slots=True)

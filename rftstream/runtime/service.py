@@ -131,7 +131,8 @@ class Service:
     def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
         run = self.context.folder.run_id
         return [
-            codec.to_record(output.message, output.topic, output.partition, run=run, writer_epoch=epoch)
+            codec.to_record(output.message, output.topic, output.partition, run=run, writer_epoch=epoch,
+                            value=output.value)
             for output in outputs
         ]
 

@@ -213,9 +213,7 @@ class Supervisor:
         return logs.last_error(slot.command.log, since=slot.log_offset) or f"no word in {slot.command.log}"
 
     def _give_up(self, exit_code: int, text: str) -> None:
-        if self.failure is None:
-            self.failure = Failure(exit_code, text)
-            self._report(f"the run ends: {text}")
+        self.failure = self.failure or Failure(exit_code, text)
         self.stop()
 
     # ------------------------------------------------------------------------------------------ all of them

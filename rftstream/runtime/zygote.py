@@ -47,6 +47,8 @@ _TITLE_ROOM = "." * 800
 """An argument of the zygote whose place in memory a worker's own command line takes, for `ps`."""
 
 _PR_SET_NAME = 15
+_FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Should an import ask for GPUs, torch must not initialise CUDA for the answer: a fork could not use it then."""
 
 
 def is_supported() -> bool:
@@ -107,7 +109,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **thread_limits(1)},
+                env={**os.environ, **thread_limits(1), **_FORK_SAFE},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -290,16 +292,14 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001  # the end of a process, as the interpreter would do it
+    except BaseException:  # the end of a process, as the interpreter would do it
         import traceback
 
         traceback.print_exc()
     finally:
         for output in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(OSError):
                 output.flush()
-            except OSError:
-                pass
         os._exit(code)
 
 

@@ -38,11 +38,9 @@ class ArithmeticTaskset:
         template: str = "{problem}="
         """The prompt; {problem} is for example 3+4."""
 
-    def __init__(
-        self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None
-    ) -> None:
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         if location or columns:
-            raise ConfigError("arithmetic: takes neither a location nor columns; write source = \"arithmetic\"")
+            raise ConfigError('arithmetic: takes neither a location nor columns; write source = "arithmetic"')
         if config.high < config.low:
             raise ConfigError(f"arithmetic: high = {config.high}, expected at least low = {config.low}")
         if "{problem}" not in config.template:

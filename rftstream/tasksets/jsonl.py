@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -28,9 +28,7 @@ class JsonlTaskset:
     class Config:
         pass
 
-    def __init__(
-        self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None
-    ) -> None:
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         for key in columns:
             if key not in OUR_COLUMNS:
                 raise ConfigError(f"columns.{key}: unknown; {plugins.suggest(key, list(OUR_COLUMNS))}")
@@ -42,8 +40,9 @@ class JsonlTaskset:
         self._system = system
         self._offsets = array("q")
         self._lines = array("q")
-        self._file = self._open()
-        self._content_digest = self._scan()
+        with self._open() as file:
+            self._content_digest = self._scan(file)
+            self._state = _state(file)
 
     @property
     def digest(self) -> str:
@@ -56,21 +55,24 @@ class JsonlTaskset:
     def problem(self, index: int) -> Problem:
         if not 0 <= index < len(self._offsets):
             raise ConfigError(f"{self._path}: problem {index}, expected below {len(self._offsets)}")
-        self._file.seek(self._offsets[index])
-        return self._parse(self._file.readline(), self._lines[index])
+        with self._open() as file:
+            if _state(file) != self._state:
+                raise ConfigError(f"{self._path}: changed since the run began with it; restore it, or start a new run")
+            file.seek(self._offsets[index])
+            return self._parse(file.readline(), self._lines[index])
 
-    def _open(self) -> Any:
+    def _open(self) -> BinaryIO:
         try:
             return open(self._path, "rb")
         except OSError as error:
             text = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
             raise ConfigError(f"{self._path}: {text}; expected a file of JSON lines") from None
 
-    def _scan(self) -> str:
+    def _scan(self, file: BinaryIO) -> str:
         """Checks every line, keeps where it begins, and returns the file's digest."""
         sha256 = hashlib.sha256()
         offset = 0
-        for number, line in enumerate(self._file, start=1):
+        for number, line in enumerate(file, start=1):
             sha256.update(line)
             if line.strip():
                 self._parse(line, number)
@@ -79,8 +81,6 @@ class JsonlTaskset:
             offset += len(line)
         if not self._offsets:
             raise ConfigError(f"{self._path}: is empty, expected one JSON object a line")
-        if offset != os.fstat(self._file.fileno()).st_size:
-            raise ConfigError(f"{self._path}: changed while it was read; start again when it is complete")
         return sha256.hexdigest()
 
     def _parse(self, line: bytes, number: int) -> Problem:
@@ -123,6 +123,12 @@ class JsonlTaskset:
             if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in keys):
                 raise ConfigError(f"{where}: message {place} of the prompt, expected {{role, content}} as texts")
         return tuple(ChatMessage(role=message["role"], content=message["content"]) for message in chat)
+
+
+def _state(file: BinaryIO) -> tuple[int, int]:
+    """What changes when somebody writes to the file."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def _answer(value: Any) -> str | None:

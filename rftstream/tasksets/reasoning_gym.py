@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import importlib.metadata
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,9 +29,7 @@ class ReasoningGymTaskset:
         config: dict[str, Any] = field(default_factory=dict)
         """The task's own settings, e.g. { min_terms = 2, max_terms = 3 } for chain_sum."""
 
-    def __init__(
-        self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None
-    ) -> None:
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         if columns:
             raise ConfigError(f"reasoning_gym:{location}: has no columns, got {', '.join(columns)}; remove them")
         self._name = location
@@ -98,17 +98,24 @@ def unpack_value(value: Any) -> Any:
     return {key: unpack_value(one) for key, one in value.items()}
 
 
+def import_reasoning_gym() -> Any:
+    """The package; takes some seconds. ImportError if it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it uses
+        return importlib.import_module("reasoning_gym")
+
+
 def _create(name: str, settings: dict[str, Any]) -> Any:
     try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
+        reasoning_gym = import_reasoning_gym()
     except ImportError as error:
         raise ConfigError(
             f"reasoning_gym:{name}: needs the package reasoning-gym ({error}); pip install reasoning-gym"
         ) from None
-    if name not in DATASETS:
-        raise ConfigError(f"reasoning_gym:{name}: unknown task; {plugins.suggest(name, list(DATASETS))}")
-    known = {item.name: None for item in dataclasses.fields(DATASETS[name][1])}
+    datasets = reasoning_gym.factory.DATASETS
+    if name not in datasets:
+        raise ConfigError(f"reasoning_gym:{name}: unknown task; {plugins.suggest(name, list(datasets))}")
+    known = {item.name: None for item in dataclasses.fields(datasets[name][1])}
     for key in settings:
         if key not in known:
             raise ConfigError(f"reasoning_gym:{name}: config.{key}: unknown key; {plugins.suggest(key, known)}")

@@ -37,6 +37,8 @@ class ConformanceHarness(ABC):
     """The shortest one that the log takes."""
     patience_s: float = 20.0
     """How long something that must happen may take (a rebalance, a compaction)."""
+    wake_up_s: float = 1.0
+    """How long a record may take, in the median, to another process, its answer and back."""
 
     @abstractmethod
     def connect(self) -> Transport:

@@ -127,8 +127,9 @@ def _head(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str]) -> tupl
             raise WeightsError(f"tensor {name!r}: dtype {tensor.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
         expected = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         if tensor.num_bytes != expected:
-            raise _damaged(f"tensor {name!r}", f"{tensor.num_bytes} bytes",
-                           f"{expected} for {tensor.dtype} {list(tensor.shape)}")
+            raise _damaged(
+                f"tensor {name!r}", f"{tensor.num_bytes} bytes", f"{expected} for {tensor.dtype} {list(tensor.shape)}"
+            )
     order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     for name, begin, end in _offsets(tensors, order):

@@ -245,7 +245,7 @@ class _RemoteFiles:
 
     def __init__(self, url: str) -> None:
         try:
-            import fsspec
+            import fsspec  # type: ignore[import-untyped]
 
             # listings are not cached: other processes write too
             self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)

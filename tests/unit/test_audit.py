@@ -39,7 +39,8 @@ def new_log(**shape: int) -> SyntheticLog:
 
 def balanced(log: SyntheticLog) -> AuditReport:
     report = audit(log.transport)
-    assert report.fine and report.problems == ()
+    assert report.fine
+    assert report.problems == ()
     return report
 
 
@@ -190,7 +191,8 @@ def test_other_peoples_records_are_named_and_not_counted(log: SyntheticLog) -> N
 
 def problem(log: SyntheticLog, *, balances: bool = False) -> str:
     report = audit(log.transport)
-    assert not report.fine and report.balanced is balances
+    assert not report.fine
+    assert report.balanced is balances
     return "\n".join(report.problems)
 
 
@@ -207,7 +209,8 @@ def test_twins_of_rollouts(log: SyntheticLog, topic: str) -> None:
     one = log.siblings(1)[0]
     log.put(topic, {"tasks": task, "rollouts": rollout, "verified": verified}[topic](one))  # type: ignore[operator]
     report = audit(log.transport)
-    assert report.balanced and not report.fine
+    assert report.balanced
+    assert not report.fine
     assert {name: count for name, count in report.twins.items() if count} == {topic: 1}
     assert counts(report.rollouts)["admitted"] == 4
     assert report.problems == (f"{topic}: 1 twin: sums/0/1/0/0 ({topic}[1]@0, {topic}[1]@2)",)
@@ -239,7 +242,9 @@ def test_an_outcome_of_a_group_never_admitted(log: SyntheticLog) -> None:
     ready(log)
     log.decide(7, GroupResult.dead)
     report = audit(log.transport)
-    assert not report.balanced and not report.groups.balanced and not report.rollouts.balanced
+    assert not report.balanced
+    assert not report.groups.balanced
+    assert not report.rollouts.balanced
     assert "outcomes: 1 group that was never admitted: sums/0/7/0 (outcomes[0]@1)" in report.problems
 
 
@@ -437,7 +442,10 @@ def test_any_flow_balances_at_any_moment(seed: int, num_before: int, num_between
     run.go(num_before)
     growing = Growing(run.log.transport, lambda: run.go(run.random.randint(0, num_between)))
     report = audit(growing)  # type: ignore[arg-type]
-    assert report.problems == () and report.fine
+    assert report.problems == ()
+    assert report.fine
     still = audit(run.log.transport)
-    assert still.problems == () and still.fine and still.groups.admitted == run.admitted
+    assert still.problems == ()
+    assert still.fine
+    assert still.groups.admitted == run.admitted
     assert still.groups.trained == run.log.trained[run.version]

@@ -119,10 +119,7 @@ def test_classes(module: Any) -> None:
 
 
 def test_weighted_sums(module: Any) -> None:
-    source = (
-        "def correct(answer): return {'reward': 1.0, 'digits': 2}\n"
-        "def length(num_tokens): return num_tokens\n"
-    )
+    source = "def correct(answer): return {'reward': 1.0, 'digits': 2}\ndef length(num_tokens): return num_tokens\n"
     name = module(source)
     spec = [{"name": f"{name}:correct"}, {"name": f"{name}:length", "weight": -0.1}, {"name": "exact", "weight": 2.0}]
     config = config_of(spec)
@@ -146,7 +143,8 @@ def test_versions_follow_source_options_and_weights(module: Any) -> None:
     versions = [build_reward(f"{name}:score", config_of()).version for name in (one, same, other)]
     assert versions[0] == versions[1] != versions[2]
     name = f"{module('def score(completion, scale=1): return scale')}:score"
-    assert build_reward(name, config_of()).version != build_reward(name, config_of(rewards={name: {"scale": 2}})).version
+    scaled = config_of(rewards={name: {"scale": 2}})
+    assert build_reward(name, config_of()).version != build_reward(name, scaled).version
     half = config_of([{"name": "exact", "weight": 0.5}])
     assert build_reward(half.tasksets["train"].reward, half).version != build_reward("exact", half).version
 
@@ -173,24 +171,26 @@ def test_numbers_are_scores(value: Any) -> None:
     ],
 )
 def test_everything_else_is_an_error(value: Any, text: str) -> None:
-    with pytest.raises(RewardError, match=text.replace("[", r"\[")):
+    with pytest.raises(RewardError, match=text):
         to_score(value, where="x")
 
 
 def test_config_errors(module: Any) -> None:
-    with pytest.raises(ConfigError, match="train: unknown 'exat'.*did you mean 'exact'"):
+    with pytest.raises(ConfigError, match=r"train: unknown 'exat'.*did you mean 'exact'"):
         build_reward("exat", config_of(), where="train")
     with pytest.raises(ConfigError, match="an empty list"):
         build_reward([], config_of())
     with pytest.raises(ConfigError, match="is a int, expected a function or a class"):
         build_reward(f"{module('score = 3')}:score", config_of())
-    with pytest.raises(ConfigError, match="importing .* failed: ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=r"importing .* failed: ZeroDivisionError"):
         build_reward(f"{module('1 / 0')}:score", config_of())
 
 
 def test_all_rewards_of_a_run(module: Any) -> None:
-    needy = module("from rftstream.errors import MissingChecker\ndef f(): pass\nclass Needy:\n    def __init__(self):\n"
-                   "        raise MissingChecker('needs x')")
+    needy = module(
+        "from rftstream.errors import MissingChecker\ndef f(): pass\nclass Needy:\n    def __init__(self):\n"
+        "        raise MissingChecker('needs x')"
+    )
     config = from_dict(
         {
             "run": {"name": "test", "steps": 1},
@@ -202,4 +202,5 @@ def test_all_rewards_of_a_run(module: Any) -> None:
     assert set(reward_specs(config)) == {"a", "b", "eval:a"}
     rewards = build_rewards(config)
     assert isinstance(rewards["b"], MissingChecker)
-    assert not isinstance(rewards["eval:a"], MissingChecker) and rewards["eval:a"].scorer == "exact"
+    assert not isinstance(rewards["eval:a"], MissingChecker)
+    assert rewards["eval:a"].scorer == "exact"

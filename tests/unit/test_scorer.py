@@ -19,7 +19,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 
-USER_REWARDS = '''
+USER_REWARDS = """
 import ctypes, os, re, subprocess, sys, time
 
 def score(completion, answer, info):
@@ -71,7 +71,7 @@ def first_time(info):
         return True
     except FileExistsError:
         return False
-'''
+"""
 
 
 def config_of(reward: Any, base: Path, **more: Any) -> RunConfig:
@@ -130,7 +130,7 @@ def make(user_rewards: Path) -> Iterator[Make]:
     made: list[ProcessScorer] = []
 
     def build(reward: Any = "user_rewards:score", **settings: Any) -> ProcessScorer:
-        settings = {"processes": 1, "timeout_s": 0.4, "tries": 2, **settings}
+        settings = {"processes": 1, "timeout_s": 0.5, "tries": 2, **settings}
         made.append(ProcessScorer(config_of(reward, user_rewards), **settings))
         return made[-1]
 
@@ -150,7 +150,8 @@ def test_scores(make: Make) -> None:
     replies = drain(scorer)
     assert replies["right"].score == Score(reward=1.0, parts={"score": 1.0})
     assert replies["wrong"].score == Score(reward=0.0, parts={"score": 0.0})
-    assert replies["right"].scorer == "score" and replies["right"].scorer_version
+    assert replies["right"].scorer == "score"
+    assert replies["right"].scorer_version
     assert (replies["evaluated"].scorer, replies["evaluated"].reason) == ("exact", None)
     assert replies["evaluated"].score == Score(reward=1.0, parts={"exact": 1.0})
 
@@ -185,14 +186,14 @@ def test_a_hang_is_a_timeout_and_holds_up_nobody_for_ever(make: Make, how: str) 
         scorer.submit(request(str(number), how if number == 5 else "7"))
     replies = drain(scorer)
     assert (replies["5"].score, replies["5"].reason) == (None, "timeout")
-    assert "no result within 0.4 s (tried 2 times)" in replies["5"].detail
+    assert "no result within 0.5 s (tried 2 times)" in replies["5"].detail
     assert [i for i, reply in replies.items() if reply.score is None] == ["5"]
     assert scorer.num_replaced == 2
 
 
 def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
-    scorer = make(timeout_s=0.3)
-    for number in range(40):  # 0.8 s together
+    scorer = make(timeout_s=0.8)
+    for number in range(60):  # 1.2 s together
         scorer.submit(request(str(number), "slow"))
     assert all(reply.score for reply in drain(scorer).values())
     assert scorer.num_replaced == 0
@@ -217,7 +218,8 @@ def test_what_cannot_be_scored_is_an_error_and_never_zero(make: Make, how: str, 
         scorer.submit(request(str(number), how if number == 4 else "7"))
     replies = drain(scorer)
     assert (replies["4"].score, replies["4"].reason) == (None, "error")
-    assert detail in replies["4"].detail and len(replies["4"].detail) < 5000
+    assert detail in replies["4"].detail
+    assert len(replies["4"].detail) < 5000
     assert "(tried 2 times)" in replies["4"].detail
     assert all(reply.score and reply.score.reward == 1.0 for i, reply in replies.items() if i != "4")
 
@@ -251,11 +253,11 @@ def test_a_killed_child_costs_nothing(make: Make) -> None:
     drain(scorer)
     for number in range(3000):
         scorer.submit(request(str(number), "7"))
-        if number == 1000:
-            scorer.poll()
-            os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
-    replies = drain(scorer)
-    assert len(replies) == 3000 and all(reply.score for reply in replies.values())
+    early = scorer.poll(1.0)
+    os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+    replies = {**{reply.request_id: reply for reply in early}, **drain(scorer)}
+    assert len(replies) == 3000
+    assert all(reply.score for reply in replies.values())
     assert scorer.num_replaced == 1
 
 
@@ -373,9 +375,12 @@ def test_inline_latency_is_time_of_the_clock(tmp_path: Path) -> None:
     scorer = InlineScorer(config_of("exact", tmp_path), clock=clock, latency_s=lambda one: latencies[one.request_id])
     for request_id in latencies:
         scorer.submit(request(request_id, "7"))
-    assert scorer.poll() == [] and scorer.num_active == 3
+    assert scorer.poll() == []
+    assert scorer.num_active == 3
     clock.time += 2.0
     assert [reply.request_id for reply in scorer.poll()] == ["b", "c"]
-    assert scorer.poll(0.5) == [] and clock.time == 102.5
+    assert scorer.poll(0.5) == []
+    assert clock.time == 102.5
     assert [reply.request_id for reply in scorer.poll(5.0)] == ["a"]
-    assert clock.time == 103.0 and scorer.num_active == 0
+    assert clock.time == 103.0
+    assert scorer.num_active == 0

@@ -66,8 +66,11 @@ def test_jsonl(tmp_path: Path) -> None:
 
 def test_jsonl_chats(tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    source = write(tmp_path / "a.jsonl", {"messages": chat, "data_source": "own", "prompt": "kept"},
-                   {"messages": chat[1:], "system": "row's"})
+    source = write(
+        tmp_path / "a.jsonl",
+        {"messages": chat, "data_source": "own", "prompt": "kept"},
+        {"messages": chat[1:], "system": "row's"},
+    )
     taskset = open_source(source, columns={"messages": "messages"}, system="section's")
     assert [message.content for message in taskset.problem(0).messages] == ["s", "u"]
     assert taskset.problem(0).data_source == "own"
@@ -114,7 +117,8 @@ def test_jsonl_digest_is_of_contents_and_columns(tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", {"prompt": "a", "q": "c"})
     digests = [open_source(source).digest for source in (one, same, other)]
     assert digests[0] == digests[1] != digests[2]
-    assert digests[0].startswith("sha256:") and len(digests[0]) == 71
+    assert digests[0].startswith("sha256:")
+    assert len(digests[0]) == 71
     assert open_source(one, columns={"prompt": "q"}).digest != digests[0]
     assert open_source(one, system="s").digest != digests[0]
 
@@ -126,6 +130,10 @@ def test_jsonl_reads_by_offset(tmp_path: Path) -> None:
         assert user(taskset.problem(index)) == rows[index]["prompt"]
     with pytest.raises(ConfigError, match="problem 2000, expected below 2000"):
         taskset.problem(2000)
+    with open(tmp_path / "many.jsonl", "a") as file:
+        file.write('{"prompt": "more"}\n')
+    with pytest.raises(ConfigError, match=r"many\.jsonl: changed since the run began with it"):
+        taskset.problem(0)
 
 
 # ------------------------------------------------------------------------------------------------- arithmetic
@@ -151,7 +159,8 @@ def test_arithmetic_options() -> None:
     taskset = open_source("arithmetic", options=options, system="Compute.")
     assert len(taskset) == 50
     prompt = user(taskset.problem(7))
-    assert prompt.startswith("What is ") and taskset.problem(7).answer == str(sum(map(int, prompt[8:-1].split("+"))))
+    assert prompt.startswith("What is ")
+    assert taskset.problem(7).answer == str(sum(map(int, prompt[8:-1].split("+"))))
     assert taskset.problem(7).messages[0] == ChatMessage(role="system", content="Compute.")
     other_seed = open_source("arithmetic", options={**options, "seed": 1}, system="Compute.")
     assert [user(taskset.problem(i)) for i in range(50)] != [user(other_seed.problem(i)) for i in range(50)]
@@ -227,7 +236,9 @@ def reward_of(completion: str, problem: Problem, **settings: Any) -> float:
 
 @pytest.fixture(scope="module")
 def _reasoning_gym() -> None:
-    pytest.importorskip("reasoning_gym")
+    from rftstream.tasksets.reasoning_gym import import_reasoning_gym
+
+    import_reasoning_gym()
 
 
 @pytest.mark.usefixtures("_reasoning_gym")
@@ -238,7 +249,8 @@ def test_reasoning_gym_problems_survive_the_wire_and_are_scored(name: str) -> No
     taskset = open_source(f"reasoning_gym:{name}", options={"size": 20, "seed": 3}, system="Think.")
     assert len(taskset) == 20
     problem = taskset.problem(2)
-    assert problem.messages[0].content == "Think." and problem.data_source == f"reasoning_gym/{name}"
+    assert problem.messages[0].content == "Think."
+    assert problem.data_source == f"reasoning_gym/{name}"
     dataset = reasoning_gym.create_dataset(name, size=20, seed=3)
     if name == "graph_color":
         assert reward_of("{}", problem) == dataset.score_answer("{}", dataset[2])
@@ -275,20 +287,19 @@ def test_reasoning_gym_digest_and_errors() -> None:
             open_source(**{"source": "reasoning_gym:chain_sum", **section})
 
 
+def describe(*sources: str) -> str:
+    tasksets = [open_source(source) for source in sources]
+    return repr([(taskset.digest, taskset.problem(5), taskset.problem(3)) for taskset in tasksets])
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("_reasoning_gym")
 def test_problems_are_the_same_in_every_process() -> None:
+    sources = ("arithmetic", "reasoning_gym:chain_sum", "reasoning_gym:countdown")
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_tasksets_sources import open_source\n"
-        "for source in ('arithmetic', 'reasoning_gym:chain_sum', 'reasoning_gym:countdown'):\n"
-        "    taskset = open_source(source)\n"
-        "    print(taskset.digest, [taskset.problem(i) for i in (5, 3)])\n"
+        f"from test_tasksets_sources import describe; print(describe(*{sources!r}))\n"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script], stdout=subprocess.PIPE, check=True, timeout=120,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert len(outputs) == 1
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment, check=True)
+    assert done.stdout.decode().strip() == describe(*sources)

@@ -13,7 +13,7 @@ from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.store import ObjectStore
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -53,26 +53,29 @@ def test_newest_is_the_newest_in_force(store: ObjectStore) -> None:
         checkpoints.write(one, fill, {"version": one.version})
     assert checkpoints.names() == [name(1, 20), name(1, 40), name(2, 30)]
     newest = checkpoints.newest()
-    assert newest and newest[0] == name(2, 30)
+    assert newest
+    assert newest[0] == name(2, 30)
     newest = checkpoints.newest(lambda one: one.version <= 20)
-    assert newest and newest[0] == name(1, 20)
+    assert newest
+    assert newest[0] == name(1, 20)
     assert checkpoints.newest(lambda one: False) is None
 
 
 def test_without_its_manifest_it_does_not_exist(store: ObjectStore) -> None:
     def stop(point: str) -> None:
         if point == "checkpoint_files_written":
-            raise Stopped
+            raise StoppedError
 
     CheckpointStore(store).write(name(1, 20), fill, {})
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         CheckpointStore(store, fault=stop).write(name(1, 40), fill, {})
     checkpoints = CheckpointStore(store)
     assert checkpoints.names() == [name(1, 20)]
     checkpoints.write(name(1, 40), lambda folder: (folder / "other").write_bytes(b"other") and None, {})
     assert [one for one in store.list("checkpoints/000001-00000040/") if "masters" in one] == []
     newest = checkpoints.newest()
-    assert newest and newest[0] == name(1, 40)
+    assert newest
+    assert newest[0] == name(1, 40)
 
 
 def test_fault_points_in_order(store: ObjectStore) -> None:
@@ -145,6 +148,6 @@ def test_trim_clears_up_what_never_was_complete(store: ObjectStore) -> None:
 
 
 def test_a_state_that_is_no_json_is_refused(store: ObjectStore) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="JSON"):
         CheckpointStore(store).write(name(1, 1), fill, {"loss": float("nan")})
     assert CheckpointStore(store).names() == []

@@ -88,7 +88,8 @@ def test_the_newest_announcement_is_the_one_to_be_on(store: ObjectStore) -> None
     for version in (0, 1, 3):
         assert follower.announced(announcement(1, version, resumed=version == 0))
     newest = follower.newest()
-    assert newest and newest.name == name(1, 3)
+    assert newest
+    assert newest.name == name(1, 3)
 
 
 def test_a_newer_trainer_puts_what_it_does_not_build_on_out_of_force(store: ObjectStore) -> None:
@@ -99,7 +100,8 @@ def test_a_newer_trainer_puts_what_it_does_not_build_on_out_of_force(store: Obje
     assert [one.name for one in follower.in_force()] == [name(1, v) for v in range(4)] + [name(2, 3)]
     assert follower.find(name(1, 4)) is None
     newest = follower.newest()
-    assert newest and newest.name == name(2, 3)
+    assert newest
+    assert newest.name == name(2, 3)
     follower.announced(announcement(2, 4))
     follower.announced(announcement(5, 2, resumed=True))
     assert [one.name for one in follower.in_force()] == [name(1, 0), name(1, 1), name(1, 2), name(5, 2)]
@@ -113,7 +115,8 @@ def test_a_replaced_trainer_is_refused(store: ObjectStore, caplog: pytest.LogCap
     assert not follower.announced(announcement(2, 0))
     assert not follower.announced(announcement(3, 1, model="other"))
     newest = follower.newest()
-    assert newest and newest.name == name(2, 0)
+    assert newest
+    assert newest.name == name(2, 0)
     assert follower.num_refused == 3
     assert "1/7 refused: its trainer was replaced by epoch 2" in caplog.text
     assert "of model 'other', expected 'm'" in caplog.text
@@ -121,11 +124,15 @@ def test_a_replaced_trainer_is_refused(store: ObjectStore, caplog: pytest.LogCap
 
 def test_lineage() -> None:
     lineage = Lineage()
-    assert lineage.epoch == 0 and lineage.accepts(1) and lineage.in_force(name(1, 9))
+    assert lineage.epoch == 0
+    assert lineage.accepts(1)
+    assert lineage.in_force(name(1, 9))
     lineage.start(name(1, 0))
     lineage.start(name(2, 40))
     lineage.start(name(3, 20))
     assert lineage.epoch == 3
     assert not lineage.accepts(2)
-    assert lineage.in_force(name(1, 20)) and not lineage.in_force(name(1, 21))
-    assert not lineage.in_force(name(2, 40)) and lineage.in_force(name(3, 99))
+    assert lineage.in_force(name(1, 20))
+    assert not lineage.in_force(name(1, 21))
+    assert not lineage.in_force(name(2, 40))
+    assert lineage.in_force(name(3, 99))

@@ -119,7 +119,9 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path: Path) -> None:
         dead.mkdir()
         foreign.mkdir()
         ObjectStore("file://w", base=tmp_path).put("a", b"1")
-        assert mine.exists() and foreign.exists() and not dead.exists()
+        assert mine.exists()
+        assert foreign.exists()
+        assert not dead.exists()
 
 
 def test_errors_of_the_disk_are_ours(tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""`check`, `status`, `audit`, `inspect`, `plot` and `list`: what can be asked without changing anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rftstream.cli.options import examples, files_argument, json_option, load_run_file, set_option
+
+if TYPE_CHECKING:
+    from rftstream.runtime.runs import OpenRun
+
+run_argument = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+
+
+@examples(
+    "rftstream check examples/arithmetic.toml",
+    "rftstream check base.toml mine.toml --set feeder.group_size=16 --json",
+)
+@click.command()
+@files_argument
+@set_option
+@json_option
+def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
+    """Look at everything in a run file before it is run.
+
+    Builds the settings of every part, opens tasksets (all lines of a file), shows a rendered prompt with its tokens,
+    refuses prompts longer than the context, names what looks unintended, and estimates the disk that the run will
+    need. Exit 2 if the run could not start.
+    """
+    config = load_run_file(files, sets)
+    from rftstream.runtime.host import prepare_process
+
+    prepare_process(config, "check")
+    from rftstream.views.check import check as look
+
+    report = look(config)
+    _print(report.to_json() if as_json else report.to_text())
+    sys.exit(0 if report.ok else 2)
+
+
+@examples("rftstream status runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
+@click.command()
+@run_argument
+@json_option
+def status(run: Path, as_json: bool) -> None:
+    """Where a run stands: state, version, reward, evaluations, what waits where, who works on it.
+
+    RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.views.status import read_status
+
+    with _opened(run) as opened:
+        found = read_status(opened)
+    _print(found.to_json() if as_json else found.to_text())
+
+
+@examples("rftstream audit runs/arithmetic", "rftstream audit runs/arithmetic --json | jq .rollouts")
+@click.command()
+@run_argument
+@json_option
+def audit(run: Path, as_json: bool) -> None:
+    """Count from the log what became of every rollout and every group.
+
+    admitted = pending + trained + expired + filtered + dead, also while the run is live. Shows the lengths of the
+    completions by outcome, twins, and whatever contradicts itself. Exit 1 when it does not balance or a twin is found.
+    RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.views.audit import audit as count
+
+    with _opened(run) as opened:
+        report = count(opened.transport)
+    _print(report.to_json() if as_json else report.to_text())
+    sys.exit(0 if report.fine else 1)
+
+
+@examples(
+    "rftstream inspect runs/arithmetic rollouts --last 3",
+    "rftstream inspect runs/arithmetic verified --where group_id=sums/0/17/0 --json",
+    "rftstream inspect runs/arithmetic steps --from 100 --json | jq .message.metrics.reward",
+)
+@click.command()
+@run_argument
+@click.argument("topic")
+@json_option
+@click.option("--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")
+@click.option("--from", "start", type=click.IntRange(min=0), metavar="OFFSET", help="From this offset on.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--where", "conditions", metavar="HEADER=VALUE", multiple=True,
+              help="Only records with this header; may be given several times.")  # fmt: skip
+def inspect(
+    run: Path,
+    topic: str,
+    as_json: bool,
+    partition: int | None,
+    start: int | None,
+    last: int | None,
+    conditions: tuple[str, ...],
+) -> None:
+    """Show records of a topic, decoded: headers, turns as text, metrics.
+
+    With --json one object a line: topic, partition, offset, timestamp, key, headers, and message with its arrays as
+    lists, or error where a record cannot be decoded. RUN is a run folder, or a run file (then its newest run).
+    """
+    where = {}
+    for condition in conditions:
+        header, equals, value = condition.partition("=")
+        if not equals:
+            raise click.BadParameter(f"got {condition!r}, expected HEADER=VALUE", param_hint="--where")
+        where[header] = value
+    from rftstream.runtime.role import Log
+    from rftstream.views.inspect import record_to_json, record_to_text, select
+
+    num_shown = 0
+    with _opened(run) as opened:
+        for record in select(Log(opened.transport), topic, partition=partition, start=start, last=last, where=where):
+            num_shown += 1
+            click.echo(_to_json(record_to_json(record)) if as_json else record_to_text(record))
+    if not num_shown:
+        click.echo(f"{topic}: no such records" if where else f"{topic}: no records", err=True)
+
+
+@examples("rftstream plot runs/arithmetic", "rftstream plot runs/arithmetic --out .")
+@click.command()
+@run_argument
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Where the pictures go.  [default: RUN/plots]")  # fmt: skip
+@json_option
+def plot(run: Path, out: Path | None, as_json: bool) -> None:
+    """Draw the run's curves as PNG, over steps and over wall time.
+
+    Reward, held-out evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
+    only steps in force, with a mark where a trainer resumed. RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.runtime.role import Log
+    from rftstream.views.history import read_history
+    from rftstream.views.plot import plot as draw
+
+    with _opened(run) as opened:
+        history = read_history(Log(opened.transport))
+        files = draw(history, run=opened.run_id, folder=out or opened.folder.path / "plots")
+    _print({"files": [str(file) for file in files]} if as_json else "\n".join(map(str, files)))
+
+
+@examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
+@click.command(name="list")
+@click.argument("kind")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
+              metavar="DIR", help="Of `list runs`: where the run folders are.")  # fmt: skip
+@json_option
+def list_(kind: str, folder: Path, as_json: bool) -> None:
+    """List the built-in parts of a KIND and how to plug your own; or the runs.
+
+    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs.
+    """
+    from rftstream.views import listing
+
+    if kind in ("run", "runs"):
+        lines = listing.list_runs(folder)
+        _print([listing.run_line_to_json(line) for line in lines] if as_json else listing.runs_to_text(lines))
+        return
+    kind = listing.kind_of(kind)
+    parts = listing.list_parts(kind)
+    _print([listing.part_to_json(part) for part in parts] if as_json else listing.parts_to_text(kind, parts))
+
+
+@contextmanager
+def _opened(run: Path) -> Iterator[OpenRun]:
+    from rftstream.runtime.runs import open_run
+
+    opened = open_run(run)
+    try:
+        yield opened
+    finally:
+        opened.transport.close()
+
+
+def _print(what: Any) -> None:
+    click.echo(what if isinstance(what, str) else _to_json(what))
+
+
+def _to_json(what: Any) -> str:
+    from rftstream.views.inspect import to_plain
+
+    return json.dumps(to_plain(what), ensure_ascii=False, allow_nan=False)

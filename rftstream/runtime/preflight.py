@@ -1,0 +1,163 @@
+"""What is decided or refused before any process is started: unknown parts, where a run goes, whether it can go on."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rftstream import plugins
+from rftstream.config import RunConfig, to_dict
+from rftstream.errors import ConfigError
+from rftstream.messages import RunFinished, RunManifest
+from rftstream.modelfolder import model_digests
+from rftstream.models import ModelSpec
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.runs import RunFolder, candidates, next_folder, open_transport
+from rftstream.tasksets.open import open_taskset
+
+_WARNED = ("trainer.lr",)
+"""Settings that may change on resume, but change what is learned."""
+
+
+def check_part_names(config: RunConfig) -> None:
+    """ConfigError for a part that is neither built in nor `module:Name`. Imports none of them."""
+    for kind, where, name in _parts(config):
+        known = plugins.table(kind)
+        if name not in known and ":" not in name:
+            raise ConfigError(
+                f"{where}: unknown {name!r}; {plugins.suggest(name, known)}, or 'module:Name' of your own"
+            )
+
+
+def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """Kind, place in the run file, name."""
+    yield "transport", "transport.kind", config.transport.kind
+    yield "policy", "explorer.policy", config.explorer.policy
+    if config.evaluator.policy is not None:
+        yield "policy", "evaluator.policy", config.evaluator.policy
+    yield "backend", "trainer.backend", config.trainer.backend
+    yield "algorithm", "trainer.algorithm", config.trainer.algorithm
+    for kind, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):
+        for name, section in sections.items():
+            yield "environment", f"{kind}.{name}.environment", section.environment
+            rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
+            for reward in rewards:
+                yield "reward", f"{kind}.{name}.reward", reward
+
+
+def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
+    """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident."""
+    if run_dir is not None:
+        newest = RunFolder(run_dir.resolve())
+    else:
+        existing = candidates(config)
+        newest = existing[-1] if existing else next_folder(config, None)
+    if not newest.exists():
+        return newest
+    shown = shown_path(newest.path)
+    if newest.is_live():
+        raise ConfigError(
+            f"{shown}: this run is live; wait for its end, stop it, or start another with --run-dir "
+            "(workers join a live run with `rftstream worker`)"
+        )
+    if not _has_ended(config, newest):
+        raise ConfigError(
+            f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
+            "or start another with --run-dir"
+        )
+    return next_folder(config, newest)
+
+
+def _has_ended(config: RunConfig, folder: RunFolder) -> bool:
+    transport = open_transport(config, folder)
+    try:
+        return read_control(transport).finished is not None
+    finally:
+        transport.close()
+
+
+def shown_path(path: Path) -> str:
+    """Relative where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def nothing_more(finished: RunFinished, version: int, before: RunConfig, config: RunConfig) -> str | None:
+    """Why a finished run has nothing to go on with under its changed settings; None if it has."""
+    old, new = before.run, config.run
+    if new.steps is not None and version >= new.steps:
+        return (f"is finished with {version} of {new.steps} steps; give more, "
+                f"e.g. --set run.steps={max(2 * version, version + 1)}")  # fmt: skip
+    if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):
+        return f"is finished after {old.hours} hours; give more, e.g. --set run.hours={2 * (old.hours or 1):g}"
+    if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:
+        return f"has reached its reward of {old.stop_reward}; set run.stop_reward higher"
+    passes = {name: section.passes for name, section in config.tasksets.items()}
+    if finished.reason == "taskset" and passes == {name: section.passes for name, section in before.tasksets.items()}:
+        return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
+    return None
+
+
+def check_same_run(manifest: RunManifest, config: RunConfig, model: ModelSpec) -> None:
+    """ConfigError, with the differences, if a run would go on with another model, template, taskset or layout."""
+    then = _flat(tomllib.loads(manifest.config))
+    now = _flat(to_dict(config))
+    fixed = {
+        "transport.partitions": (manifest.partitions, config.transport.partitions),
+        "trainer.shares": (manifest.shares, config.trainer.shares),
+        "run.seed": (manifest.seed, config.run.seed),
+    }
+    differences = [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
+    digests = _digests(config, model)
+    for name in sorted(set(digests) | set(manifest.digests) - {"config"}):
+        if digests.get(name) != manifest.digests.get(name):
+            differences.append(_explained(name, then, now))
+    if differences:
+        raise ConfigError(
+            f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
+            f"{'; '.join(differences)}; take back the change, or start a new run"
+        )
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
+    """What a resume changes, as lines for people."""
+    then, now = _flat(to_dict(before)), _flat(to_dict(after))
+    lines = _differences(then, now, "")
+    return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
+
+
+def _digests(config: RunConfig, model: ModelSpec) -> dict[str, str]:
+    digests = model_digests(model)
+    for name, section in config.tasksets.items():
+        digests[f"taskset.{name}"] = open_taskset(name, section, config).digest
+    return digests
+
+
+def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """By the settings that differ, else by the data."""
+    section = name.replace("taskset.", "tasksets.") if name.startswith("taskset.") else "model"
+    settings = _differences(then, now, f"{section}.")
+    return f"another {name}: " + ", ".join(settings) if settings else f"{name}: same settings, other data"
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
+    keys = [key for key in sorted({*then, *now}) if key.startswith(prefix) and then.get(key) != now.get(key)]
+    return [f"{key} {_value(then, key)} -> {_value(now, key)}" for key in keys]
+
+
+def _value(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "unset"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

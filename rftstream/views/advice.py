@@ -1,0 +1,147 @@
+"""What a run file probably does not mean: allowed, but worth a sentence from `check`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from rftstream import plugins
+from rftstream.config import EvaluationSection, RunConfig, TasksetSection, sampling_for
+from rftstream.views.estimate import DiskEstimate
+from rftstream.views.layout import plural, size
+
+
+class Measured(Protocol):
+    """What is known of a taskset or an evaluation."""
+
+    @property
+    def problems(self) -> int: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def too_long(self) -> int: ...
+
+    @property
+    def too_long_means(self) -> str: ...
+
+
+def find_warnings(
+    config: RunConfig, measured: Mapping[str, Measured], disk: DiskEstimate | None, context: int | None
+) -> list[str]:
+    """`measured`: by place, `tasksets.NAME` and `evaluations.NAME`."""
+    return [
+        *_processes(config),
+        *_groups(config),
+        *_rewards(config),
+        *_unused_tables(config),
+        *_lengths(config, measured, context),
+        *_end(config, measured),
+        *_disk(disk),
+    ]
+
+
+def _processes(config: RunConfig) -> Iterator[str]:
+    partitions = config.transport.partitions
+    for role, count in (("explorer", config.explorer.count), ("verifier", config.verifier.count)):
+        if count > partitions:
+            yield (f"{role}.count: {count} workers share {partitions} partitions, so {count - partitions} of them will "
+                   "have nothing to do; raise transport.partitions (fixed once the run exists)")
+        if count == 0:
+            yield f"{role}.count: 0, so the run waits until `rftstream worker --role {role}` is started by hand"
+    if config.evaluations and config.evaluator.count == 0:
+        yield "evaluator.count: 0, so nothing is evaluated until `rftstream worker --role evaluator` is started by hand"
+    cores = len(os.sched_getaffinity(0))
+    sections = (config.explorer, config.verifier, config.trainer)
+    if (most := max(section.threads for section in sections)) > cores:
+        yield f"threads: a process wants {most}, but there are {plural(cores, 'core')}"
+    shares, devices = config.explorer.count, len(config.explorer.devices)
+    if devices > shares > 0:
+        yield f"explorer.devices: {devices} given for {plural(shares, 'explorer')}; the rest stays idle"
+
+
+def _groups(config: RunConfig) -> Iterator[str]:
+    group_size, least = config.feeder.group_size, config.buffer.min_siblings
+    if group_size < least:
+        yield (f"feeder.group_size: {group_size} is below buffer.min_siblings = {least}; "
+               f"{plural(group_size, 'scored sibling')} will do")
+    if group_size == 1 and config.trainer.algorithm == "grpo":
+        yield "feeder.group_size: 1, but grpo compares siblings: there will be no gradient; use 4 or more"
+    if config.trainer.minibatches > config.feeder.groups_per_batch:
+        yield (f"trainer.minibatches: {config.trainer.minibatches}, but a batch has only "
+               f"{plural(config.feeder.groups_per_batch, 'group')}, which stay together")
+    if config.trainer.lr == 0:
+        yield "trainer.lr: 0, so nothing is learned"
+
+
+def _rewards(config: RunConfig) -> Iterator[str]:
+    for place, section in _sections(config):
+        if isinstance(section.reward, str):
+            continue
+        zero = [one.name for one in section.reward if one.weight == 0]
+        if zero and len(zero) == len(section.reward):
+            yield f"{place}.reward: every weight is 0, so every reward is 0 and nothing can be learned from it"
+        elif zero:
+            yield f"{place}.reward: {', '.join(zero)} with weight 0 is computed and recorded, and does not count"
+    for name, taskset in config.tasksets.items():
+        if taskset.weight == 0:
+            yield f"tasksets.{name}.weight: 0, so no task of it is ever drawn"
+
+
+def _unused_tables(config: RunConfig) -> Iterator[str]:
+    """Settings of parts that nobody asked for, most often misspelt."""
+    rewards = {
+        name
+        for _, section in _sections(config)
+        for name in ([section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward])
+    }
+    used = {
+        "policies": {config.explorer.policy, config.evaluator.policy or config.explorer.policy},
+        "backends": {config.trainer.backend},
+        "algorithms": {config.trainer.algorithm},
+        "rewards": rewards,
+        "environments": {section.environment for _, section in _sections(config)},
+    }
+    for kind, table in ((kind, getattr(config, kind)) for kind in used):
+        for name in table:
+            if name not in used[kind]:
+                yield f"{kind}.{name}: nothing uses it; {plugins.suggest(name, sorted(used[kind]))}"
+
+
+def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int | None) -> Iterator[str]:
+    for place, section in _sections(config):
+        found = measured.get(place)
+        if found is None or context is None:
+            continue
+        if found.too_long:
+            yield (f"{place}: {plural(found.too_long, 'prompt')} of {found.problems:,} longer than the context of "
+                   f"{context:,}, {found.too_long_means}")
+        wanted = sampling_for(config, section.sampling, where=f"{place}.sampling").max_tokens
+        room = context - min(found.longest, context - 1)
+        if found.longest and room < wanted:
+            yield (f"{place}: the longest prompt ({found.longest:,} tokens) leaves {plural(room, 'token')} of the "
+                   f"context for a completion, less than max_tokens = {wanted:,}")
+
+
+def _end(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
+    drawn = {f"tasksets.{name}": section for name, section in config.tasksets.items() if section.weight}
+    if config.run.steps is None or not all(place in measured and one.passes for place, one in drawn.items()):
+        return
+    groups = sum((section.passes or 0) * measured[place].problems for place, section in drawn.items())
+    batches = groups // config.feeder.groups_per_batch
+    if batches < config.run.steps:
+        yield (f"run.steps: {config.run.steps:,}, but the tasksets end after {plural(groups, 'group')}, which make "
+               f"{batches:,} batches; raise passes or lower steps")
+
+
+def _disk(disk: DiskEstimate | None) -> Iterator[str]:
+    if disk is not None and not disk.fits:
+        yield (f"disk: the run may need {size(disk.total_bytes)}, and {size(disk.free_bytes)} are free; free some, set "
+               "run.folder, or lower keep_checkpoints and weights.keep")
+
+
+def _sections(config: RunConfig) -> Iterator[tuple[str, TasksetSection | EvaluationSection]]:
+    yield from ((f"tasksets.{name}", section) for name, section in config.tasksets.items())
+    yield from ((f"evaluations.{name}", section) for name, section in config.evaluations.items())

@@ -1,0 +1,372 @@
+"""Conservation, counted from the log: `admitted = pending + trained + expired + filtered + dead`.
+
+Topics are read from the end of the flow to its beginning, each up to the end that it has when its turn comes. What
+was seen downstream then stands upstream already, so that a live run balances too. What the readers have committed as
+done is asked before anything is read, so whatever it covers must be found downstream: a record that is not is lost,
+and not just pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.role import Log
+from rftstream.topics import TOPICS
+from rftstream.transport.base import Transport
+from rftstream.views import ledger
+from rftstream.views.layout import columns, number, plural
+from rftstream.views.ledger import BATCHED, DEAD, EXPIRED, FILTERED, PENDING, TRAINED, Digests, InForce, Outcomes, Rows
+
+STAGES = ("to_be_sampled", "sampled", "verified", "batched")
+"""Where pending ones stand; a group stands where its last sibling does."""
+
+OUTCOMES = {"trained": TRAINED, "expired": EXPIRED, "filtered": FILTERED, "dead": DEAD}
+
+NUM_EXAMPLES = 3
+"""Names given in the sentence about a problem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Rollouts or groups: how many were admitted, and what became of them."""
+
+    admitted: int
+    pending_by_stage: Mapping[str, int]
+    trained: int
+    expired: int
+    filtered: int
+    dead: int
+
+    @property
+    def pending(self) -> int:
+        return sum(self.pending_by_stage.values())
+
+    @property
+    def balanced(self) -> bool:
+        return self.admitted == self.pending + self.trained + self.expired + self.filtered + self.dead
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "admitted": self.admitted,
+            "pending": self.pending,
+            "pending_by_stage": dict(self.pending_by_stage),
+            "trained": self.trained,
+            "expired": self.expired,
+            "filtered": self.filtered,
+            "dead": self.dead,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Completion tokens of the rollouts that were sampled; None where there are none."""
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean, "p50": self.p50, "p95": self.p95}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    trainer_epoch: int
+    version: int
+    """In force."""
+    rollouts: Balance
+    groups: Balance
+    twins: Mapping[str, int]
+    """Topic -> records too many."""
+    lengths: Mapping[str, Lengths]
+    """By outcome, pending included."""
+    unreadable: Mapping[str, int] = field(default_factory=dict)
+    """Topic -> records without id headers, which belong to nobody."""
+    problems: tuple[str, ...] = ()
+    """Each broken promise in a sentence, twins included."""
+    balanced: bool
+    """The law holds, and nothing on the log contradicts it."""
+
+    @property
+    def fine(self) -> bool:
+        return self.balanced and not any(self.twins.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "balanced": self.balanced,
+            "trainer_epoch": self.trainer_epoch,
+            "version": self.version,
+            "rollouts": self.rollouts.to_json(),
+            "groups": self.groups.to_json(),
+            "twins": dict(self.twins),
+            "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
+            "unreadable": dict(self.unreadable),
+            "problems": list(self.problems),
+        }
+
+    def to_text(self) -> str:
+        return "\n".join(_text(self))
+
+
+def audit(transport: Transport) -> AuditReport:
+    """Reads the whole log once, without bodies but for `outcomes`; memory grows by some 80 bytes per rollout."""
+    log = Log(transport)
+    done_by_explorers, done_by_verifiers, done_by_buffer = map(log.committed, ("explorer", "verifier", "buffer"))
+    ended = read_control(transport).ended
+    steps = ledger.read_steps(log)
+    outcomes = ledger.read_outcomes(log, steps.version)
+    shares = ledger.Shares()
+    batches = ledger.read_rows(log, "batches", number="batch_sequence", look=shares.look)
+    verified = ledger.read_rows(log, "verified", number="num_tokens", passed=done_by_buffer)
+    rollouts = ledger.read_rows(log, "rollouts", number="num_tokens", passed=done_by_verifiers)
+    partials = ledger.read_rows(log, "partials", number="piece")
+    tasks = ledger.read_rows(log, "tasks", number="group_size", passed=done_by_explorers)
+    rest = [ledger.read_rows(log, topic, number="version") for topic in ("experts", "feedback", "weights")]
+
+    rows = (tasks, rollouts, verified, batches)
+    fates = _fates(tasks, rollouts, verified, outcomes)
+    twins = {
+        "steps": steps.twins, "outcomes": outcomes.twins,
+        **{one.topic: one.twins for one in (*rows, partials, *rest)},
+    }  # fmt: skip
+    contradictions = [
+        *_trimmed(transport),
+        *(f"{text}; it was left out" for text in outcomes.broken),
+        *_foreign(log, rows, partials, outcomes),
+        *_lost(log, rows, outcomes),
+        *_incomplete(log, tasks),
+        *_outcomes_against_batches(log, outcomes, batches),
+        *_batches_against_steps(steps, outcomes, shares, num_shares=len(log.ends("batches"))),
+    ]
+    if ended is not None and fates.groups.admitted < ended.admitted:
+        found = plural(fates.groups.admitted, "group")
+        contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
+    return AuditReport(
+        trainer_epoch=steps.trainer_epoch,
+        version=steps.version,
+        rollouts=fates.rollouts,
+        groups=fates.groups,
+        twins={topic: len(twins[topic]) for topic in TOPICS if topic in twins},
+        lengths=fates.lengths,
+        unreadable={one.topic: one.num_unreadable for one in rows if one.num_unreadable},
+        problems=(*contradictions, *_twin_sentences(log, twins)),
+        balanced=fates.rollouts.balanced and fates.groups.balanced and not contradictions,
+    )
+
+
+# --------------------------------------------------------------------------------------------- fates
+
+
+@dataclass(frozen=True, slots=True)
+class _Fates:
+    rollouts: Balance
+    groups: Balance
+    lengths: dict[str, Lengths]
+
+
+def _fates(tasks: Rows, rollouts: Rows, verified: Rows, outcomes: Outcomes) -> _Fates:
+    """Everybody who was admitted or who got an outcome, so that an outcome too many does not balance."""
+    known = np.union1d(tasks.rollout_R, outcomes.rollout_N)
+    fate = np.full(len(known), PENDING, np.int8)
+    named, first = np.unique(outcomes.rollout_N, return_index=True)
+    fate[np.searchsorted(known, named)] = outcomes.fate_N[first]
+    stage = np.isin(known, rollouts.rollout_R).astype(np.int64)
+    stage[np.isin(known, verified.rollout_R)] = 2
+
+    groups = np.union1d(tasks.group_R, outcomes.group_G)
+    group_fate = np.full(len(groups), PENDING, np.int8)
+    decided, first = np.unique(outcomes.group_G, return_index=True)
+    group_fate[np.searchsorted(groups, decided)] = outcomes.fate_G[first]
+    group_stage = np.full(len(groups), 2)
+    siblings = np.searchsorted(known, tasks.rollout_R)
+    np.minimum.at(group_stage, np.searchsorted(groups, tasks.group_R), stage[siblings])
+    return _Fates(
+        rollouts=_balance(len(np.unique(tasks.rollout_R)), fate, stage),
+        groups=_balance(len(np.unique(tasks.group_R)), group_fate, group_stage),
+        lengths=_lengths(rollouts, known, fate),
+    )
+
+
+def _balance(admitted: int, fate: Any, stage: Any) -> Balance:
+    by_stage = {name: int(np.sum((fate == PENDING) & (stage == i))) for i, name in enumerate(STAGES[:3])}
+    return Balance(
+        admitted=admitted,
+        pending_by_stage={**by_stage, "batched": int(np.sum(fate == BATCHED))},
+        **{name: int(np.sum(fate == code)) for name, code in OUTCOMES.items()},
+    )
+
+
+def _lengths(rollouts: Rows, known: Digests, fate: Any) -> dict[str, Lengths]:
+    sampled, first = np.unique(rollouts.rollout_R, return_index=True)
+    tokens = rollouts.number_R[first]
+    keep = (tokens >= 0) & np.isin(sampled, known)
+    tokens, codes = tokens[keep], fate[np.searchsorted(known, sampled[keep])]
+    picked = {name: tokens[codes == code] for name, code in OUTCOMES.items()}
+    picked["pending"] = tokens[(codes == PENDING) | (codes == BATCHED)]
+    return {
+        name: Lengths(
+            count=len(some), mean=float(some.mean()), p50=float(np.median(some)), p95=float(np.percentile(some, 95))
+        )
+        if len(some)
+        else Lengths(count=0)
+        for name, some in picked.items()
+    }
+
+
+# --------------------------------------------------------------------------------------------- promises
+
+
+def _trimmed(transport: Transport) -> list[str]:
+    begins = {topic: transport.admin.begin_offsets(topic) for topic in ("tasks", "rollouts", "verified", "outcomes")}
+    return [
+        f"{topic}: {plural(sum(places.values()), 'offset')} at the beginning deleted, expected all records; "
+        "what they held cannot be counted"
+        for topic, places in begins.items()
+        if any(places.values())
+    ]
+
+
+def _foreign(log: Log, rows: tuple[Rows, ...], partials: Rows, outcomes: Outcomes) -> list[str]:
+    """Ids without an origin: each id stands on the topic before, each group was admitted."""
+    tasks, rollouts, verified, batches = rows
+    sentences = []
+    for here, before in ((rollouts, tasks), (partials, tasks), (verified, rollouts), (batches, verified)):
+        if len(strangers := ledger.missing(here.rollout_R, before.rollout_R)):
+            sentences.append(f"{here.topic}: {plural(len(strangers), 'rollout')} that {before.topic} does not have: "
+                             + _examples(log, here.topic, strangers, "rollout_id"))
+    if len(strangers := ledger.missing(outcomes.group_G, tasks.group_R)):
+        sentences.append(f"outcomes: {plural(len(strangers), 'group')} that was never admitted: "
+                         + _examples(log, "outcomes", strangers, "group_id"))
+    if len(strangers := ledger.missing(outcomes.rollout_N, verified.rollout_R)):
+        sentences.append(f"outcomes: {plural(len(strangers), 'rollout')} named that verified does not have")
+    if len(double := np.unique(ledger.repeated(outcomes.rollout_N))):
+        sentences.append(f"outcomes: {plural(len(double), 'rollout')} named by more than one record: "
+                         + _examples(log, "verified", double, "rollout_id"))
+    return sentences
+
+
+def _lost(log: Log, rows: tuple[Rows, ...], outcomes: Outcomes) -> list[str]:
+    """Records whose reader has committed that it is done with them, and of which nothing came out."""
+    tasks, rollouts, verified, _ = rows
+    sentences = []
+    for here, readers, after, found in (
+        (tasks, "the explorers", "rollouts", rollouts.rollout_R),
+        (rollouts, "the verifiers", "verified", verified.rollout_R),
+        (verified, "the buffer", "outcomes", outcomes.rollout_N),
+    ):
+        if len(lost := ledger.missing(here.rollout_R[here.passed_R], found)):
+            sentences.append(f"{here.topic}: {plural(len(lost), 'rollout')} that {readers} passed, with nothing on "
+                             f"{after}: {_examples(log, here.topic, lost, 'rollout_id')}")
+    return sentences
+
+
+def _incomplete(log: Log, tasks: Rows) -> list[str]:
+    """A group is admitted as a whole."""
+    _, first = np.unique(tasks.rollout_R, return_index=True)
+    groups, sizes, counts = np.unique(tasks.group_R[first], return_index=True, return_counts=True)
+    wrong = groups[counts != tasks.number_R[first][sizes]]
+    if not len(wrong):
+        return []
+    return [f"tasks: {plural(len(wrong), 'group')} with other than group_size siblings: "
+            + _examples(log, "tasks", wrong, "group_id")]
+
+
+def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows) -> list[str]:
+    """Written in one transaction: what an outcome batched is in the batch, and nothing else is."""
+    sentences = []
+    batched = outcomes.batch_N >= 0
+    promised = ledger.in_batch(outcomes.rollout_N[batched], outcomes.batch_N[batched])
+    held = ledger.in_batch(batches.rollout_R, batches.number_R)
+    absent = np.isin(promised, held, invert=True)
+    if absent.any():
+        sentences.append(f"batches: {plural(int(absent.sum()), 'rollout')} not in the batch that the outcome says: "
+                         + _examples(log, "verified", outcomes.rollout_N[batched][absent], "rollout_id"))
+    newest = int(outcomes.batch_G.max(initial=-1))  # later batches had their outcomes written after we looked
+    early = batches.number_R <= newest
+    unnamed = early & np.isin(batches.rollout_R, outcomes.rollout_N[batched], invert=True)
+    if unnamed.any():
+        strangers = np.unique(batches.rollout_R[unnamed])
+        sentences.append(f"batches: {plural(len(strangers), 'rollout')} that no outcome batched: "
+                         + _examples(log, "batches", strangers, "rollout_id"))
+    return sentences
+
+
+def _batches_against_steps(steps: InForce, outcomes: Outcomes, shares: ledger.Shares, *, num_shares: int) -> list[str]:
+    """Every version stands on whole batches."""
+    sentences = []
+    places = ((share, batch) for batch in range(steps.version) for share in range(num_shares))
+    if absent := [place for place in places if place not in shares.announced]:
+        sentences.append(f"batches: {plural(len(absent), 'manifest')} missing below version {steps.version}, first of "
+                         f"batch {absent[0][1]}, share {absent[0][0]}")
+    wrong = [place for place in sorted(shares.announced) if shares.announced[place] != shares.counted[place]]
+    orphans = [place for place in sorted(shares.counted) if place not in shares.announced]
+    for share, batch in (wrong + orphans)[:NUM_EXAMPLES]:
+        expected = shares.announced.get((share, batch), "a manifest")
+        sentences.append(f"batches[{share}]: {plural(shares.counted[share, batch], 'experience')} of batch {batch}, "
+                         f"expected {expected}")
+    trained = len(np.unique(outcomes.group_G[outcomes.fate_G == TRAINED]))
+    if trained != steps.trained_groups:
+        sentences.append(f"steps: {plural(steps.trained_groups, 'trained group')} by version {steps.version}, "
+                         f"expected {trained:,} as outcomes says")
+    return sentences
+
+
+def _twin_sentences(log: Log, twins: Mapping[str, Digests]) -> list[str]:
+    return [
+        f"{topic}: {plural(len(keys), 'twin')}: " + _examples(log, topic, keys, *(TOPICS[topic].twin or ()))
+        for topic, keys in twins.items()
+        if len(keys)
+    ]
+
+
+def _examples(log: Log, topic: str, digests: Digests, *headers: str) -> str:
+    """The first names behind the digests, with the places of their records."""
+
+    def text(found: Mapping[str, bytes]) -> bytes | None:
+        return b"\0".join(found[name] for name in headers) if all(name in found for name in headers) else None
+
+    places: dict[str, list[str]] = {}
+    for name, record in ledger.named(log.read(topic, bodies=False), np.unique(digests).tolist(), text):
+        if name in places or len(places) < NUM_EXAMPLES:
+            places.setdefault(name, []).append(str(record))
+    more = len(np.unique(digests)) - len(places)
+    shown = [f"{name} ({', '.join(where[:4])})" for name, where in places.items()]
+    return ", ".join(shown) + (f" and {more:,} more" if more > 0 and shown else "")
+
+
+# --------------------------------------------------------------------------------------------- text
+
+
+def _text(report: AuditReport) -> list[str]:
+    law = "admitted = pending + trained + expired + filtered + dead"
+    names = ("admitted", "pending", "trained", "expired", "filtered", "dead")
+    both: tuple[tuple[str, Balance], ...] = (("groups", report.groups), ("rollouts", report.rollouts))
+    lines = [
+        f"balanced: {law}" if report.balanced else f"NOT BALANCED: expected {law}",
+        f"version {report.version} in force (trainer epoch {report.trainer_epoch})",
+        "",
+        *columns([("", *names), *((label, *(f"{getattr(one, name):,}" for name in names)) for label, one in both)]),
+    ]
+    if report.groups.pending or report.rollouts.pending:
+        lines += ["", *columns([
+            ("pending", *(stage.replace("_", " ") for stage in STAGES)),
+            *((label, *(f"{one.pending_by_stage[stage]:,}" for stage in STAGES)) for label, one in both),
+        ])]  # fmt: skip
+    lines += ["", *columns([
+        ("completion tokens", "rollouts", "mean", "p50", "p95"),
+        *((name, f"{one.count:,}", *(number(x, 1) if x is not None else "-" for x in (one.mean, one.p50, one.p95)))
+          for name, one in report.lengths.items() if one.count),
+    ])]  # fmt: skip
+    twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
+    lines += ["", f"twins: {twins or 'none'}"]
+    for topic, count in report.unreadable.items():
+        lines.append(f"{topic}: {plural(count, 'record')} without id headers, not counted")
+    if report.problems:
+        lines += ["", "problems:", *(f"  {sentence}" for sentence in report.problems)]
+    return lines

@@ -1,0 +1,361 @@
+"""`rftstream check`: everything about a run file that can be found out without starting the run.
+
+It builds each part's Config, opens every taskset, renders prompts, builds rewards, and counts what the run will need.
+What is found wrong is collected, so that one look shows all of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftstream import plugins
+from rftstream.config import EvaluationSection, RunConfig, TasksetSection
+from rftstream.errors import ConfigError, RftError
+from rftstream.messages import ChatMessage, Problem
+from rftstream.modelfolder import prepare_model
+from rftstream.models import ModelSpec
+from rftstream.rendering import Renderer, open_renderer
+from rftstream.rewards.resolve import build_reward
+from rftstream.tasksets.base import Taskset
+from rftstream.tasksets.open import open_taskset
+from rftstream.views.advice import find_warnings
+from rftstream.views.estimate import DiskEstimate, estimate_disk
+from rftstream.views.layout import columns, plural, size
+
+RENDERED_PROMPTS = 1_000
+"""Of each taskset; of the others only those that may be too long by their number of bytes."""
+
+TEMPLATE_TOKENS = 32
+"""What a chat template may add per message, generously: below it a prompt's bytes bound its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartLine:
+    kind: str
+    name: str
+    settings: str
+    """Its Config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A rendered prompt."""
+
+    messages: tuple[ChatMessage, ...]
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    """Text of each token."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TasksetLine:
+    """What was found of a taskset or an evaluation."""
+
+    name: str
+    source: str
+    kind: str
+    """taskset or evaluation."""
+    reward: str
+    problems: int = 0
+    """In one pass; of an evaluation those that are used."""
+    longest: int = 0
+    """Tokens of the longest prompt that was rendered."""
+    too_long: int = 0
+    """Prompts that leave no room for a completion."""
+    too_long_means: str = ""
+    """left out, or cut from the left."""
+    first: Prompt | None = None
+    first_problem: Problem | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind}s.{self.name}"
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckReport:
+    run: str
+    parts: list[PartLine] = field(default_factory=list)
+    model: ModelSpec | None = None
+    context: int | None = None
+    tasksets: list[TasksetLine] = field(default_factory=list)
+    disk: DiskEstimate | None = None
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def to_json(self) -> dict[str, Any]:
+        return _json(self)
+
+    def to_text(self) -> str:
+        return "\n".join(_text(self))
+
+
+def check(config: RunConfig) -> CheckReport:
+    """Own modules must be importable by now (host.prepare_process)."""
+    report = CheckReport(run=config.run.name)
+    collect = _Collector(report.errors)
+    report.parts = _parts(config, collect)
+    sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
+        *config.tasksets.items(), *config.evaluations.items()
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
+        rendering = None
+        with collect("model"):
+            report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
+            rendering = _Rendering.of(report.model)
+            report.context = rendering.context
+        report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
+        with collect("disk"):
+            report.disk = _estimate(config, report)
+    report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
+    return report
+
+
+class _Collector:
+    """`with collect(where):` turns what goes wrong inside into a line of the report."""
+
+    def __init__(self, errors: list[str]) -> None:
+        self._errors = errors
+
+    @contextmanager
+    def __call__(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except RftError as error:
+            if str(error) not in self._errors:
+                self._errors.append(str(error))
+        except Exception as error:  # own modules may raise anything
+            self._errors.append(f"{where}: {type(error).__name__}: {error}")
+
+
+# --------------------------------------------------------------------------------------------- parts
+
+
+def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
+    sections: list[TasksetSection | EvaluationSection] = [*config.tasksets.values(), *config.evaluations.values()]
+    names = [
+        ("policy", config.explorer.policy),
+        ("policy", config.evaluator.policy or config.explorer.policy),
+        ("backend", config.trainer.backend),
+        ("algorithm", config.trainer.algorithm),
+        *(("environment", section.environment) for section in sections),
+    ]
+    lines = []
+    with collect("transport.kind"):
+        plugins.resolve("transport", config.transport.kind, where="transport.kind")
+        lines.append(PartLine(kind="transport", name=config.transport.kind, settings=""))
+    for kind, name in dict.fromkeys(names):
+        with collect(f"{kind} {name}"):
+            part, options = config.build_part(kind, name)
+            if kind == "algorithm":
+                part(options)
+            lines.append(PartLine(kind=kind, name=name, settings=_settings(options)))
+    return lines
+
+
+def _settings(options: Any) -> str:
+    """`Config(a=1, b=2)` -> `a=1, b=2`."""
+    return "" if options is None else repr(options).partition("(")[2].removesuffix(")")
+
+
+def _reward_name(reward: Any) -> str:
+    if isinstance(reward, str):
+        return reward
+    return " + ".join(f"{one.weight:g} {one.name}" for one in reward)
+
+
+# --------------------------------------------------------------------------------------------- tasksets
+
+
+def _taskset(
+    config: RunConfig,
+    name: str,
+    section: TasksetSection | EvaluationSection,
+    rendering: _Rendering | None,
+    collect: _Collector,
+) -> TasksetLine:
+    kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
+    line = TasksetLine(name=name, source=section.source, kind=kind, reward=_reward_name(section.reward))
+    with collect(f"{line.place}.reward"):
+        build_reward(section.reward, config, where=f"{line.place}.reward")
+    with collect(line.place):
+        taskset = open_taskset(name, section, config)
+        line.problems = len(taskset)
+        if isinstance(section, EvaluationSection) and section.num_tasks is not None:
+            line.problems = min(len(taskset), section.num_tasks)
+        line.first_problem = problem = taskset.problem(0)
+        messages = _first_messages(config, section.environment, problem)
+        if rendering is not None:
+            line.first = rendering.prompt(messages, problem)
+            _measure(line, taskset, rendering, section.too_long if isinstance(section, TasksetSection) else "truncate")
+    return line
+
+
+def _first_messages(config: RunConfig, environment: str, problem: Problem) -> tuple[ChatMessage, ...]:
+    part, options = config.build_part("environment", environment)
+    opened = part(options, problem=problem, seed=0)
+    try:
+        messages: tuple[ChatMessage, ...] = opened.start()
+        return messages
+    finally:
+        opened.close()
+
+
+def _measure(line: TasksetLine, taskset: Taskset, rendering: _Rendering, too_long: str) -> None:
+    """Looks at every problem; renders the first ones and all that may be too long."""
+    line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
+    context = rendering.context
+    for index in range(line.problems):
+        problem = taskset.problem(index)
+        bound = sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
+        if index >= RENDERED_PROMPTS and not problem.tools and (context is None or bound < context):
+            continue
+        length = len(rendering.renderer.render(problem.messages, problem.tools))
+        line.longest = max(line.longest, length)
+        if context is None or length < context:
+            continue
+        line.too_long += 1
+        if too_long == "error":
+            raise ConfigError(
+                f"{line.place}: problem {index} has a prompt of {length} tokens, expected fewer than the context of "
+                f"{context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
+            )
+    if line.too_long == line.problems and too_long == "skip":
+        raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    renderer: Renderer
+    context: int | None
+    special: Mapping[int, str]
+    """Tokens that decoding leaves out."""
+
+    @staticmethod
+    def of(spec: ModelSpec) -> _Rendering:
+        renderer = open_renderer(spec)
+        special: dict[int, str] = {}
+        file = spec.folder / "tokenizer.json"
+        if file.is_file():
+            import tokenizers
+
+            added = tokenizers.Tokenizer.from_file(str(file)).get_added_tokens_decoder()
+            special = {index: token.content for index, token in added.items()}
+        return _Rendering(renderer, spec.context if spec.context is not None else renderer.context, special)
+
+    def prompt(self, messages: tuple[ChatMessage, ...], problem: Problem) -> Prompt:
+        token_ids = self.renderer.render(messages, problem.tools)
+        pieces = (self.renderer.decode([token]) or self.special.get(token, f"<{token}>") for token in token_ids)
+        return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(pieces))
+
+
+def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
+    lines = [line for line in report.tasksets if line.kind == "taskset"]
+    samples = {
+        line.name: (line.first_problem, len(line.first.token_ids))
+        for line in lines
+        if line.first is not None and line.first_problem is not None
+    }
+    if not samples or report.model is None:
+        return None
+    return estimate_disk(config, report.model, report.context, samples, {line.name: line.problems for line in lines})
+
+
+# --------------------------------------------------------------------------------------------- output
+
+
+def _json(report: CheckReport) -> dict[str, Any]:
+    model = report.model
+    return {
+        "ok": report.ok,
+        "run": report.run,
+        "parts": [{"kind": part.kind, "name": part.name, "settings": part.settings} for part in report.parts],
+        "model": None if model is None else {
+            "name": model.name, "dtype": model.dtype, "context": report.context,
+            "parameters": report.disk.parameters if report.disk else None,
+        },
+        "tasksets": [
+            {
+                "name": line.name, "kind": line.kind, "source": line.source, "reward": line.reward,
+                "problems": line.problems, "longest_prompt": line.longest, "too_long": line.too_long,
+                "first_prompt": None if line.first is None else {
+                    "messages": [{"role": one.role, "content": one.content} for one in line.first.messages],
+                    "num_tokens": len(line.first.token_ids), "token_ids": list(line.first.token_ids),
+                    "pieces": list(line.first.pieces),
+                },
+            }
+            for line in report.tasksets
+        ],
+        "disk": None if report.disk is None else report.disk.to_json(),
+        "warnings": list(report.warnings),
+        "errors": list(report.errors),
+    }  # fmt: skip
+
+
+def _text(report: CheckReport) -> list[str]:
+    parts = [(one.kind, one.name, one.settings) for one in report.parts]
+    lines = [report.run, "", *columns(parts, left=3, indent="  ")]
+    if report.model is not None:
+        context = "unbounded" if report.context is None else f"{report.context:,} tokens"
+        parameters = f"{report.disk.parameters:,} parameters, " if report.disk and report.disk.parameters else ""
+        lines += ["", f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"]
+    for line in report.tasksets:
+        lines += ["", *_taskset_lines(line)]
+    if report.disk is not None:
+        lines += ["", *_disk_lines(report.disk)]
+    for title, sentences in (("warnings", report.warnings), ("errors", report.errors)):
+        if sentences:
+            lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]
+    return [*lines, "", "not ready: see the errors above" if report.errors else "ready to run"]
+
+
+def _taskset_lines(line: TasksetLine) -> list[str]:
+    head = f"{line.kind} {line.name}: {line.source}, {plural(line.problems, 'problem')}, reward {line.reward}"
+    if line.first is None:
+        return [head]
+    lines = [head, f"  longest prompt {plural(line.longest, 'token')}"]
+    if line.too_long:
+        lines[-1] += f"; {plural(line.too_long, 'prompt')} longer than the context, {line.too_long_means}"
+    lines.append(f"  first prompt, {plural(len(line.first.token_ids), 'token')}:")
+    for message in line.first.messages:
+        first, *more = message.content.split("\n")
+        lines += [f"    {message.role}: {first}", *(f"      {text}" for text in more)]
+    return [*lines, *_token_lines(line.first)]
+
+
+def _token_lines(prompt: Prompt, width: int = 100) -> list[str]:
+    """`[1] 'text'` for each token, wrapped."""
+    lines, row = [], "   "
+    for token, piece in zip(prompt.token_ids, prompt.pieces, strict=True):
+        shown = f" [{token}]{piece!r}"
+        if len(row) + len(shown) > width:
+            lines.append(row)
+            row = "   "
+        row += shown
+    return [*lines, row]
+
+
+def _disk_lines(disk: DiskEstimate) -> list[str]:
+    log = "unknown length" if disk.log_bytes is None else size(disk.log_bytes)
+    rollouts = "" if disk.rollouts is None else f"{disk.rollouts:,} rollouts of "
+    elsewhere = "" if disk.store_is_local else " (in the object store, not on this disk)"
+    return [
+        f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free",
+        *columns([
+            ("log", log, f"{rollouts}{size(disk.bytes_per_rollout)} each, at the greatest length"),
+            ("weights", size(disk.snapshot_bytes * disk.snapshots),
+             f"{disk.snapshots} snapshots of {size(disk.snapshot_bytes)}{elsewhere}"),
+            ("checkpoints", size(disk.checkpoint_bytes * disk.checkpoints),
+             f"{disk.checkpoints} of {size(disk.checkpoint_bytes)}: float32 masters and moments{elsewhere}"),
+            ("final", size(disk.snapshot_bytes), "the trained model"),
+        ], left=3, indent="  "),
+    ]  # fmt: skip

@@ -1,0 +1,201 @@
+"""What a run will need of the disk, estimated from its settings and one rollout of each taskset, as it is encoded."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rftstream import codec
+from rftstream.config import RunConfig, sampling_for
+from rftstream.errors import ConfigError
+from rftstream.messages import (
+    Array,
+    Experience,
+    GroupOutcome,
+    GroupResult,
+    LossKind,
+    Message,
+    Problem,
+    Rollout,
+    RolloutIds,
+    RolloutStatus,
+    RolloutSummary,
+    Sampling,
+    Segment,
+    Task,
+    Turn,
+    Verdict,
+    VerifiedRollout,
+    VersionSpan,
+)
+from rftstream.models import ModelSpec
+
+MASTER_BYTES = 12
+"""Per parameter of a checkpoint: master and two moments, float32."""
+
+CHARACTERS_PER_TOKEN = 4
+"""Of completions that nobody has seen yet."""
+
+LOG_OVERHEAD = 1.15
+"""Pages and indexes of the embedded log beside its records."""
+
+SERVED_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskEstimate:
+    rollouts: int | None
+    """Of the whole run; None when nothing says how long it is."""
+    bytes_per_rollout: int
+    """On all topics of its way, with a completion of the greatest length."""
+    log_bytes: int | None
+    parameters: int
+    snapshot_bytes: int
+    snapshots: int
+    """Most of them at a time."""
+    checkpoint_bytes: int
+    checkpoints: int
+    store_is_local: bool
+    free_bytes: int
+    """Where the run folder will be."""
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.snapshot_bytes * self.snapshots + self.checkpoint_bytes * self.checkpoints
+
+    @property
+    def total_bytes(self) -> int:
+        """Of what is known and lies on this disk; `final/` is one snapshot more."""
+        weights = self.weights_bytes if self.store_is_local else 0
+        return (self.log_bytes or 0) + weights + self.snapshot_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.free_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rollouts": self.rollouts, "bytes_per_rollout": self.bytes_per_rollout, "log_bytes": self.log_bytes,
+            "parameters": self.parameters, "snapshot_bytes": self.snapshot_bytes, "snapshots": self.snapshots,
+            "checkpoint_bytes": self.checkpoint_bytes, "checkpoints": self.checkpoints,
+            "store_is_local": self.store_is_local, "total_bytes": self.total_bytes, "free_bytes": self.free_bytes,
+            "fits": self.fits,
+        }  # fmt: skip
+
+
+def estimate_disk(
+    config: RunConfig,
+    spec: ModelSpec,
+    context: int | None,
+    samples: Mapping[str, tuple[Problem, int]],
+    sizes: Mapping[str, int],
+) -> DiskEstimate:
+    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset."""
+    weights = {name: config.tasksets[name].weight for name in samples}
+    total = sum(weights.values()) or 1.0
+    per_rollout = sum(
+        rollout_bytes(
+            problem, num_prompt, sampling_for(config, config.tasksets[name].sampling, where=name),
+            context=context, group_size=config.feeder.group_size, run=config.run.name,
+        ) * weights[name] / total
+        for name, (problem, num_prompt) in samples.items()
+    )  # fmt: skip
+    rollouts = num_rollouts(config, sizes)
+    parameters = num_parameters(spec.folder)
+    local = config.weights.store.startswith("file://") or "://" not in config.weights.store
+    return DiskEstimate(
+        rollouts=rollouts,
+        bytes_per_rollout=round(per_rollout * LOG_OVERHEAD),
+        log_bytes=None if rollouts is None else round(rollouts * per_rollout * LOG_OVERHEAD),
+        parameters=parameters,
+        snapshot_bytes=parameters * SERVED_BYTES[spec.dtype],
+        # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.
+        snapshots=config.weights.keep + config.trainer.keep_checkpoints + len(config.evaluations) + 2,
+        checkpoint_bytes=parameters * MASTER_BYTES,
+        checkpoints=config.trainer.keep_checkpoints + 1,
+        store_is_local=local,
+        free_bytes=free_bytes(Path(config.base) / config.run.folder),
+    )
+
+
+def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
+    """Of the whole run, as far as steps or passes say; filtered groups come on top."""
+    groups: list[int] = []
+    if config.run.steps is not None:
+        groups.append(config.run.steps * config.feeder.groups_per_batch)
+    drawn = {name: section for name, section in config.tasksets.items() if section.weight}
+    if all(section.passes is not None and name in sizes for name, section in drawn.items()):
+        groups.append(sum((section.passes or 0) * sizes[name] for name, section in drawn.items()))
+    return min(groups) * config.feeder.group_size if groups else None
+
+
+def rollout_bytes(
+    problem: Problem, num_prompt: int, sampling: Sampling, *, context: int | None, group_size: int, run: str
+) -> int:
+    """One rollout on all the topics of its way: the records that its roles would write."""
+    num_sampled, size = max(1, min(sampling.max_tokens, (context or sampling.max_tokens) - num_prompt)), group_size
+    group = "t/0/100000/0"
+    ids = RolloutIds(rollout_id=f"{group}/0", group_id=group, taskset="t", sibling=0, group_size=size,
+                     sequence=100_000, min_version=1_000)  # fmt: skip
+    tokens = zeros(num_prompt + num_sampled)
+    span = VersionSpan(start=num_prompt, count=num_sampled, trainer_epoch=1, version=1_000)
+    segment = Segment(token_ids=tokens["int32"], behavior_logprobs=tokens["float32"], loss_mask=tokens["uint8"],
+                      versions=(span,))  # fmt: skip
+    rollout = Rollout(
+        ids=ids, status=RolloutStatus.completed, problem=problem, segments=(segment,), num_tokens=num_sampled,
+        turns=(Turn(role="assistant", content="x" * CHARACTERS_PER_TOKEN * num_sampled, num_tokens=num_sampled,
+                    finish_reason="stop"),),
+        sampling=sampling, started_at=1.0, finished_at=1.0,
+    )  # fmt: skip
+    verdict = Verdict(reward=1.0, scorer="exact", scorer_version="1" * 16, parts={"exact": 1.0})
+    summary = RolloutSummary(rollout_id=ids.rollout_id, num_tokens=num_sampled, status=rollout.status, reward=1.0)
+    outcome = GroupOutcome(group_id=group, taskset="t", sequence=1, result=GroupResult.batched, reason="complete",
+                           rollouts=(summary,), batch_sequence=1_000)  # fmt: skip
+    messages: dict[str, Message] = {
+        "tasks": Task(ids=ids, problem=problem, sampling=sampling, seed=1 << 60),
+        "rollouts": rollout,
+        "verified": VerifiedRollout(ids=ids, rollout=rollout, verdict=verdict),
+        "batches": Experience(ids=ids, batch_sequence=1_000, share=0, position=0, loss_kind=LossKind.rl,
+                              segments=(segment,), reward=1.0, sampling=sampling),
+    }  # fmt: skip
+    sizes = [codec.to_record(message, topic, 0, run=run).num_bytes for topic, message in messages.items()]
+    shared = codec.to_record(replace(outcome, rollouts=(summary,) * size), "outcomes", 0, run=run)
+    return sum(sizes) + math.ceil(shared.num_bytes / size)
+
+
+def zeros(num_tokens: int) -> dict[str, Array]:
+    """Arrays of zeros, as a segment has them."""
+    widths = {"int32": 4, "float32": 4, "uint8": 1}
+    return {d: Array(dtype=d, shape=(num_tokens,), data=bytes(num_tokens * width)) for d, width in widths.items()}
+
+
+def num_parameters(folder: Path) -> int:
+    """From the headers of the model's safetensors files; 0 where there are none."""
+    return sum(
+        math.prod(tensor["shape"])
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in _header(file).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header: dict[str, Any] = json.loads(opened.read(length))
+    except (struct.error, ValueError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"{file}: not a safetensors file ({error}); fetch the model again") from None
+    return header
+
+
+def free_bytes(folder: Path) -> int:
+    """Of the disk where the folder is or will be."""
+    existing: Sequence[Path] = [path for path in (folder, *folder.resolve().parents) if path.exists()]
+    return shutil.disk_usage(existing[0]).free

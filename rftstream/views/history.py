@@ -1,0 +1,74 @@
+"""A run as its trainer and evaluator recorded it: steps and evaluations in force, and where trainers started anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rftstream import codec
+from rftstream.errors import ContractError
+from rftstream.messages import EvalResult, Message, StepRecord
+from rftstream.runtime.role import Log
+from rftstream.transport.base import Record
+from rftstream.weights.lineage import Lineage
+
+NUM_SMOOTHED = 10
+"""Steps of the mean beside the last reward."""
+
+
+def decodable(log: Log, topic: str) -> Iterator[tuple[Record, Message | None]]:
+    """The messages of a topic, with None for tombstones. A view shows what it can read and leaves out the rest."""
+    for record in log.read(topic):
+        try:
+            yield record, None if record.value is None else codec.from_record(record)
+        except ContractError:
+            continue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    steps: tuple[StepRecord, ...]
+    """In force, by version; without the records that say a trainer started."""
+    resumes: tuple[StepRecord, ...]
+    """Where a trainer took over from an earlier one, in the order of the log."""
+    evaluations: tuple[EvalResult, ...]
+    """Of versions in force, by version; the newest of each evaluation and version."""
+    current: StepRecord | None
+    """The record that says the version in force."""
+
+    @property
+    def version(self) -> int:
+        return 0 if self.current is None else self.current.name.version
+
+    def rewards(self) -> list[float]:
+        return [step.metrics["reward"] for step in self.steps if "reward" in step.metrics]
+
+
+def read_history(log: Log) -> History:
+    lineage = Lineage()
+    found: list[StepRecord] = []
+    resumes: list[StepRecord] = []
+    current: StepRecord | None = None
+    for _, message in decodable(log, "steps"):
+        if not isinstance(message, StepRecord) or not lineage.accepts(message.name.trainer_epoch):
+            continue
+        current = message
+        if message.resumed:
+            if lineage.epoch:
+                resumes.append(message)
+            if message.name.trainer_epoch > lineage.epoch:
+                lineage.start(message.name)
+        else:
+            found.append(message)
+    results = {
+        (result.name.version, result.evaluation): result
+        for _, result in decodable(log, "evals")
+        if isinstance(result, EvalResult) and lineage.in_force(result.name)
+    }
+    steps = {step.name.version: step for step in found if lineage.in_force(step.name)}
+    return History(
+        steps=tuple(steps[version] for version in sorted(steps)),
+        resumes=tuple(resumes),
+        evaluations=tuple(results[key] for key in sorted(results)),
+        current=current,
+    )

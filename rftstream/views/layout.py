@@ -1,0 +1,64 @@
+"""Text for people: columns, times, sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+
+def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = "") -> list[str]:
+    """Lines with aligned cells: the first `left` columns to the left, the others to the right. None is empty."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
+    lines = []
+    for row in cells:
+        aligned = (
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+        )
+        lines.append((indent + "  ".join(aligned)).rstrip())
+    return lines
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Short, and readable at any magnitude: 0.512, 12.3, 1,600, 3.1e-06."""
+    if value is None:
+        return "-"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 0.001:
+        return f"{value:.{digits}g}" if abs(value) >= 10**digits else f"{value:.{digits}f}"
+    return f"{value:.1e}"
+
+
+def size(num_bytes: float) -> str:
+    """12.3 MB, in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12 min, 3 h 20 min, 2 d 4 h."""
+    seconds = max(0.0, seconds)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    if hours < 36:
+        return f"{int(hours)} h {int(minutes) % 60} min"
+    return f"{int(days)} d {int(hours) % 24} h"
+
+
+def moment(timestamp_s: float) -> str:
+    """Local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp_s))
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

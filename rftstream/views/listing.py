@@ -1,0 +1,203 @@
+"""What there is to choose from: the built-in parts of a kind, and the runs of a folder."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream import config as configs
+from rftstream import plugins
+from rftstream.errors import ConfigError, RftError
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import OpenRun, RunFolder, open_transport
+from rftstream.views.history import read_history
+from rftstream.views.layout import columns, moment, number
+from rftstream.views.status import state_of
+
+SETTINGS = {
+    "transport": "transport.kind",
+    "policy": "explorer.policy",
+    "backend": "trainer.backend",
+    "algorithm": "trainer.algorithm",
+    "reward": "tasksets.NAME.reward",
+    "environment": "tasksets.NAME.environment",
+    "taskset": "tasksets.NAME.source",
+}
+"""Kind -> the setting that names one."""
+
+OPTIONS = {"taskset": "tasksets.NAME.options", "transport": "transport.options"}
+"""Kind -> the table of its parts' settings, where it is not [<kind>s.<name>]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    name: str
+    where: str
+    """`module:Thing`."""
+    description: str
+    """First sentence of its module's docstring (one file each thing), or of its own."""
+    knobs: tuple[str, ...]
+    """Fields of its Config, with their defaults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    name: str
+    folder: str
+    state: str
+    version: int | None = None
+    steps: int | None = None
+    reward: float | None = None
+    """Of the last step."""
+    created_at: float | None = None
+    error: str | None = None
+    """Why nothing more is known."""
+
+
+def kind_of(word: str) -> str:
+    """`policies`, `policy` -> `policy`. ConfigError for anything that is no kind."""
+    kinds = {kind: kind for kind in plugins.KINDS} | {plural_of(kind): kind for kind in plugins.KINDS}
+    if word not in kinds:
+        raise ConfigError(f"list: unknown kind {word!r}; {plugins.suggest(word, [*kinds, 'runs'])}")
+    return kinds[word]
+
+
+def plural_of(kind: str) -> str:
+    return "policies" if kind == "policy" else f"{kind}s"
+
+
+# --------------------------------------------------------------------------------------------- parts
+
+
+def list_parts(kind: str) -> list[Part]:
+    """Read from the source text: importing a part may need a package that is not installed, and takes its time."""
+    return [_part(name, where) for name, where in plugins.table(kind).items()]
+
+
+def part_to_json(part: Part) -> dict[str, Any]:
+    return {"name": part.name, "where": part.where, "description": part.description, "settings": list(part.knobs)}
+
+
+def how_to_plug(kind: str) -> str:
+    """What the kind's table says about adding one, without its title."""
+    module = plugins.KINDS[kind].partition(":")[0]
+    return (ast.get_docstring(_tree(module) or ast.Module([], [])) or "").partition("\n\n")[2]
+
+
+def parts_to_text(kind: str, parts: Iterable[Part]) -> str:
+    rows = [(part.name, part.description) for part in parts]
+    knobs = [(part.name, ", ".join(part.knobs)) for part in parts if part.knobs]
+    lines = [f"{plural_of(kind)}: {SETTINGS[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
+    if knobs:
+        table = OPTIONS.get(kind, f"{plural_of(kind)}.<name>")
+        lines += ["", f"settings, in [{table}]:", "", *columns(knobs, left=2, indent="  ")]
+    source = plugins.KINDS[kind].partition(":")[0].replace(".", "/") + "/__init__.py"
+    return "\n".join([
+        *lines, "",
+        f"Your own: {SETTINGS[kind]} = \"my_package.module:Thing\" works without touching rftstream.",
+        f"{source} says what a part must be:", *(f"  {line}" for line in how_to_plug(kind).splitlines()),
+    ])  # fmt: skip
+
+
+def _part(name: str, where: str) -> Part:
+    module, _, thing = where.partition(":")
+    tree = _tree(module)
+    if tree is None:
+        return Part(name=name, where=where, description="(its module is missing)", knobs=())
+    found = next((node for node in tree.body if getattr(node, "name", None) == thing), None)
+    text = ast.get_docstring(tree)
+    if text is None and isinstance(found, ast.ClassDef | ast.FunctionDef):
+        text = ast.get_docstring(found)
+    return Part(name=name, where=where, description=_first_sentence(text or ""), knobs=tuple(_knobs(found)))
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(re.split(r"\n\s*\n", text)[0].split())
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0]
+
+
+def _tree(module: str) -> ast.Module | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def _knobs(part: ast.AST | None) -> list[str]:
+    body: list[ast.stmt] = getattr(part, "body", [])
+    config = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == "Config"), None)
+    return [
+        item.target.id if item.value is None else f"{item.target.id} = {_default(item.value)}"
+        for item in (config.body if config else ())
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    ]
+
+
+def _default(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    factory = re.fullmatch(r"field\(default_factory=(\w+)\)", text)
+    return {"dict": "{}", "list": "[]", "tuple": "()"}.get(factory[1], f"{factory[1]}()") if factory else text
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+
+def list_runs(folder: Path) -> list[RunLine]:
+    """The run folders in a folder, oldest first."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder, expected one with run folders; name it with --folder")
+    runs = [RunFolder(path) for path in folder.iterdir() if RunFolder(path).exists()]
+    return sorted((_run_line(run) for run in runs), key=lambda line: (line.created_at or 0.0, line.name))
+
+
+def runs_to_text(lines: list[RunLine]) -> str:
+    if not lines:
+        return "no runs here; start one with `rftstream run FILE`"
+    rows: list[tuple[object, ...]] = [("run", "state", "created", "version", "reward")]
+    for line in lines:
+        of = f" / {line.steps:,}" if line.steps else ""
+        version = None if line.version is None else f"{line.version:,}{of}"
+        created = moment(line.created_at) if line.created_at else None
+        rows.append((line.name, line.error or line.state, created, version, number(line.reward)))
+    return "\n".join(columns(rows, left=3))
+
+
+def run_line_to_json(line: RunLine) -> dict[str, Any]:
+    return {
+        "run": line.name, "run_dir": line.folder, "state": line.state, "version": line.version, "steps": line.steps,
+        "reward": line.reward, "created_at": line.created_at, "error": line.error,
+    }  # fmt: skip
+
+
+def _run_line(folder: RunFolder) -> RunLine:
+    try:
+        config = configs.load([folder.config_file], env={})
+        run = OpenRun(folder, config, open_transport(config, folder))
+    except RftError as error:
+        return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
+    try:
+        log = Log(run.transport)
+        control, history = read_control(run.transport), read_history(log)
+        rewards = history.rewards()
+        return RunLine(
+            name=folder.run_id,
+            folder=str(folder.path),
+            state=state_of(control, folder.is_live()),
+            version=history.version,
+            steps=config.run.steps,
+            reward=rewards[-1] if rewards else None,
+            created_at=control.manifest.created_at if control.manifest else None,
+        )
+    except RftError as error:
+        return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
+    finally:
+        run.transport.close()

@@ -1,0 +1,289 @@
+"""Where a run stands: its state, its progress, what waits where, and who works on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.messages import DeadLetter, DesiredState, GroupResult
+from rftstream.runtime.observer import ControlView, read_control
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder
+from rftstream.transport.base import TopicPartition
+from rftstream.views.history import NUM_SMOOTHED, History, decodable, read_history
+from rftstream.views.layout import columns, duration, moment, number, plural, size
+
+HEALTH_TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    process: str
+    port: int
+    health: Mapping[str, Any] | None
+    """What /health says; None when nobody answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    run: str
+    folder: str
+    state: str
+    """running, paused, draining, finished, or stopped (nobody supervises it)."""
+    live: bool
+    """Whether a `run` or `resume` supervises it here."""
+    control: ControlView
+    history: History
+    num_steps: int | None
+    """The configured end."""
+    groups: Mapping[str, int]
+    left_out: int
+    """Problems that the feeder did not admit: their prompts are too long."""
+    lag: Mapping[str, int]
+    """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
+    dead_letters: Mapping[str, int]
+    disk_bytes: Mapping[str, int]
+    workers: tuple[Worker, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return _json(self)
+
+    def to_text(self, now: float | None = None) -> str:
+        return "\n".join(_text(self, time.time() if now is None else now))
+
+
+def read_status(run: OpenRun) -> Status:
+    log = Log(run.transport)
+    control = read_control(run.transport)
+    live = run.folder.is_live()
+    history = read_history(log)
+    groups, newest_batch = _groups(log)
+    lag = {
+        topic: sum(run.transport.admin.lag(group, topic).values())
+        for group, topics in GROUPS.items() for topic in topics if topic not in ("steps", "outcomes")
+    }  # fmt: skip
+    cursor = _feeder_cursor(log)
+    return Status(
+        run=run.run_id,
+        folder=str(run.folder.path),
+        state=state_of(control, live),
+        live=live,
+        control=control,
+        history=history,
+        num_steps=run.config.run.steps,
+        groups={
+            "admitted": cursor.get("admitted", 0),
+            "trained": 0 if history.current is None else history.current.trained_groups,
+            **groups,
+        },
+        left_out=sum(cursor.get("left_out", {}).values()),
+        lag={**lag, "batches": max(0, newest_batch + 1 - history.version)},
+        dead_letters=_dead_letters(log),
+        disk_bytes=disk_bytes(run.folder),
+        workers=_workers(run.folder),
+    )
+
+
+def state_of(control: ControlView, live: bool) -> str:
+    if control.finished is not None:
+        return "finished"
+    desired = DesiredState.running if control.state is None else control.state.state
+    return str(desired) if live or desired is not DesiredState.running else "stopped"
+
+
+def disk_bytes(folder: RunFolder) -> dict[str, int]:
+    """What is below the run folder, by its first folder."""
+    found: Counter[str] = Counter()
+    for path in folder.path.rglob("*"):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            if path.is_file():
+                parts = path.relative_to(folder.path).parts
+                found[parts[0] if len(parts) > 1 else "other"] += path.stat().st_size
+    return dict(sorted(found.items()))
+
+
+def _groups(log: Log) -> tuple[dict[str, int], int]:
+    """Outcomes of groups, and the newest batch sequence (-1: none)."""
+    counts: Counter[str] = Counter()
+    newest = -1
+    for record in log.read("outcomes", bodies=False):
+        if record.header("late") is None:
+            counts[(record.header("result") or b"?").decode(errors="replace")] += 1
+            batch = record.header("batch_sequence")
+            newest = max(newest, int(batch) if batch is not None and batch.isdigit() else -1)
+    return {str(result): counts[result] for result in GroupResult}, newest
+
+
+def _feeder_cursor(log: Log) -> dict[str, Any]:
+    """The feeder keeps how much it admitted beside its position."""
+    position = log.committed("feeder").get(TopicPartition("steps", 0))
+    with contextlib.suppress(ValueError):
+        cursor = json.loads(position.metadata) if position is not None and position.metadata else {}
+        return cursor if isinstance(cursor, dict) else {}
+    return {}
+
+
+def _dead_letters(log: Log) -> dict[str, int]:
+    reasons = Counter(letter.reason for _, letter in decodable(log, "dead") if isinstance(letter, DeadLetter))
+    return dict(reasons.most_common())
+
+
+def _workers(folder: RunFolder) -> tuple[Worker, ...]:
+    files = sorted(folder.logs.glob("*.port")) if folder.logs.is_dir() else []
+    if not files:
+        return ()
+    with ThreadPoolExecutor(max_workers=min(32, len(files))) as pool:
+        return tuple(worker for worker in pool.map(_ask, files) if worker is not None)
+
+
+def _ask(file: Path) -> Worker | None:
+    try:
+        port = int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    health: dict[str, Any] | None = None
+    with contextlib.suppress(OSError, ValueError):  # gone, or not one of ours any more
+        try:
+            answer = urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=HEALTH_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            answer = error  # 503: it says of itself that it is stuck
+        with answer:
+            health = json.loads(answer.read(1 << 20))
+    if isinstance(health, dict) and health.get("process", file.stem) == file.stem:
+        return Worker(process=file.stem, port=port, health=health)
+    return Worker(process=file.stem, port=port, health=None)
+
+
+# --------------------------------------------------------------------------------------------- output
+
+
+def _reward(history: History) -> dict[str, float | None]:
+    rewards = history.rewards()
+    recent = rewards[-NUM_SMOOTHED:]
+    return {
+        "last": rewards[-1] if rewards else None,
+        f"mean_{NUM_SMOOTHED}": sum(recent) / len(recent) if recent else None,
+    }
+
+
+def _evaluations(history: History) -> dict[str, dict[str, Any]]:
+    """Evaluation -> its newest and its best result."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in history.evaluations:
+        one = {"version": result.name.version, "num_unscored": result.num_unscored, **result.metrics}
+        entry = found.setdefault(result.evaluation, {})
+        entry["newest"] = one
+        if "best" not in entry or one.get("mean", 0.0) > entry["best"].get("mean", 0.0):
+            entry["best"] = one
+    return found
+
+
+def _json(status: Status) -> dict[str, Any]:
+    control, history = status.control, status.history
+    finished, desired = control.finished, control.state
+    return {
+        "run": status.run,
+        "run_dir": status.folder,
+        "state": status.state,
+        "live": status.live,
+        "desired": {
+            "state": "running" if desired is None else str(desired.state),
+            "by": "" if desired is None else desired.by,
+            "reason": "" if desired is None else desired.reason,
+        },
+        "finished": None if finished is None else {
+            "reason": finished.reason, "version": finished.name.version, "at": finished.finished_at,
+            "exit_code": finished.exit_code,
+        },
+        "created_at": None if control.manifest is None else control.manifest.created_at,
+        "version": history.version,
+        "trainer_epoch": 0 if history.current is None else history.current.name.trainer_epoch,
+        "step": len(history.steps),
+        "steps": status.num_steps,
+        "reward": _reward(history),
+        "evaluations": _evaluations(history),
+        "groups": dict(status.groups),
+        "left_out": status.left_out,
+        "lag": dict(status.lag),
+        "dead_letters": dict(status.dead_letters),
+        "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
+        "claims": [
+            {"role": claim.role, "epoch": claim.epoch, "process": claim.process, "host": claim.host,
+             "pid": claim.pid, "claimed_at": claim.claimed_at}
+            for claim in control.claims.values()
+        ],
+        "workers": [
+            {"process": worker.process, "port": worker.port, "reachable": worker.health is not None,
+             **(worker.health or {})}
+            for worker in status.workers
+        ],
+    }  # fmt: skip
+
+
+def _text(status: Status, now: float) -> list[str]:
+    history, data = status.history, _json(status)
+    rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
+    of = f" of {status.num_steps:,}" if status.num_steps else ""
+    version = f"{history.version:,}{of}, trainer epoch {data['trainer_epoch']}"
+    if history.current is not None and history.current.recorded_at:
+        version += f", recorded {duration(now - history.current.recorded_at)} ago"
+    rows.append(("version", version))
+    reward = data["reward"]
+    if reward["last"] is not None:
+        mean = reward[f"mean_{NUM_SMOOTHED}"]
+        rows.append(("reward", f"{number(reward['last'])}, mean of the last {NUM_SMOOTHED} steps {number(mean)}"))
+    for name, entry in data["evaluations"].items():
+        results = [f"{number(one.get('mean'))} at version {one['version']}" for one in (entry["newest"], entry["best"])]
+        rows.append((f"eval {name}", f"{results[0]}, best {results[1]}"))
+    rows.append(("groups", ", ".join(f"{count:,} {name}" for name, count in status.groups.items())))
+    if status.left_out:
+        rows.append(("left out", f"{plural(status.left_out, 'problem')} with too long prompts"))
+    rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
+    dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
+    rows.append(("dead letters", dead or "none"))
+    disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
+    rows.append(("disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"))
+    lines = [f"{status.run}  {status.folder}", "", *columns(rows, left=2, indent="  ")]
+    if status.control.claims:
+        lines += ["", *columns(
+            [("role", "epoch", "process", "host", "pid", "since"),
+             *((claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
+               for claim in status.control.claims.values())],
+            left=6, indent="  ",
+        )]  # fmt: skip
+    if status.workers:
+        lines += ["", *columns(
+            [("worker", "port", "health"), *((one.process, one.port, _health_sentence(one)) for one in status.workers)],
+            left=3, indent="  ",
+        )]  # fmt: skip
+    return lines
+
+
+def _state_sentence(status: Status) -> str:
+    finished, desired = status.control.finished, status.control.state
+    if finished is not None:
+        return f"finished {moment(finished.finished_at)}: {finished.reason}"
+    who = "supervised here" if status.live else "no `run` or `resume` supervises it here"
+    if desired is not None and desired.state is not DesiredState.running:
+        why = f" ({desired.reason})" if desired.reason else ""
+        return f"{desired.state} since {moment(desired.since)} by {desired.by}{why}; {who}"
+    if not status.live:
+        return f"stopped: {who}; `rftstream resume {status.folder}` goes on"
+    return f"running, {who}"
+
+
+def _health_sentence(worker: Worker) -> str:
+    if worker.health is None:
+        return "does not answer"
+    facts = {name: value for name, value in worker.health.items() if name not in ("ok", "process")}
+    text = ", ".join(f"{name} {round(v, 1) if isinstance(v, float) else v}" for name, v in facts.items())
+    return text if worker.health.get("ok", True) else f"STUCK: {text}"
