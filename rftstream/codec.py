@@ -47,7 +47,7 @@ from rftstream.messages import (
     VerifiedRollout,
     WeightsAnnounced,
 )
-from rftstream.topics import MAX_RECORD_BYTES, TOPICS
+from rftstream.topics import MAX_DEAD_BYTES, TOPICS
 from rftstream.transport.base import Headers, NewRecord, Record
 
 VERSIONS: dict[str, int] = dict.fromkeys(MESSAGES, 1)
@@ -120,8 +120,8 @@ def _unpack(value: bytes) -> Any:
 
     Depth is bounded by msgpack's own stack (1,024), below that by the types and `invariants.MAX_DEPTH`."""
     num_bytes = len(value)
-    if num_bytes > MAX_RECORD_BYTES:
-        raise ValueError(f"{num_bytes} bytes exceed the limit of {MAX_RECORD_BYTES}")
+    if num_bytes > MAX_DEAD_BYTES:
+        raise ValueError(f"{num_bytes} bytes exceed the limit of {MAX_DEAD_BYTES}")
     max_items = min(num_bytes, MAX_ITEMS)
     count = _counter() if num_bytes > _COUNTED_FROM_BYTES else None
     return msgpack.unpackb(
@@ -373,6 +373,13 @@ def from_record(record: Record) -> Message:
     if record.value is None:
         raise ContractError("$: got no value (a tombstone, or read without bodies)", where=_label(where, contract))
     return decode(record.value, contract, where)
+
+
+def is_foreign(record: Record) -> bool:
+    """Whether the record is none of the messages that its topic takes: somebody else's, to be passed over."""
+    topic = TOPICS.get(record.topic)
+    contract = record.header("contract")
+    return topic is None or contract is None or contract.decode("ascii", "replace") not in topic.messages
 
 
 def _contract_of(record: Record, where: str) -> str:

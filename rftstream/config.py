@@ -297,6 +297,10 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     for section in ("run", "model", "tasksets"):
         if section not in values:
             raise ConfigError(f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME]")
+    for tables, section_type in (("tasksets", TasksetSection), ("evaluations", EvaluationSection)):
+        sections = values.get(tables, {})
+        for name in sections if isinstance(sections, dict) else ():  # one by one, so that errors name them
+            plugins.convert(sections[name], section_type, where=f"{tables}.{name}")
     config: RunConfig = plugins.convert(dict(values), RunConfig, where="")
     _check_whole(config)
     return _absolute(config)

@@ -40,7 +40,7 @@ def convert_smollm2(target: Path, dtype: str = "bfloat16") -> Path:
 
 def _convert(source: Path, file: str, target: Path, dtype: str) -> None:
     try:
-        import accelerate  # noqa: F401  transformers asks for both only deep inside
+        import accelerate  # type: ignore[import-untyped]  # noqa: F401  transformers asks for both only deep inside
         import gguf  # noqa: F401
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
@@ -49,15 +49,15 @@ def _convert(source: Path, file: str, target: Path, dtype: str) -> None:
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     settings: dict[str, Any] = {"gguf_file": file}
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         source, dtype=getattr(torch, dtype), quantization_config=GgufConfig(dequantize=True), **settings
     )  # fmt: skip
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    tokenizer: Any = AutoTokenizer.from_pretrained(source, **settings)  # type: ignore[no-untyped-call]
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, **settings)
     start, end = (tokenizer.convert_tokens_to_ids(token) for token in (SMOLLM2_START, SMOLLM2_END))
     if (start, end) != (1, 2) or not tokenizer.chat_template:
-        raise ConfigError(f"convert: {source / file}: chat tokens have ids {start}, {end}, expected 1, 2; another file?")
+        raise ConfigError(f"convert: {source / file}: chat tokens are {start}, {end}, expected 1, 2; another file?")
     model.generation_config.update(bos_token_id=start, eos_token_id=end, pad_token_id=end)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -52,13 +52,14 @@ def serve(values: np.ndarray, dtype: str) -> RawTensor:
 
 def read(tensor: RawTensor) -> np.ndarray:
     """Float32 values of what `serve` made."""
+    data = memoryview(tensor.data)
     if tensor.dtype == "BF16":
-        bits = np.frombuffer(tensor.data, dtype="<u2").astype("<u4") << 16
+        bits: np.ndarray = np.frombuffer(data, dtype="<u2").astype("<u4") << 16
         return bits.view("<f4").reshape(tensor.shape)
-    return np.frombuffer(tensor.data, dtype={"F16": "<f2", "F32": "<f4"}[tensor.dtype]).astype(np.float32)
+    return np.frombuffer(data, dtype={"F16": "<f2", "F32": "<f4"}[tensor.dtype]).astype(np.float32)
 
 
 def read_skill(tensors: Mapping[str, RawTensor], *, where: str) -> float:
     if tensors.keys() != {SKILL, FILLER} or tensors[SKILL].shape != (1,):
-        raise WeightsError(f"{where}: got {', '.join(sorted(tensors)[:3])}, expected {FILLER}, {SKILL}; another model's?")
+        raise WeightsError(f"{where}: got {', '.join(sorted(tensors)[:3])}, expected {FILLER}, {SKILL}; another model?")
     return float(read(tensors[SKILL])[0])

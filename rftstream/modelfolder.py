@@ -104,9 +104,9 @@ def model_digests(spec: ModelSpec, chat_template: str | None = None) -> dict[str
 def copy_companions(spec: ModelSpec, target: Path) -> None:
     """All of a model folder but its weights: config, tokenizer, template (the one in effect), generation config."""
     for path in sorted(spec.folder.iterdir()):
-        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and not path.name.endswith(".index.json"):
-            if path.name != RECIPE:
-                shutil.copyfile(path, target / path.name)
+        weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
+        if path.is_file() and not weights and path.name != RECIPE:
+            shutil.copyfile(path, target / path.name)
     if spec.chat_template is not None:
         (target / "chat_template.jinja").write_text(spec.chat_template, encoding="utf-8")
     config = read_json(target / "config.json")

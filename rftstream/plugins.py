@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -57,8 +57,31 @@ def convert(values: Any, target: Any, *, where: str) -> Any:
         return msgspec.convert(values, target)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `")
-        key = path.rstrip("`").removeprefix("$").lstrip(".")
-        raise ConfigError(f"{'.'.join(part for part in (where, key) if part)}: {text[:1].lower()}{text[1:]}") from None
+        keys = re.findall(r"\w[\w-]*", path.rstrip("`").removeprefix("$"))
+        place = ".".join(part for part in (where, *keys) if part)
+        raise ConfigError(f"{place}: {_explain(text, values, target, keys)}") from None
+
+
+def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
+    """What was found and what was expected, in the words of the run file."""
+    wanted = msgspec.inspect.type_info(target)
+    found = values
+    for key in keys:
+        wanted = _fields(wanted).get(key, wanted) if _dataclass_info(wanted) else getattr(wanted, "value_type", wanted)
+        if isinstance(found, dict):
+            found = found.get(key, found)
+        elif isinstance(found, list) and key.isdigit():
+            found = found[int(key)]
+    plain = wanted.type if isinstance(wanted, msgspec.inspect.Metadata) else wanted
+    choices = getattr(plain, "values", None)
+    if isinstance(plain, msgspec.inspect.LiteralType) and choices:
+        return f"got {found!r}; {suggest(str(found), [str(choice) for choice in choices])}"
+    if pattern := re.search(r"matching regex '(.*)'", text):
+        return f"got {found!r}, expected text of the form {pattern[1]}"
+    expected = re.sub(r"^Expected ", "", text).partition(", got")[0].replace("`", "").replace(" | null", "")
+    if text.startswith("Object missing required field"):
+        return f"missing {text.rpartition(' ')[2].strip('`')!r}; it has no default"
+    return f"got {found!r}, expected {expected[:1].lower() + expected[1:]}"
 
 
 def check_keys(values: Any, target: Any, where: str) -> None:
@@ -89,11 +112,6 @@ def _dataclass_info(target: Any) -> Any:
     if isinstance(info, msgspec.inspect.UnionType):
         info = next((one for one in info.types if isinstance(one, msgspec.inspect.DataclassType)), None)
     return info if isinstance(info, msgspec.inspect.DataclassType) else None
-
-
-@dataclass(frozen=True)
-class _Anything:
-    """Stands for a type whose keys are free."""
 
 
 def _pairs(values: Any, target: Any) -> list[tuple[str, Any, Any]]:

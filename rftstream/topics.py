@@ -8,6 +8,9 @@ from enum import StrEnum
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Of one record, key, value and headers together."""
 
+MAX_DEAD_BYTES = MAX_RECORD_BYTES + 256 * 1024
+"""Of one on `dead`: it holds a whole record and says why it is there."""
+
 
 class Width(StrEnum):
     """How many partitions a topic has."""
@@ -29,6 +32,7 @@ class Topic:
     twin: tuple[str, ...] | None
     """Headers that together must be unique on the topic; None where repeats are meant."""
     compacted: bool = False
+    max_record_bytes: int = MAX_RECORD_BYTES
     description: str = ""
 
 
@@ -61,7 +65,7 @@ TOPICS: dict[str, Topic] = {
               "request"), key="see messages.py", width=Width.one, twin=None, compacted=True,
               description="who is in force, what the run should do"),
         Topic(name="dead", messages=("dead_letter",), key="role/topic/partition/offset", width=Width.one,
-              twin=None, description="what could not be dealt with, as it was"),
+              twin=None, max_record_bytes=MAX_DEAD_BYTES, description="what could not be dealt with, as it was"),
     )
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rftstream.roles.evaluator import EvaluatorStep, build_evaluation
 from rftstream.runtime.role import Role, RoleContext
-from rftstream.runtime.runs import open_store
 from rftstream.tasksets.open import open_taskset
 from rftstream.weights.follower import WeightsFollower
 from workers.parts import model_spec, scorer, turn_loop
@@ -14,7 +13,7 @@ def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.evaluator
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     policy, loop = turn_loop(context, settings.policy or config.explorer.policy, spec)
-    store = open_store(config, context.folder)
+    store = context.open_store()
     evaluations = {
         name: build_evaluation(name, section, open_taskset(f"eval:{name}", section, config), config)
         for name, section in config.evaluations.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rftstream.roles.explorer import ExplorerStep
 from rftstream.runtime.role import Role, RoleContext
-from rftstream.runtime.runs import open_store
 from rftstream.weights.follower import WeightsFollower
 from workers.parts import model_spec, turn_loop
 
@@ -16,7 +15,7 @@ def build(context: RoleContext) -> Role:
     step = ExplorerStep(
         policy=policy,
         loop=loop,
-        follower=WeightsFollower(open_store(config, context.folder), spec.name),
+        follower=WeightsFollower(context.open_store(), spec.name),
         max_concurrent=settings.max_concurrent,
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
         clock=context.clock,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rftstream.backends.base import OptimizerSettings
 from rftstream.roles.trainer import TrainerStep
 from rftstream.runtime.role import Role, RoleContext
-from rftstream.runtime.runs import open_store
 from workers.parts import model_spec
 
 
@@ -21,7 +20,7 @@ def build(context: RoleContext) -> Role:
         model=spec,
         backend=backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed),
         algorithm=algorithm_class(algorithm_options),
-        store=open_store(config, context.folder),
+        store=context.open_store(),
         final=context.folder.final,
         clock=context.clock,
     )

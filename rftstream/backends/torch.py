@@ -67,7 +67,8 @@ class TorchBackend:
         torch.manual_seed(self._seed)
         self._model = AutoModelForCausalLM.from_pretrained(
             self._spec.folder, dtype=torch.float32, attn_implementation="sdpa"
-        ).to(self._device)
+        )
+        self._model.to(self._device)
         self._model.eval()  # samplers have no dropout, so the ratio must not see any either
         if self._config.gradient_checkpointing:
             _switch_dropout_off(self._model)
@@ -339,7 +340,7 @@ def _check_names(spec: ModelSpec, parameters: Mapping[str, Any]) -> None:
 
     known: set[str] = set()
     for file in spec.folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
+        with safe_open(file, framework="pt") as opened:
             known.update(opened.keys())
     if known and (odd := sorted(parameters.keys() - known)):
         raise ConfigError(
@@ -348,18 +349,18 @@ def _check_names(spec: ModelSpec, parameters: Mapping[str, Any]) -> None:
         )
 
 
-def _switch_dropout_off(model: nn.Module) -> None:
+def _switch_dropout_off(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+            module.attention_dropout = 0.0
 
 
 def _raw(value: Tensor) -> RawTensor:
     """The tensor's bytes, without a copy where it lies contiguous in main memory."""
     plain = value.detach().cpu().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy()
+    data = plain.reshape(-1).view(torch.uint8).numpy().data
     return RawTensor(DTYPES[str(plain.dtype).removeprefix("torch.")], tuple(plain.shape), data)
 
 

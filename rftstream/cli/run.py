@@ -103,14 +103,16 @@ def worker(
 
     if parent is not None:
         die_with_parent(parent)
+    stop = host.Stop()
     role_builder(role)  # an unknown one is said before anything is waited for
     config, folder = host.join(
-        files if run_dir else run_files(files), run_dir, wait_s=wait_s, say=lambda text: click.echo(text, err=True)
-    )
+        files if run_dir else run_files(files), run_dir, wait_s=wait_s, stop=stop,
+        say=lambda text: click.echo(text, err=True),
+    )  # fmt: skip
     sys.exit(
         host.run_worker(
             config, folder, role, process=process or host.default_process(role), metrics_port=metrics_port,
-            device=device, wait_s=wait_s, parent=parent,
+            device=device, wait_s=wait_s, parent=parent, stop=stop,
         )
     )  # fmt: skip
 

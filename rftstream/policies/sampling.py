@@ -141,4 +141,5 @@ def uniforms(seeds_B: np.ndarray, positions_B: np.ndarray) -> np.ndarray:
         mixed_B = (mixed_B ^ (mixed_B >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed_B = (mixed_B ^ (mixed_B >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed_B = mixed_B ^ (mixed_B >> np.uint64(31))
-    return ((mixed_B >> np.uint64(32)).astype(np.float64) + 0.5) / 2.0**32
+    result_B: np.ndarray = ((mixed_B >> np.uint64(32)).astype(np.float64) + 0.5) / 2.0**32
+    return result_B

@@ -1,7 +1,7 @@
 """The buffer: verified -> batches and outcomes. Every admitted group gets exactly one outcome.
 
 It commits, per partition of `verified`, the first offset of its oldest open group, and as metadata how far it has
-read. After a restart it reads from there again: what `outcomes` names already is dropped, and a sibling that comes
+read, the next batch, and whether the last one is written. After a restart it reads from there again: what `outcomes` names already is dropped, and a sibling that comes
 after the group's outcome (at or above the committed read offset) gets a late record of its own.
 """
 
@@ -86,13 +86,11 @@ class BufferStep:
         positions: dict[TopicPartition, int] = {}
         for place, position in log_.committed("buffer").items():
             positions[place] = position.offset
-            self._read_before[place] = int(position.metadata or position.offset)
+            read, next_batch, last = map(int, (position.metadata or f"{position.offset} 0 0").split())
+            self._read_before[place] = read
+            self._next_batch = max(self._next_batch, next_batch)
+            self._last_written = self._last_written or bool(last)
         self._read = dict(positions)
-        # The run's last batch is known by its manifest: an empty one has no outcome.
-        for record in log_.read("batches", bodies=False):
-            if record.header("contract") == b"batch_manifest":
-                self._next_batch = max(self._next_batch, int(record.header("batch_sequence") or 0) + 1)
-                self._last_written = self._last_written or record.header("last") == b"1"
         return positions
 
     def _recall(self, outcome: GroupOutcome) -> None:
@@ -196,7 +194,7 @@ class BufferStep:
         if batch is not None:
             return self._batch(batch)
         if self._decisions or self._late:
-            return Transaction(tuple(self._outcomes()), self._positions())
+            return Transaction(tuple(self._outcomes()), self._positions(self._next_batch))
         return None
 
     def _choose(self) -> list[Group] | None:
@@ -249,7 +247,7 @@ class BufferStep:
             )
             outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
             outputs.append(Publish("batches", share, manifest))
-        return Transaction((*outputs, *outcomes), self._positions())
+        return Transaction((*outputs, *outcomes), self._positions(self._next_batch + 1, last=last))
 
     def _experiences(self, groups: Sequence[Group], share: int) -> list[Experience]:
         assert self._bodies is not None
@@ -285,9 +283,13 @@ class BufferStep:
         records += [Publish("outcomes", 0, late) for late in self._late]
         return records
 
-    def _positions(self) -> dict[TopicPartition, Position]:
+    def _positions(self, next_batch: int, *, last: bool = False) -> dict[TopicPartition, Position]:
+        """For all partitions. The metadata tells what no outcome tells: an empty last batch has none."""
         lows = self._groups.low_waters()
-        return {place: Position(min(lows.get(place, read), read), str(read)) for place, read in self._read.items()}
+        return {
+            place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}")
+            for place, read in self._read.items()
+        }
 
     def committed(self, transaction: Transaction) -> None:
         for group in self._after_commit:

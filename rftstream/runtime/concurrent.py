@@ -193,7 +193,7 @@ class ConcurrentService(Service):
         metrics.DEAD.labels(self.role, "undecodable").inc()
         letter = dead_letter(record, role=self.role, reason="undecodable", detail=str(error), tries=1,
                              now=self.clock.now())
-        ids = codec.ids_from_headers(record)
+        ids = None if codec.is_foreign(record) else codec.ids_from_headers(record)
         if ids is None:
             return Done(number, (letter,))
         return Done(number, (self.step.undecodable(record, ids, error), letter))

@@ -47,12 +47,10 @@ _LAST_RESORT_S = 10.0
 
 
 class Stop:
-    """What signals asked for."""
+    """What signals ask for, from now on."""
 
     def __init__(self) -> None:
         self.requested = False
-
-    def install(self) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
 
@@ -77,12 +75,12 @@ def run_worker(
     deadline_s: float = DEADLINE_S,
     wait_s: float = WAIT_S,
     parent: int | None = None,
+    stop: Stop | None = None,
 ) -> int:
     """One worker from start to end; its exit code. A supervised one (`parent`) logs to stderr alone: to its file."""
     own_file = folder.logs / f"{process}.log" if parent is None else None
     logs.setup(process, level=config.log.level, form=config.log.format, file=own_file)
-    stop = Stop()
-    stop.install()
+    stop = stop or Stop()
     prepare_process(config, role)
     worker = _Worker(config, folder, role, process=process, device=device, stop=stop, deadline_s=deadline_s,
                      wait_s=wait_s, parent=parent)  # fmt: skip
@@ -233,7 +231,7 @@ def wait_until(
 
 
 def join(
-    files: Sequence[Path], run_dir: Path | None, *, wait_s: float, say: Callable[[str], None]
+    files: Sequence[Path], run_dir: Path | None, *, wait_s: float, stop: Stop, say: Callable[[str], None]
 ) -> tuple[RunConfig, RunFolder]:
     """The run that a worker started by hand is for, once it exists: its folder, and the config it was started with."""
     if run_dir is not None:
@@ -242,8 +240,6 @@ def join(
     else:
         config = configs.load(files)
         what, ready = f"a run of {', '.join(map(str, files))}", lambda: _newest_open_run(config)
-    stop = Stop()
-    stop.install()
     try:
         found: RunFolder = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
     except StoppedError:

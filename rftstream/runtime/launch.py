@@ -76,7 +76,9 @@ class RunResult:
             lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
         if self.final is not None:
             lines.append(f"the model is in {shown_path(self.final)}")
-        if self.reason == "interrupted" or self.exit_code:
+        if not RunFolder(self.run_dir).exists():
+            lines.append(f"nothing was begun; the logs are in {folder}/logs")
+        elif self.reason == "interrupted" or self.exit_code:
             lines.append(f"go on with: rftstream resume {folder}")
         else:
             lines.append(f"look closer with: rftstream audit {folder}")
@@ -310,7 +312,7 @@ class _Launch:
         before: dict[signal.Signals, Any] = {}
         try:
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(signum) is not signal.SIG_IGN:
+                if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
                     before[signum] = signal.signal(signum, on_signal)
         except ValueError:
             pass

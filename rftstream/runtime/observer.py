@@ -130,7 +130,8 @@ class Observer:
                 message = _decoded(record)
                 if record.topic == "control":
                     self.control.absorb(record.key, message)
-                elif isinstance(message, EvalResult) or (isinstance(message, StepRecord) and self.curve.absorb(message)):
+                    continue
+                if isinstance(message, EvalResult) or (isinstance(message, StepRecord) and self.curve.absorb(message)):
                     news.append(message)
         return news
 

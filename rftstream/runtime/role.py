@@ -11,18 +11,24 @@ built anew from the log.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rftstream import codec
 from rftstream.clock import Clock
 from rftstream.config import RunConfig
 from rftstream.errors import ContractError
 from rftstream.messages import Claim, DeadLetter, Message, RolloutIds
-from rftstream.runtime.runs import RunFolder
+from rftstream.runtime.runs import RunFolder, open_store
 from rftstream.transport.base import Position, Record, TopicPartition, Transport
+
+if TYPE_CHECKING:
+    from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
 
 FOREVER = math.inf
 """`idle_s`: nothing to do until a record arrives."""
@@ -105,7 +111,9 @@ class SingleStep(Protocol):
     def absorb(self, received: Received) -> None: ...
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """A record whose body cannot be decoded; the loop dead-letters it with the next transaction."""
+        """A record of this topic whose body cannot be decoded; the loop dead-letters it with the next transaction.
+
+        Foreign records (of no contract of the topic) are dead-lettered without the step ever hearing of them."""
 
     def advance(self) -> Transaction | None:
         """A bounded slice of work; the next transaction, if there is one. Called again after `committed`."""
@@ -153,6 +161,11 @@ class RoleContext:
     """Where the arrays live; None: what the role's section says."""
     simulated: bool = False
     """Driven by a scheduler in one process: no children, no threads."""
+    own_store: ObjectStore | None = None
+    """In place of the one that the run file names."""
+
+    def open_store(self) -> ObjectStore:
+        return self.own_store or open_store(self.config, self.folder)
 
 
 class Log:
@@ -178,8 +191,11 @@ class Log:
             reader.close()
 
     def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
-        """As `read`, decoded; tombstones have no message."""
+        """As `read`, decoded; tombstones have no message. Records of foreign contracts are passed over."""
         for record in self.read(topic, start=start):
+            if record.value is not None and codec.is_foreign(record):
+                log.error("%s: of no contract of this topic; passed over", record)
+                continue
             yield Received(record, None if record.value is None else codec.from_record(record))
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:

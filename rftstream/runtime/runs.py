@@ -194,6 +194,7 @@ def create_log(transport: Transport, config: RunConfig) -> None:
             name: TopicSettings(
                 partitions=num_partitions(topic, partitions=config.transport.partitions, shares=config.trainer.shares),
                 compacted=topic.compacted,
+                max_record_bytes=topic.max_record_bytes,
             )
             for name, topic in TOPICS.items()
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rftstream import codec, metrics, plugins
 from rftstream.clock import Clock
@@ -17,6 +18,9 @@ from rftstream.messages import Claim, DesiredState, RunFinished, RunManifest, Ru
 from rftstream.runtime.role import Publish, Received, Role, RoleContext
 from rftstream.runtime.runs import RunFolder
 from rftstream.transport.base import Member, NewRecord, Reader, Record, TopicPartition, Transport
+
+if TYPE_CHECKING:
+    from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -176,15 +180,20 @@ def build_service(
     process: str,
     device: str | None = None,
     simulated: bool = False,
+    own_store: ObjectStore | None = None,
 ) -> Service:
     """The service of a role, composed by `workers`."""
+    build = role_builder(role_name)
+    context = RoleContext(config=config, folder=folder, clock=clock, transport=transport, process=process,
+                          device=device, simulated=simulated, own_store=own_store)
+    return service_of(build(context), context)
+
+
+def service_of(role: Role, context: RoleContext) -> Service:
+    """The loop of the role's kind."""
     from rftstream.runtime.concurrent import ConcurrentService
     from rftstream.runtime.single import SingleService
 
-    build = role_builder(role_name)
-    context = RoleContext(config=config, folder=folder, clock=clock, transport=transport, process=process,
-                          device=device, simulated=simulated)
-    role: Role = build(context)
     return ConcurrentService(role, context) if hasattr(role.step, "room") else SingleService(role, context)
 
 

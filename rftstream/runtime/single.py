@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from rftstream import metrics
+from rftstream import codec, metrics
 from rftstream.errors import ContractError, ProducerLost, TakenOver, TransportError
 from rftstream.ids import derive_seed
 from rftstream.messages import Claim, DesiredState
@@ -32,6 +32,10 @@ class SingleService(Service):
         assert not hasattr(role.step, "room")
         self.step: SingleStep = role.step  # type: ignore[assignment]  # the other kind has `room`
         self.claim: Claim | None = None
+        self._tried: Claim | None = None
+        """The claim that it wrote last; after an unknown commit only the log can tell whether it is there."""
+        self._known_epoch: int | None = None
+        """Of its own claim, before that of the newest when it began: whoever has a newer one took over."""
         self._producer: Producer | None = None
         self._pending: Transaction | None = None
         self._letters: list[Publish] = []
@@ -92,12 +96,11 @@ class SingleService(Service):
             return MAX_IDLE_S
         if self.done:
             return 0.0
-        newest_before = self.claims.get(self.role)
         try:
             self._claim()
         except ProducerLost as error:
             self._read_control()
-            self._check_taken_over(self.claim or newest_before)
+            self._check_taken_over()
             self._fenced_starts += 1
             wait = (derive_seed(self.context.config.run.seed, self.process, self._fenced_starts) % 1000) / 1000
             log.info("%s before the claim was on the log; starting again in %.2f s", error, wait)
@@ -119,21 +122,26 @@ class SingleService(Service):
         return self.manifest is not None or self.role == "feeder"
 
     def _claim(self) -> None:
+        if self._known_epoch is not None:
+            self._read_control()
+            self._check_taken_over()  # before a start would fence whoever did
         if self._producer is not None:
             self._producer.close()
         name = f"{self.context.folder.run_id}.{self.role}"
         self._producer = self.transport.producer(name, timeout_s=PRODUCER_TIMEOUT_S)
         self._producer.start()
         self._read_control()
-        if self.claim is not None:
-            self._check_taken_over(self.claim)
         before = self.claims.get(self.role)
-        claim = Claim(
+        if self._known_epoch is None:
+            self._known_epoch = before.epoch if before else 0
+        self._check_taken_over()
+        self._tried = claim = Claim(
             role=self.role, epoch=before.epoch + 1 if before else 1, host=socket.gethostname(), pid=os.getpid(),
             process=self.process, claimed_at=self.clock.now(),
         )
         self._producer.commit(self.encode([Publish("control", 0, claim)], epoch=claim.epoch))
         self.claim = claim
+        self._known_epoch = claim.epoch
         self.claims[self.role] = claim
         if before is not None:
             log.info("%s takes over from %s, process %d on %s (epoch %d -> %d)", self.process, before.process,
@@ -154,15 +162,18 @@ class SingleService(Service):
             return
         self.control(received)
 
-    def _check_taken_over(self, ours: Claim | None) -> None:
-        """Raises TakenOver if a claim newer than `ours` (or than what there was when this one began) is in force."""
-        newest = self.claims.get(self.role)
-        known = ours.epoch if ours is not None else 0
-        if newest is not None and newest.epoch > known:
-            raise TakenOver(
-                f"{self.role}: {newest.process}, process {newest.pid} on {newest.host}, took over with epoch "
-                f"{newest.epoch} (this one knew {known}); this process ends"
-            )
+    def _check_taken_over(self) -> None:
+        """Raises TakenOver if somebody else's claim is newer than what this process knows."""
+        newest, known = self.claims.get(self.role), self._known_epoch or 0
+        if newest is None or newest.epoch <= known:
+            return
+        if newest == self._tried:
+            self._known_epoch = newest.epoch
+            return
+        raise TakenOver(
+            f"{self.role}: {newest.process}, process {newest.pid} on {newest.host}, took over with epoch "
+            f"{newest.epoch} (this one knew {known}); this process ends"
+        )
 
     def _recover(self) -> None:
         assert self.claim is not None
@@ -196,7 +207,7 @@ class SingleService(Service):
             else:
                 self.step.absorb(received)
         if any(record.topic == "control" for record in records):
-            self._check_taken_over(self.claim)
+            self._check_taken_over()
             self.step.paused(self.desired is DesiredState.paused)
             if self.desired is DesiredState.draining:
                 self.step.draining()
@@ -208,7 +219,8 @@ class SingleService(Service):
         if record.topic in self.declaration.consumes:
             self._letters.append(dead_letter(record, role=self.role, reason="undecodable", detail=str(error), tries=1,
                                              now=self.clock.now()))
-        self.step.undecodable(record, error)
+        if not codec.is_foreign(record):
+            self.step.undecodable(record, error)
 
     def _publish_next(self) -> bool:
         """One slice of the step's work and its transaction; False when there is nothing to publish now."""

@@ -162,6 +162,7 @@ class Supervisor:
 
     def _ended(self, slot: Slot, code: int, now: float) -> None:
         slot.child = None
+        slot.command.log.with_suffix(".port").unlink(missing_ok=True)
         if self.stopping or (code == 0 and self._may_leave(slot)):
             slot.state = "left"
         elif code in FATAL:

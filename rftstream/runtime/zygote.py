@@ -153,10 +153,10 @@ class Zygote:
     def close(self) -> None:
         """Its end is the end of its workers: the kernel sees to that."""
         self._lost()
-        self._socket.close()
 
     def _lost(self) -> None:
         self.dead = True
+        self._socket.close()
         self._process.kill()
         self._process.wait()
 
@@ -282,7 +282,7 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
         log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         for stream in (1, 2):
             os.dup2(log, stream)
-        _set_title(request["process"], request["arguments"])
+        _set_title(request["process"], ["-m", "rftstream", *request["arguments"]])
         limit_threads(request["threads"])
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed()
@@ -304,8 +304,8 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
 
 
 def _set_title(process: str, arguments: list[str]) -> None:
-    """Puts the worker's own command line where `ps` looks for it: into the memory of ours."""
-    title = "\0".join([sys.executable, "-m", "rftstream", *arguments]).encode()
+    """Puts another command line where `ps` looks for it: into the memory of the zygote's own."""
+    title = "\0".join([sys.executable, *arguments]).encode()
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -321,4 +321,5 @@ if __name__ == "__main__":
     descriptor, supervisor = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _set_title("zygote", ["-m", "rftstream.runtime.zygote"])
     Server(socket.socket(fileno=descriptor)).serve()

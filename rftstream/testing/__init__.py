@@ -1,15 +1,18 @@
-"""For tests, ours and users': a manual clock, all roles in one process under a seeded scheduler, and the suite that
-every transport has to pass.
+"""For tests, ours and users': one role driven alone, all roles in one process under a seeded scheduler with a manual
+clock, and the suite that every transport has to pass.
 
-    from rftstream.testing import Simulation
+    from rftstream.testing import Faults, Simulation
 
-    simulation = Simulation(config, folder=tmp_path, seed=7)
+    simulation = Simulation(config, folder=tmp_path, seed=7, faults=Faults(kills=5))
     simulation.run()
-    assert simulation.audit().balanced
+    assert simulation.audit().fine
 """
 
 from __future__ import annotations
 
-from rftstream.testing.simulation import Kill, ManualClock, Simulation
+from rftstream.testing.driver import RoleDriver
+from rftstream.testing.faults import Faults
+from rftstream.testing.memory_run import ManualClock, MemoryRun
+from rftstream.testing.simulation import Simulation
 
-__all__ = ["Kill", "ManualClock", "Simulation"]
+__all__ = ["Faults", "ManualClock", "MemoryRun", "RoleDriver", "Simulation"]

@@ -1,56 +1,38 @@
-"""All roles of a run in one process: a manual clock, an in-memory log, a seeded scheduler, kills between any steps.
+"""All roles of a run in one process: a manual clock, an in-memory log, a seeded scheduler, faults between any steps.
 
-Everything that could differ between two runs comes from the seed: which process goes next, who is killed when, how
+Everything that could differ between two runs comes from the seed: which process goes next, what goes wrong when, how
 long a dead one stays away. The same seed gives the same log, record for record.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
-from rftstream import codec
-from rftstream.config import RunConfig, replace
-from rftstream.errors import RftError
-from rftstream.runtime.runs import RunFolder, create_log
+from rftstream.config import RunConfig
+from rftstream.errors import ProducerLost, RftError, TransactionAborted
+from rftstream.messages import DesiredState, RunState
 from rftstream.runtime.service import Service, build_service
-from rftstream.topics import TOPICS
-from rftstream.transport.base import Record, Transport
-from rftstream.transport.memory import MemoryLog
+from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill
+from rftstream.testing.memory_run import START_TIME_S, MemoryRun
 
-if TYPE_CHECKING:
-    from rftstream.views.audit import AuditReport
-
-log = logging.getLogger(__name__)
-
-START_TIME_S = 1_700_000_000.0
 TICK_S = 0.001
 """How far each tick moves the clock."""
 
+DRAIN_S = 30.0
+"""For a process that was told to leave; then it is ended as it is."""
 
-class ManualClock:
-    """Time that goes on only when told to."""
+RESTARTED = {1, 3}
+"""Exit codes after which a supervisor starts a process again."""
 
-    def __init__(self, now: float = START_TIME_S) -> None:
-        self._now = now
+TAKEN_OVER = 5
 
-    def now(self) -> float:
-        return self._now
+MAX_HELD = 2
+"""Processes that may stand still in the middle of a step at once: each is a frame on Python's stack."""
 
-    def sleep(self, seconds: float) -> None:
-        self._now += seconds
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
-
-
-class Kill(BaseException):
-    """A simulated SIGKILL: nothing of the process goes on, not even its `finally` of the loop."""
+STORY_LINES = 60
 
 
 @dataclass(slots=True)
@@ -60,13 +42,17 @@ class SimulatedProcess:
     service: Service | None = None
     wake_at: float = 0.0
     """Earliest time of its next tick, or of its start if it is not running."""
+    paused_until: float = 0.0
+    held: bool = False
+    """Stands still in the middle of a step."""
+    leave_by: float | None = None
+    """It was told to leave, and is ended then."""
     starts: int = 0
     exit_code: int | None = None
     """Set once it has ended for good."""
-    story: list[str] = field(default_factory=list)
 
 
-class Simulation:
+class Simulation(MemoryRun):
     """A run with `count` explorers and verifiers and one of each other role, as the config says."""
 
     def __init__(
@@ -75,148 +61,260 @@ class Simulation:
         *,
         folder: Path,
         seed: int = 0,
-        kill_share: float = 0.0,
-        kills: int = 0,
+        faults: Faults = Faults(),  # noqa: B008  # it is frozen
         restart_s: float = 1.0,
+        watch: Callable[[], None] | None = None,
     ) -> None:
-        """`kill_share`: chance that a tick or a commit ends in a kill, until `kills` have happened."""
-        self.config = replace(config, weights__store=f"memory://{folder.name}-{seed}-{id(self)}")
-        self.folder = RunFolder(folder / config.run.name)
-        self.folder.path.mkdir(parents=True, exist_ok=True)
-        self.clock = ManualClock()
+        """`watch` is called after every commit and every tick; what it raises ends the simulation."""
+        super().__init__(config, folder=folder)
+        self.seed = seed
         self.random = Random(seed)
-        self.log = MemoryLog(self.clock.now)
-        self.log.fault = self._fault
+        self.log.fault = self._at_commit
+        self.store.fault = self._at
+        self.plan = FaultPlan(faults, self.random)
+        self.watch = watch
         self.processes: list[SimulatedProcess] = []
-        self.num_kills = 0
         self.num_ticks = 0
         self.story: list[str] = []
         """What happened beside the ordinary, to be read when a seed fails."""
-        self._kill_share = kill_share
-        self._kills_left = kills
         self._restart_s = restart_s
         self._current: SimulatedProcess | None = None
-        create_log(self.log.connect("setup"), self.config)
+        self._num_held = 0
+        self._seen_changes = 0
+        self._asked = DesiredState.running
+        self._agenda: list[tuple[float, Callable[[], None]]] = []
         for role, count in self._counts().items():
-            for number in range(count):
-                self.processes.append(SimulatedProcess(f"{role}-{number}", role, wake_at=self.clock.now()))
+            for _ in range(count):
+                self.add(role)
 
     def _counts(self) -> Mapping[str, int]:
         config = self.config
         return {
             "feeder": 1, "explorer": config.explorer.count, "verifier": config.verifier.count, "buffer": 1, "trainer": 1,
             "evaluator": config.evaluator.count if config.evaluations else 0,
-        }
+        }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ driving
 
-    def run(self, max_ticks: int = 1_000_000, until: Callable[[], bool] | None = None) -> None:
-        """Until every process has ended by itself (or `until`); AssertionError with the story if it never does."""
-        while any(process.exit_code is None for process in self.processes):
-            if until is not None and until():
-                return
-            if self.num_ticks >= max_ticks:
-                raise AssertionError("the run does not end:\n" + "\n".join(self.story[-40:]) + "\n" + self._states())
-            self.step()
+    def run(self, max_ticks: int = 200_000, until: Callable[[], bool] | None = None) -> None:
+        """Until every process has ended by itself (or `until`), or one ended in a way that ends the run."""
+        try:
+            while self.failed is None and any(process.exit_code is None for process in self.processes):
+                if until is not None and until():
+                    return
+                assert self.num_ticks < max_ticks, "the run does not end"
+                self.step()
+        except BaseException as error:
+            error.add_note(self.to_text())
+            raise
 
-    def step(self) -> None:
-        """One tick of one process, chosen by the seed among those that are due; time moves on if none is."""
-        alive = [process for process in self.processes if process.exit_code is None]
-        due = [process for process in alive if process.wake_at <= self.clock.now()]
-        if not due:
-            self.clock.advance(min(process.wake_at for process in alive) - self.clock.now() + 1e-6)
+    @property
+    def failed(self) -> SimulatedProcess | None:
+        """The process whose exit code ends the run, if there is one."""
+        return next((one for one in self.processes if one.exit_code not in (None, 0, TAKEN_OVER)), None)
+
+    def step(self, until: float | None = None) -> None:
+        """One tick of one process, chosen by the seed among those that are due; time moves on (up to `until`) if
+        there is none."""
+        now = self.clock.now()
+        self._keep_agenda(now)
+        free = [one for one in self.processes if one.exit_code is None and not one.held]
+        due = [one for one in free if one.wake_at <= now and one.paused_until <= now]
+        if due:
+            self._tick(self.random.choice(due))
+            self.clock.advance(TICK_S)
             return
-        self._tick(self.random.choice(due))
-        self.clock.advance(TICK_S)
+        times = [max(one.wake_at, one.paused_until) for one in free] + [at for at, _ in self._agenda]
+        if until is not None:
+            times.append(until)
+        self.clock.advance(min(times) - now + 1e-6)
 
-    def kill(self, process: SimulatedProcess, reason: str = "killed") -> None:
-        """SIGKILL; it starts again a while later."""
-        self.num_kills += 1
-        process.service = None
-        process.wake_at = self.clock.now() + self._restart_s * (0.5 + self.random.random())
-        self.story.append(f"{self.clock.now() - START_TIME_S:9.3f} {process.name}: {reason}")
+    def add(self, role: str) -> SimulatedProcess:
+        """One more process of the role, beside those that live."""
+        number = sum(one.role == role for one in self.processes)
+        process = SimulatedProcess(f"{role}-{number}", role, wake_at=self.clock.now())
+        self.processes.append(process)
+        return process
 
     def find(self, name: str) -> SimulatedProcess:
         return next(process for process in self.processes if process.name == name)
 
+    def kill(self, process: SimulatedProcess, reason: str = "killed") -> None:
+        """SIGKILL; it starts again a while later."""
+        self.tell(process, reason)
+        self._end(process)
+
+    def restart(self, process: SimulatedProcess) -> None:
+        """SIGTERM; it starts again a while after it has left."""
+        if process.service is not None and process.leave_by is None:
+            self.tell(process, "told to leave")
+            process.service.drain()
+            process.leave_by = self.clock.now() + DRAIN_S
+            process.wake_at = self.clock.now()
+
+    def pause(self, process: SimulatedProcess, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so long."""
+        self.tell(process, f"stands still for {seconds:.1f} s")
+        process.paused_until = self.clock.now() + seconds
+
+    def ask(self, state: DesiredState) -> None:
+        """What a user asks of the run."""
+        self._asked = state
+        self.story.append(f"{self._time()} the user: {state}")
+        self.put("control", RunState(state=state, by="user", since=self.clock.now()))
+
+    # ------------------------------------------------------------------------------------------ processes
+
     def _tick(self, process: SimulatedProcess) -> None:
         self.num_ticks += 1
-        self._current = process
+        before, self._current = self._current, process
         try:
             if process.service is None:
                 self._start(process)
             assert process.service is not None
             idle = process.service.tick()
-            self._maybe_kill("between two ticks")
+            process.wake_at = self.clock.now() + idle
+            self._at(BETWEEN)
         except Kill as kill:
             self.kill(process, f"killed {kill}")
-            return
         except RftError as error:
             self._failed(process, error)
-            return
         finally:
-            self._current = None
-        if process.service.done:
-            process.service.close()
-            process.exit_code = 0
-        process.wake_at = self.clock.now() + idle
-        if idle == 0.0:
-            for other in self.processes:
-                if other.service is not None:
-                    other.wake_at = min(other.wake_at, self.clock.now())
+            self._current = before
+        if process.service is not None:
+            self._look_at_end(process)
+        self._wake()
+        if self.watch is not None:
+            self.watch()
 
     def _start(self, process: SimulatedProcess) -> None:
         process.starts += 1
         process.service = build_service(
             process.role, config=self.config, folder=self.folder, transport=self.log.connect(process.name),
-            clock=self.clock, process=f"{process.name}.{process.starts}", simulated=True,
-        )
+            clock=self.clock, process=f"{process.name}.{process.starts}", simulated=True, own_store=self.store,
+        )  # fmt: skip
         process.service.start()
 
+    def _look_at_end(self, process: SimulatedProcess) -> None:
+        assert process.service is not None
+        leaving = process.leave_by is not None
+        if process.service.done:
+            process.service.close()
+            # a process that leaves because the run is finished is not started again, told to leave or not
+            if leaving and process.service.finished is None:
+                self._end(process)
+            else:
+                process.service, process.exit_code = None, 0
+        elif process.leave_by is not None and self.clock.now() > process.leave_by:
+            process.service.close()
+            self._end(process)
+
+    def _end(self, process: SimulatedProcess) -> None:
+        process.service, process.leave_by, process.paused_until = None, None, 0.0
+        process.wake_at = self.clock.now() + self._restart_s * (0.5 + self.random.random())
+
     def _failed(self, process: SimulatedProcess, error: RftError) -> None:
-        self.story.append(f"{self.clock.now() - START_TIME_S:9.3f} {process.name}: exit {error.exit_code}: {error}")
-        if error.exit_code in (1, 3):
-            self.kill(process, "restarted after its error")
+        self.tell(process, f"exit {error.exit_code}: {error}")
+        if error.exit_code in RESTARTED:
+            self._end(process)
         else:
-            process.exit_code = error.exit_code
-            process.service = None
+            process.service, process.exit_code = None, error.exit_code
 
-    def _maybe_kill(self, where: str) -> None:
-        if self._kills_left > 0 and self.random.random() < self._kill_share:
-            self._kills_left -= 1
-            raise Kill(where)
+    def _wake(self) -> None:
+        """What the log has for somebody ends his waiting, as `Transport.wait` does."""
+        if self._seen_changes == self.log.num_changes:
+            return
+        self._seen_changes = self.log.num_changes
+        now = self.clock.now()
+        for other in self.processes:
+            if other.service is None or other.held or other.paused_until > now or other.wake_at <= now:
+                continue
+            with self.log.changed:
+                if any(source.something() for source in other.service.sources()):  # type: ignore[union-attr]
+                    other.wake_at = now
 
-    def _fault(self, point: str, process: str) -> None:
-        if self._current is not None:
-            self._maybe_kill(point)
+    # ------------------------------------------------------------------------------------------ faults
 
-    def _states(self) -> str:
-        return "\n".join(
-            f"{process.name}: {'ended ' + str(process.exit_code) if process.exit_code is not None else ''} "
-            f"{process.service.health() if process.service else 'not running'}" for process in self.processes)
+    def _at_commit(self, point: str, process: str) -> None:
+        if point == AFTER_COMMIT and self._current is not None and self.watch is not None:
+            self.watch()
+        self._at(point)
 
-    # ------------------------------------------------------------------------------------------ looking
+    def _at(self, point: str) -> None:
+        """One of the points at which something may go wrong for the current process."""
+        process = self._current
+        if process is None:  # not a process of the run
+            return
+        match self.plan.draw(point):
+            case "kills":
+                raise Kill(point)
+            case "pauses":
+                seconds = 40 * self.random.random()
+                self.pause(process, seconds)
+                if point != BETWEEN:
+                    self._hold(process, seconds, point)
+            case "aborts":
+                self.tell(process, "a commit is aborted")
+                raise TransactionAborted("simulated: the commit was aborted")
+            case "unknowns":
+                self.tell(process, f"a commit with an unknown result, {point}")
+                raise ProducerLost("simulated: the result of the commit is unknown")
+            case "restarts":
+                self.restart(process)
+            case "takeovers":
+                role = self.random.choice([one.role for one in self.processes if one.role in self._singles()])
+                self.tell(self.add(role), "started beside another")
+            case "joins":
+                self.tell(self.add(self.random.choice(["explorer", "verifier"])), "joins")
+            case "user_pauses" if self._asked is not DesiredState.draining:
+                self.ask(DesiredState.paused)
+                self._agenda.append((self.clock.now() + 20 * self.random.random(), self._unpause))
+            case "drains":
+                self.ask(DesiredState.draining)
 
-    def transport(self) -> Transport:
-        return self.log.connect("observer")
+    def _singles(self) -> set[str]:
+        return {"feeder", "buffer", "trainer", "evaluator"}
 
-    def records(self, topic: str) -> list[Record]:
-        from rftstream.runtime.role import Log
+    def _hold(self, process: SimulatedProcess, seconds: float, point: str) -> None:
+        """The process stands still in the middle of a step, while the others go on."""
+        if self._num_held >= MAX_HELD:
+            return
+        until = self.clock.now() + seconds
+        process.held = True
+        self._num_held += 1
+        try:
+            while self.clock.now() < until:
+                self.step(until)
+        finally:
+            self._num_held -= 1
+            process.held = False
+        self.tell(process, f"goes on {point}")
 
-        return list(Log(self.transport()).read(topic))
+    def _unpause(self) -> None:
+        if self._asked is DesiredState.paused:
+            self.ask(DesiredState.running)
 
-    def messages(self, topic: str) -> list[codec.Message]:
-        return [codec.from_record(record) for record in self.records(topic) if record.value is not None]
+    def _keep_agenda(self, now: float) -> None:
+        if self._agenda:
+            due = [what for at, what in self._agenda if at <= now]
+            self._agenda = [(at, what) for at, what in self._agenda if at > now]
+            for what in due:
+                what()
 
-    def audit(self) -> AuditReport:
-        from rftstream.views.audit import audit
+    # ------------------------------------------------------------------------------------------ the story
 
-        return audit(self.transport())
+    def tell(self, process: SimulatedProcess, what: str) -> None:
+        self.story.append(f"{self._time()} {process.name}: {what}")
 
-    def digest(self) -> str:
-        """Over every record of every topic."""
-        total = hashlib.sha256()
-        for topic in sorted(TOPICS):
-            for record in self.records(topic):
-                total.update(repr(record).encode())
-        return total.hexdigest()
+    def to_text(self) -> str:
+        """What happened, and where everybody stands."""
+        states = [
+            f"{one.name}: " + (f"ended with {one.exit_code}" if one.exit_code is not None else
+                               str(one.service.health()) if one.service is not None else "not running")
+            for one in self.processes
+        ]  # fmt: skip
+        return "\n".join([f"seed {self.seed}, {self.num_ticks} ticks, {self._time()} s", *self.story[-STORY_LINES:],
+                          *states])  # fmt: skip
+
+    def _time(self) -> str:
+        return f"{self.clock.now() - START_TIME_S:9.3f}"

@@ -180,7 +180,7 @@ class Producer(Protocol):
         """One transaction: all records and positions, or nothing.
 
         `positions` are committed for `group` (single roles) or for `snapshot.group` (members; then each partition
-        must still be under the snapshot's assignment)."""
+        must still be under the snapshot's assignment). RecordTooLarge also for metadata over its limit."""
 
     def close(self) -> None: ...
 
@@ -207,10 +207,11 @@ class Admin(Protocol):
         """*Records* from the group's committed position on: not offsets, so gaps do not count."""
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Deletes the records before these offsets; offsets of the others stay."""
+        """Deletes the records before these offsets; offsets of the others stay. PositionMissing beyond the end."""
 
     def compact(self, topic: str) -> None:
-        """Keeps the newest record of each key now, where a log does not do so by itself."""
+        """Keeps the newest record of each key now, where a log does not do so by itself. A tombstone is kept like
+        any newest record, for a day at least. ConfigError for a topic that is not compacted."""
 
     def delete_topics(self, topics: Collection[str]) -> None: ...
 

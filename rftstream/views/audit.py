@@ -115,7 +115,7 @@ class AuditReport:
 
 
 def audit(transport: Transport) -> AuditReport:
-    """Reads the whole log once, without bodies but for `outcomes`; memory grows by some 80 bytes per rollout."""
+    """Reads the whole log once, without bodies but for `outcomes`; memory grows by some 200 bytes per rollout."""
     log = Log(transport)
     done_by_explorers, done_by_verifiers, done_by_buffer = map(log.committed, ("explorer", "verifier", "buffer"))
     ended = read_control(transport).ended

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rftstream import codec
 from rftstream.errors import ConfigError, ContractError
-from rftstream.messages import Array, ChatMessage, Message, RolloutIds, Segment, Turn
+from rftstream.messages import Array, ChatMessage, Message, RolloutIds, Sampling, Segment, Turn
 from rftstream.plugins import suggest
 from rftstream.runtime.role import Log
 from rftstream.topics import TOPICS
@@ -20,6 +21,8 @@ from rftstream.views.layout import moment, number, plural, size
 MAX_TEXT_CHARACTERS = 2_000
 """Of one string in text output."""
 
+WIDTH = 110
+"""Of wrapped lines."""
 
 # --------------------------------------------------------------------------------------------- which records
 
@@ -212,6 +215,8 @@ def _part_lines(name: str, value: Any) -> list[str]:
         return [f"{name}: {value.dtype}{list(value.shape)}"]
     if isinstance(value, Segment):
         return [f"{name}: {_segment_sentence(value)}"]
+    if isinstance(value, Sampling):
+        return [f"{name}: {_sampling_facts(value)}"]
     if isinstance(value, (ChatMessage, Turn)):
         return _speech(value.role, value.content)
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, (ChatMessage, Turn)) for one in value):
@@ -222,7 +227,9 @@ def _part_lines(name: str, value: Any) -> list[str]:
         inner = _dataclass_lines(value)
         return [f"{name}: {inner[0]}", *(f"  {line}" for line in inner[1:])] if inner else []
     if isinstance(value, Mapping):
-        return [f"{name}:", *(f"  {key}={_short(one)}" for key, one in value.items())]
+        facts = [f"{key}={_exact(one) if isinstance(one, (int, float)) else _short(one)}" for key, one in value.items()]
+        return textwrap.wrap(f"{name}: {' '.join(facts)}", WIDTH, subsequent_indent="  ", break_long_words=False,
+                             break_on_hyphens=False)  # fmt: skip
     return [f"{name}: {_short(value)}"]
 
 
@@ -242,8 +249,16 @@ def _segment_sentence(segment: Segment) -> str:
     return f"{len(mask)} tokens, {int(mask.sum())} sampled{f' ({spans})' if spans else ''}{mean}"
 
 
+def _sampling_facts(sampling: Sampling) -> str:
+    """What is always of interest, and what is not as usual."""
+    usual = Sampling()
+    always = ("temperature", "max_tokens")
+    values = {item.name: getattr(sampling, item.name) for item in dataclasses.fields(sampling)}
+    return " ".join(f"{k}={v}" for k, v in values.items() if k in always or v != getattr(usual, k))
+
+
 def _exact(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _short(value: Any) -> str:

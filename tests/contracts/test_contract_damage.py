@@ -14,7 +14,7 @@ from rftstream.codec import decode, encode
 from rftstream.errors import ContractError
 from rftstream.invariants import ITEM_BYTES, MAX_ITEMS
 from rftstream.messages import Array, Feedback, Problem, Sampling, Verdict
-from rftstream.topics import MAX_RECORD_BYTES
+from rftstream.topics import MAX_DEAD_BYTES
 from tests.contracts.samples import SAMPLES, contract_of
 
 NUM_MUTATIONS = 100_000
@@ -298,7 +298,7 @@ def test_msgpack_errors_are_readable(value: bytes, text: str) -> None:
 
 def test_records_over_the_limit_are_not_even_looked_at() -> None:
     with pytest.raises(ContractError, match="bytes exceed the limit"):
-        decode(b"\x80" + bytes(MAX_RECORD_BYTES), "run_state")
+        decode(b"\x80" + bytes(MAX_DEAD_BYTES), "run_state")
 
 
 def test_many_small_things_are_counted_together() -> None:

@@ -25,6 +25,7 @@ from rftstream.messages import (
 from rftstream.policies.base import Completion, SampleRequest
 
 PLAN = UpdatePlan(lr=1e-3, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=16384)
+SAMPLING = Sampling(max_tokens=3)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Step:
 
 def play(
     policy: Any, backend: Any, algorithm: Algorithm, renderer: Any, *, steps: int, groups: int = 32, siblings: int = 8,
-    sampling: Sampling = Sampling(max_tokens=3), seed: int = 0, top: int = 5, **plan: Any,
+    sampling: Sampling = SAMPLING, seed: int = 0, top: int = 5, **plan: Any,
 ) -> Iterator[Step]:  # fmt: skip
     """One step after the other; each samples `groups` sums of two numbers below `top`, `siblings` times each."""
     for version in range(steps):

@@ -68,9 +68,10 @@ class SyntheticLog:
     def put_raw(self, *records: NewRecord) -> None:
         self._producer.commit(records)
 
-    def passed(self, group: str, topic: str, offset: int, partition: int = 0) -> None:
+    def passed(self, group: str, topic: str, offset: int, partition: int = 0, metadata: str = "") -> None:
         """A committed position."""
-        self._producer.commit([], positions={TopicPartition(topic, partition): Position(offset)}, group=group)
+        positions = {TopicPartition(topic, partition): Position(offset, metadata)}
+        self._producer.commit([], positions=positions, group=group)
 
     def _partition(self, topic: str, message: Message) -> int:
         if TOPICS[topic].width == "partitions" and isinstance(message, Task | Rollout | VerifiedRollout):

@@ -1,0 +1,50 @@
+# What people, CI and pre-commit call. `make help` lists it.
+
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+JOBS ?= 2
+export PYTHON
+
+.PHONY: help setup demo test test-fast fmt lint types bench constraints clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.user  ## .venv with everything that a user needs
+	@echo "$(BIN)/rftstream is ready: $(BIN)/rftstream --help"
+
+demo: .venv/.user  ## set up, train a tiny model on sums, show what it learned (2 minutes)
+	@$(BIN)/python scripts/demo.py
+
+test: lint types  ## set up, check everything, run all tests (ARGS="-k word" picks)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --durations 10 $(ARGS)
+
+test-fast: .venv/.developer  ## the tests that take no more than seconds
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu" $(ARGS)
+
+fmt: .venv/.developer  ## put code into its form
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+lint: .venv/.developer  ## ruff: errors and form
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.developer  ## mypy --strict
+	$(BIN)/mypy
+
+bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks)
+	$(BIN)/python -m benchmarks $(ONLY)
+
+constraints: .venv/.user  ## newest versions of all dependencies into constraints.txt
+	scripts/constraints
+
+clean:  ## remove .venv, caches and build output; runs stay
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json ./*.egg-info
+	find rftstream workers schemas tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.user: pyproject.toml constraints.txt scripts/setup
+	scripts/setup user
+
+.venv/.developer: .venv/.user
+	scripts/setup developer

@@ -1,0 +1,78 @@
+"""One role alone on a log in memory: put records on its topics, let it work, look at what it writes.
+
+    run = MemoryRun(config, folder=tmp_path)
+    verifier = RoleDriver(run, "verifier")
+    run.put_manifest()
+    run.put("rollouts", rollout)
+    verifier.work()
+    assert run.messages("verified")[0].verdict.reward == 1.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rftstream.runtime.role import Role, RoleContext
+from rftstream.runtime.service import Service, role_builder, service_of
+from rftstream.testing.memory_run import MemoryRun
+
+MAX_TICKS = 100_000
+
+
+class RoleDriver:
+    """One process of a role."""
+
+    def __init__(
+        self,
+        run: MemoryRun,
+        role: str,
+        *,
+        process: str | None = None,
+        build: Callable[[RoleContext], Role] | None = None,
+    ) -> None:
+        """`build`: how to compose the role, if not as `workers` does."""
+        self.run = run
+        self.role = role
+        self.process = process or role
+        self._build = build or role_builder(role)
+        self.service: Service = self._start()
+
+    def _start(self) -> Service:
+        context = RoleContext(
+            config=self.run.config, folder=self.run.folder, clock=self.run.clock,
+            transport=self.run.transport(self.process), process=self.process, simulated=True,
+            own_store=self.run.store,
+        )  # fmt: skip
+        service = service_of(self._build(context), context)
+        service.start()
+        return service
+
+    def tick(self) -> float:
+        """One slice of work; how long it would idle now."""
+        return self.service.tick()
+
+    def work(self, *, within_s: float = 0.1) -> None:
+        """Until it is done, or has nothing to do for longer than `within_s`; shorter waits pass on the clock."""
+        for _ in range(MAX_TICKS):
+            idle_s = self.tick()
+            if self.service.done or idle_s > within_s:
+                return
+            self.run.clock.advance(idle_s)
+        raise AssertionError(f"{self.process} does not come to rest: {self.service.health()}")
+
+    @property
+    def done(self) -> bool:
+        return self.service.done
+
+    def restart(self) -> None:
+        """As after a SIGKILL: nothing of the process is left but what it wrote."""
+        self.service = self._start()
+
+    def stop(self) -> None:
+        """As after a SIGTERM: what is in hand is finished, then it leaves."""
+        self.service.drain()
+        while not self.service.done:
+            self.run.clock.advance(self.tick())
+        self.service.close()
+
+

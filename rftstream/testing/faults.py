@@ -1,0 +1,76 @@
+"""What can go wrong in a simulated run, and how often. Which of it happens when is drawn from the seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from random import Random
+
+BETWEEN = "between two ticks"
+BEFORE_COMMIT = "before_commit"
+AFTER_COMMIT = "after_commit"
+
+
+class Kill(BaseException):
+    """A simulated SIGKILL: nothing of the process goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """At most so many of each. The seed chooses between those that can happen at a point."""
+
+    share: float = 0.02
+    """Chance, at each point, that something happens. Points: between two ticks of a process, before and after each
+    commit, before and after each object that is put into the store."""
+    kills: int = 0
+    """SIGKILL; started again a while later."""
+    pauses: int = 0
+    """Not ticked for up to 40 s, at any point: long enough for a session to expire and a successor to come."""
+    restarts: int = 0
+    """SIGTERM: finishes what is in hand, leaves, is started again."""
+    takeovers: int = 0
+    """A second process of a single role is started while the first one lives."""
+    joins: int = 0
+    """One more explorer or verifier, which stays."""
+    aborts: int = 0
+    """A commit fails and nothing of it is visible."""
+    unknowns: int = 0
+    """A commit fails, and may have succeeded."""
+    user_pauses: int = 0
+    """A user pauses the run, and lets it go on up to 20 s later."""
+    drains: int = 0
+    """A user drains the run."""
+
+
+_WHERE = {
+    "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
+    "aborts": {BEFORE_COMMIT}, "unknowns": {BEFORE_COMMIT, AFTER_COMMIT}, "user_pauses": {BETWEEN}, "drains": {BETWEEN},
+}  # fmt: skip
+"""Points at which each can happen; None: at all of them."""
+
+
+class FaultPlan:
+    """Draws them."""
+
+    def __init__(self, faults: Faults, random: Random) -> None:
+        self._share = faults.share
+        self._left = Counter({name: count for name, count in asdict(faults).items() if name != "share" and count})
+        self._random = random
+        self.happened: Counter[str] = Counter()
+
+    def draw(self, point: str) -> str | None:
+        """What happens here, if anything does."""
+        if not self._left or self._random.random() >= self._share:
+            return None
+        possible = [name for name in sorted(self._left) if (where := _WHERE[name]) is None or point in where]
+        if not possible:
+            return None
+        name = self._random.choice(possible)
+        self.happened[name] += 1
+        self._left[name] -= 1
+        self._left += Counter()  # drops what is used up
+        return name
+
+    def stop(self) -> None:
+        """Nothing goes wrong any more."""
+        self._left.clear()

@@ -1,0 +1,178 @@
+"""A run in memory: its log, its object store, its clock. What RoleDriver and Simulation stand on."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from rftstream import __version__, codec
+from rftstream.codec import Message
+from rftstream.config import RunConfig
+from rftstream.messages import BatchManifest, Claim, Experience, PartialRollout, Rollout, RunManifest, Task
+from rftstream.messages import VerifiedRollout
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import RunFolder, create_log
+from rftstream.topics import TOPICS, Width
+from rftstream.transport.base import NewRecord, Record, Transport
+from rftstream.transport.memory import MemoryLog
+from rftstream.weights.store import ObjectStore
+
+if TYPE_CHECKING:
+    from rftstream.views.audit import AuditReport
+
+START_TIME_S = 1_700_000_000.0
+
+
+class ManualClock:
+    """Time that goes on only when told to."""
+
+    def __init__(self, now: float = START_TIME_S) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class MemoryStore(ObjectStore):
+    """An object store that lives as long as this object."""
+
+    def __init__(self) -> None:
+        self.url = "memory://"
+        self.objects: dict[str, bytes] = {}
+        self.fault: Callable[[str], None] | None = None
+        """Called as fault("before_versions") and fault("after_versions") when an object is put into the folder
+        `versions`, and so on; what it raises comes out of the put."""
+        self._files = _MemoryFiles(self)
+
+
+class MemoryRun:
+    """A run without processes, of which a test plays all that it does not start."""
+
+    def __init__(self, config: RunConfig, *, folder: Path) -> None:
+        self.config = config
+        self.folder = RunFolder(folder / config.run.name)
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock.now)
+        self.store = MemoryStore()
+        create_log(self.log.connect("setup"), config)
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def put(self, topic: str, *messages: Message, partition: int | None = None) -> None:
+        """Messages in one transaction; each on the partition where it belongs, unless one is given."""
+        self.put_raw(*(
+            codec.to_record(one, topic, self._partition(topic, one) if partition is None else partition,
+                            run=self.folder.run_id)
+            for one in messages
+        ))  # fmt: skip
+
+    def put_raw(self, *records: NewRecord) -> None:
+        producer = self.log.connect("test").producer("test")
+        producer.start()
+        producer.commit(records)
+
+    def put_manifest(self) -> None:
+        """What the feeder writes first, and everybody else waits for."""
+        config = self.config
+        self.put("control", RunManifest(
+            run=self.folder.run_id, created_at=self.clock.now(), config="",
+            digests={f"taskset.{name}": "" for name in config.tasksets}, partitions=config.transport.partitions,
+            shares=config.trainer.shares, seed=config.run.seed, rftstream_version=__version__,
+        ))  # fmt: skip
+
+    def _partition(self, topic: str, message: Message) -> int:
+        if TOPICS[topic].width is Width.one:
+            return 0
+        if isinstance(message, Task | Rollout | PartialRollout | VerifiedRollout):
+            return message.ids.sequence % self.config.transport.partitions
+        if isinstance(message, Experience | BatchManifest):
+            return message.share
+        raise ValueError(f"{topic}: say on which partition")
+
+    # ------------------------------------------------------------------------------------------ looking
+
+    def transport(self, process: str = "observer") -> Transport:
+        return self.log.connect(process)
+
+    def records(self, topic: str) -> list[Record]:
+        return list(Log(self.transport()).read(topic))
+
+    def messages(self, topic: str) -> list[Message]:
+        return [codec.from_record(record) for record in self.records(topic) if record.value is not None]
+
+    def audit(self) -> AuditReport:
+        from rftstream.views.audit import audit
+
+        return audit(self.transport())
+
+    def digest(self) -> str:
+        """Over every record of every topic, but for host and process id in claims."""
+        total = hashlib.sha256()
+        for topic in sorted(TOPICS):
+            for record in self.records(topic):
+                if record.header("contract") == b"claim":
+                    claim = codec.from_record(record)
+                    assert isinstance(claim, Claim)
+                    record = replace(record, value=codec.encode(replace(claim, host="", pid=0)))
+                total.update(repr(record).encode())
+        return total.hexdigest()
+
+
+class _MemoryFiles:
+    foreign_errors = False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def make_scratch(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="rftstream-", dir=_quick_folder()))
+
+    def add(self, name: str, path: Path) -> bool:
+        folder = name.partition("/")[0]
+        self._fault(f"before_{folder}")
+        if name in self._store.objects:
+            return False
+        self._store.objects[name] = path.read_bytes()
+        self._fault(f"after_{folder}")
+        return True
+
+    def open(self, name: str) -> IO[bytes]:
+        return io.BytesIO(self._get(name))
+
+    def size(self, name: str) -> int:
+        return len(self._get(name))
+
+    def walk(self, folder: str) -> Iterator[str]:
+        yield from [name for name in self._store.objects if name.startswith(f"{folder}/" if folder else "")]
+
+    def delete(self, name: str) -> None:
+        self._get(name)
+        del self._store.objects[name]
+
+    def _get(self, name: str) -> bytes:
+        try:
+            return self._store.objects[name]
+        except KeyError:
+            raise FileNotFoundError(name) from None
+
+    def _fault(self, point: str) -> None:
+        if self._store.fault is not None:
+            self._store.fault(point)
+
+
+def _quick_folder() -> str | None:
+    """Memory instead of a disk, where there is such a folder."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,0 +1,145 @@
+"""The command line of what starts processes: help, errors, exit codes, the JSON line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rftstream import cli
+from rftstream.cli.options import run_files
+from rftstream.errors import ConfigError, StopRule
+
+RUN_FILE = """
+[run]
+name = "tiny"
+steps = 2
+[model]
+path = "fake"
+[tasksets.sums]
+source = "arithmetic"
+[feeder]
+groups_per_batch = 2
+group_size = 2
+[explorer]
+policy = "fake"
+[trainer]
+backend = "fake"
+[transport]
+partitions = 2
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RFTSTREAM_CONFIG", raising=False)
+    (tmp_path / "tiny.toml").write_text(RUN_FILE)
+    return tmp_path
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.cli, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    script = """
+import sys, time
+began = time.perf_counter()
+from rftstream.cli import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    assert end.code == 0
+heavy = {"numpy", "torch", "transformers", "msgspec", "rich", "prometheus_client", "sqlite3"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "resume" in done.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_exists_and_its_help_has_an_example(name: str) -> None:
+    code, out, _ = call(name, "--help")
+    assert code == 0
+    assert f"rftstream {name} " in out, "an example"
+
+
+def test_usage_errors_are_exit_2_and_name_the_nearest() -> None:
+    code, _, error = call("runn")
+    assert code == 2
+    assert "no command 'runn'" in error
+    assert "did you mean 'run'?" in error
+    assert call("worker")[0] == 2
+    assert call("run", "--nothing")[0] == 2
+
+
+def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
+    code, out, error = call("run", "nothing.toml")
+    assert (code, out) == (2, "")
+    assert error == "rftstream: nothing.toml: no such file; name a run file, or set RFTSTREAM_CONFIG\n"
+    code, _, error = call("run", "tiny.toml", "--set", "trainer.lrr=1")
+    assert code == 2
+    assert error.startswith("rftstream: trainer.lrr: unknown key")
+    assert "did you mean 'lr'?" in error
+    code, _, error = call("run", "tiny.toml", "--set", "run.steps=0")
+    assert code == 2
+    assert error.startswith("rftstream: run.steps: ")
+    code, _, error = call("worker", "tiny.toml", "--role", "explorr")
+    assert code == 2
+    assert "did you mean 'explorer'?" in error
+    code, _, error = call("resume", "tiny.toml")
+    assert code == 2
+    assert "no run of it yet" in error
+
+
+def test_debug_shows_the_traceback(here: Path) -> None:
+    result = CliRunner().invoke(cli.cli, ["--debug", "run", "nothing.toml"])
+    assert isinstance(result.exception, ConfigError)
+    result = CliRunner().invoke(cli.cli, ["run", "nothing.toml"], env={"RFTSTREAM_DEBUG": "1"})
+    assert isinstance(result.exception, ConfigError)
+
+
+def test_every_kind_of_our_errors_keeps_its_code() -> None:
+    @click.command(cls=cli.Commands)
+    def group() -> None:
+        raise StopRule("no_signal", "buffer: 1000 groups without a batch")
+
+    result = CliRunner().invoke(group, ["list", "policy"])
+    assert (result.exit_code, result.stderr) == (6, "rftstream: buffer: 1000 groups without a batch\n")
+
+
+def test_file_defaults(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_files([Path("x.toml")]) == (Path("x.toml"),)
+    with pytest.raises(ConfigError, match="no run file: none given, RFTSTREAM_CONFIG is not set"):
+        run_files([])
+    (here / "rftstream.toml").write_text("")
+    assert run_files([]) == (Path("rftstream.toml"),)
+    monkeypatch.setenv("RFTSTREAM_CONFIG", "elsewhere.toml")
+    code, _, error = call("run")
+    assert (code, error.split(":")[1].strip()) == (2, "elsewhere.toml")
+
+
+def test_run_with_json_ends_with_one_object(here: Path) -> None:
+    (here / "more.toml").write_text("[run]\nsteps = 3\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "rftstream", "run", "tiny.toml", "more.toml", "--set", "feeder.group_size=3",
+         "--run-dir", "mine", "--json"], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    result = json.loads(line)
+    assert result["run_dir"] == str(here / "mine")
+    assert (result["steps"], result["version"], result["reason"]) == (3, 3, "steps")
+    assert {"reward_first", "reward_last", "wall_s"} <= set(result)
+    assert "step 3/3" in done.stderr
+    code, _, error = call("resume", "mine", "--json")
+    assert code == 2
+    assert "is finished with 3 of 3 steps" in error

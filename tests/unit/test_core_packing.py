@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rftstream.core.packing import count_padded_tokens, pack_microbatches, pad_rows, split_minibatches
+from rftstream.core.staleness import compute_staleness
+
+
+def test_microbatches_by_hand():
+    lengths_N = np.array([2, 5, 0, 5, 3, 2])
+    packed = pack_microbatches(lengths_N, 10)
+    assert [rows.tolist() for rows in packed] == [[1, 3], [4, 0, 5]]
+    assert count_padded_tokens(lengths_N, packed) == 10 + 9
+
+
+def test_a_row_over_the_budget_goes_alone():
+    assert [rows.tolist() for rows in pack_microbatches(np.array([50, 4]), 10)] == [[0], [1]]
+
+
+@given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 100))
+def test_every_row_once_and_within_the_budget(lengths, budget):
+    lengths_N = np.array(lengths, dtype=int)
+    packed = pack_microbatches(lengths_N, budget)
+    assert sorted(int(row) for rows in packed for row in rows) == np.flatnonzero(lengths_N).tolist()
+    assert all(len(rows) == 1 or len(rows) * lengths_N[rows].max() <= budget for rows in packed)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12))
+def test_minibatches_keep_groups_together(groups, count):
+    groups_N = np.array(groups)
+    parts = split_minibatches(groups_N, count)
+    assert sorted(int(row) for part in parts for row in part) == list(range(len(groups)))
+    of_part = [set(groups_N[part].tolist()) for part in parts]
+    assert sum(len(one) for one in of_part) == len(set(groups))
+    assert len(parts) == min(count, len(set(groups)))
+    assert max(len(one) for one in of_part) - min(len(one) for one in of_part) <= 1
+
+
+def test_minibatches_follow_the_order_of_the_groups():
+    assert [part.tolist() for part in split_minibatches(np.array([5, 5, 2, 5, 2]), 2)] == [[0, 1, 3], [2, 4]]
+    assert split_minibatches(np.zeros(0, int), 3) == []
+
+
+def test_padding_is_on_the_right():
+    padded = pad_rows([np.array([1, 2, 3], np.int32), np.array([4], np.int32)], fill=9)
+    assert padded.dtype == np.int32
+    assert padded.tolist() == [[1, 2, 3], [4, 9, 9]]
+
+
+def test_staleness_by_hand():
+    assert compute_staleness(np.array([3, 5, 1]), np.array([1, 3, 0]), 6) == (3, pytest.approx(6 / 4))
+    assert compute_staleness(np.zeros(0, int), np.zeros(0, int), 6) == (0, 0.0)
+    with pytest.raises(ValueError, match="staleness"):
+        compute_staleness(np.zeros((1, 1), int), np.zeros((1, 1), int), 6)

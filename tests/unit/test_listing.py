@@ -1,0 +1,57 @@
+"""`list`: every part has a line, read without importing it; run folders with their state."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rftstream import plugins
+from rftstream.errors import ConfigError
+from rftstream.views import listing
+
+
+@pytest.mark.parametrize("kind", plugins.KINDS)
+def test_every_part_has_a_line(kind: str) -> None:
+    parts = listing.list_parts(kind)
+    assert [part.name for part in parts] == list(plugins.table(kind))
+    assert all(part.description.endswith(".") or part.description for part in parts)
+    text = listing.parts_to_text(kind, parts)
+    assert "To add one" in text
+    assert f"{listing.SETTINGS[kind]} = " in text
+
+
+def test_settings_with_their_defaults() -> None:
+    (grpo,) = (part for part in listing.list_parts("algorithm") if part.name == "grpo")
+    assert "clip_low = 0.2" in grpo.knobs
+    (gym,) = (part for part in listing.list_parts("taskset") if part.name == "reasoning_gym")
+    assert "config = {}" in gym.knobs
+
+
+def test_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rftstream.backends.torch", raising=False)
+    listing.list_parts("backend")
+    assert "rftstream.backends.torch" not in sys.modules
+
+
+def test_kinds_in_both_numbers() -> None:
+    assert listing.kind_of("policies") == listing.kind_of("policy") == "policy"
+    with pytest.raises(ConfigError, match="did you mean 'rewards'"):
+        listing.kind_of("rewardz")
+
+
+def test_a_folder_that_is_no_run_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    assert listing.list_runs(tmp_path) == []
+    assert "rftstream run" in listing.runs_to_text([])
+    with pytest.raises(ConfigError, match="no such folder"):
+        listing.list_runs(tmp_path / "nowhere")
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.toml").write_text("[run")
+    (line,) = listing.list_runs(tmp_path)
+    assert line.state == "unknown"
+    assert "not TOML" in listing.runs_to_text([line])

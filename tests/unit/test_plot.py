@@ -1,0 +1,110 @@
+"""Curves: what is drawn where; that pictures come out for no steps, one step and many."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rftstream.messages import EvalResult, StepRecord, VersionName
+from rftstream.views import plot
+from rftstream.views.history import History
+
+
+def step(version: int, *, resumed: bool = False, at: float | None = None, **metrics: float) -> StepRecord:
+    return StepRecord(
+        name=VersionName(trainer_epoch=1, version=version), batch_sequence=None if resumed else version - 1,
+        positions=(0,), trained_groups=version, trained_rollouts=version, weights_digest=None, metrics=metrics,
+        resumed=resumed, skipped=version == 3, recorded_at=1000.0 + 60 * version if at is None else at,
+    )  # fmt: skip
+
+
+def evaluation(version: int, name: str = "held-out", **metrics: float) -> EvalResult:
+    return EvalResult(evaluation=name, name=VersionName(trainer_epoch=1, version=version), num_tasks=5, num_samples=1,
+                      num_unscored=0, metrics=metrics, generations=None)  # fmt: skip
+
+
+def history(*steps: StepRecord, resumes: tuple[StepRecord, ...] = (), evaluations: tuple[EvalResult, ...] = ()
+            ) -> History:
+    return History(steps=steps, resumes=resumes, evaluations=evaluations, current=steps[-1] if steps else None)
+
+
+def test_lines_leave_out_what_is_missing() -> None:
+    axis = plot.over_steps(found := history(step(1, reward=0.5), step(2), step(3, reward=math.nan), step(4, reward=1.0)))
+    (line,) = plot.metric(found, axis, "reward", "reward", scale=100)
+    assert line.x.tolist() == [1, 4]
+    assert line.y.tolist() == [50, 100]
+    assert plot.metric(found, axis, "loss", "loss") == []
+
+
+def test_wall_time_begins_with_the_first_steps_work() -> None:
+    found = history(step(1, step_s=30.0, wait_s=10.0), step(2), resumes=(step(1, resumed=True, at=1090.0),))
+    axis = plot.over_time(found)
+    assert axis.label == "wall time (s)"
+    assert axis.steps.tolist() == [40, 100]
+    assert axis.resumes.tolist() == [70]
+    assert axis.of_evaluation(evaluation(0)) == 0
+    assert axis.of_evaluation(evaluation(2)) == 100
+    assert plot.over_time(history(step(1), step(200))).label == "wall time (h)"
+
+
+def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
+    results = [evaluation(v, **{"mean": v / 10, "pass@1": v / 10, "pass@4": v / 5, "length_mean": 9.0}) for v in (0, 4)]
+    found = history(step(1), evaluations=(*results, evaluation(4, "other", mean=0.5)))
+    lines = plot.evaluations(found, plot.over_steps(found))
+    assert [(line.label, line.dashed) for line in lines] == [
+        ("held-out", False), ("held-out pass@4", True), ("other", False),
+    ]  # fmt: skip
+    assert lines[0].color == lines[1].color != lines[2].color
+
+
+def test_rates_are_computed_where_they_are_not_recorded() -> None:
+    found = history(step(1, rollouts=10.0, step_s=1.0, wait_s=3.0), step(2, rollouts=10.0))
+    axis = plot.over_steps(found)
+    (line,) = plot.rates(found, axis, "rollouts_per_s", "rollouts", "rollouts/s")
+    assert (line.x.tolist(), line.y.tolist()) == ([1], [2.5])
+    (line,) = plot.rates(history(step(1, rollouts_per_s=7.0)), axis, "rollouts_per_s", "rollouts", "rollouts/s")
+    assert line.y.tolist() == [7]
+
+
+def test_tasksets_are_drawn_only_if_there_are_several() -> None:
+    one = history(step(1, **{"reward": 0.5, "reward/sums": 0.5}))
+    two = history(step(1, **{"reward": 0.5, "reward/sums": 0.25, "reward/maze": 0.75}))
+    assert plot.per_taskset(one, plot.over_steps(one)) == []
+    assert [line.label for line in plot.per_taskset(two, plot.over_steps(two))] == ["maze", "sums"]
+
+
+def test_the_running_mean_by_hand() -> None:
+    assert plot.smoothed(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist() == [1.5, 3.0, 3.0, 3.0]
+    assert plot.smoothed(np.array([1.0, 2.0]), 5).tolist() == [1.0, 2.0]
+    assert [plot.window(n) for n in (1, 11, 12, 200, 10_000)] == [1, 1, 5, 8, 400]
+
+
+def test_outliers_do_not_dictate_the_view() -> None:
+    calm = np.sin(np.arange(500.0))
+
+    def view(y: plot.Floats) -> tuple[float, float] | None:
+        return plot.view([plot.Line(x=np.arange(float(len(y))), y=y, label="")])
+
+    assert view(calm) is None
+    assert view(calm[:20] * 100) is None
+    wild = calm.copy()
+    wild[7] = 1e6
+    limits = view(wild)
+    assert limits is not None
+    assert limits[1] < 3
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 60])
+def test_pictures(tmp_path: Path, num_steps: int) -> None:
+    names = ("reward", "loss", "grad_norm", "entropy", "staleness_mean", "staleness_max", "length_mean",
+             "truncated_share", "mismatch_k3", "ess", "step_s", "wait_s", "rollouts", "tokens", "reward/a",
+             "reward/b", "zero_variance_share")  # fmt: skip
+    steps = [step(v, **{name: (v % 7 + 1.0) ** i for i, name in enumerate(names)}) for v in range(1, num_steps + 1)]
+    found = history(*steps, resumes=(step(1, resumed=True),) if steps else (),
+                    evaluations=(evaluation(0, mean=0.1), evaluation(1, mean=0.2)))  # fmt: skip
+    files = plot.plot(found, run="demo $a_b$", folder=tmp_path / "plots")
+    assert [file.name for file in files] == ["by_step.png", "by_time.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 20_000 for file in files)

@@ -1,0 +1,161 @@
+"""What `status` and `list runs` say, and which steps are in force."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rftstream.config import RunConfig, from_dict
+from rftstream.messages import (
+    Claim,
+    DeadLetter,
+    DesiredState,
+    EvalResult,
+    GroupResult,
+    RunFinished,
+    RunState,
+    VersionName,
+)
+from rftstream.runtime.health import Health, HealthServer
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import OpenRun, RunFolder
+from rftstream.transport.base import NewRecord
+from rftstream.transport.memory import MemoryLog
+from rftstream.views.history import read_history
+from rftstream.views.status import Status, read_status
+from tests.unit.synthetic import SyntheticLog
+
+CONFIG = {
+    "run": {"name": "demo", "steps": 8},
+    "model": {"path": "fake"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+}
+
+
+@pytest.fixture
+def log() -> SyntheticLog:
+    log = SyntheticLog(MemoryLog(lambda: 0.0).connect())
+    log.transport.admin.commit_initial("feeder", ["steps", "outcomes"])
+    log.step(0, resumed=True)
+    return log
+
+
+def config() -> RunConfig:
+    return from_dict(CONFIG)
+
+
+def status(log: SyntheticLog, folder: Path) -> Status:
+    return read_status(OpenRun(RunFolder(folder), config(), log.transport))
+
+
+def train(log: SyntheticLog, *rewards: float, epoch: int = 1, start: int = 0) -> None:
+    for version, reward in enumerate(rewards, start=start + 1):
+        log.trained[version] = version
+        log.step(version, epoch=epoch, at=100.0 + version, metrics={"reward": reward})
+
+
+def evaluation(version: int, mean: float, *, epoch: int = 1) -> EvalResult:
+    return EvalResult(evaluation="held-out", name=VersionName(trainer_epoch=epoch, version=version), num_tasks=5,
+                      num_samples=1, num_unscored=0, metrics={"mean": mean}, generations=None)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- history
+
+
+def test_only_steps_in_force_count(log: SyntheticLog) -> None:
+    train(log, 0.1, 0.2, 0.3, 0.4)
+    log.step(2, epoch=2, resumed=True)
+    train(log, 0.9, epoch=2, start=2)
+    train(log, 0.5, epoch=1, start=4)  # a zombie
+    log.put("evals", evaluation(1, 0.2), evaluation(4, 0.4), evaluation(3, 0.8, epoch=2))
+    history = read_history(Log(log.transport))
+    assert history.rewards() == [0.1, 0.2, 0.9]
+    assert [step.name for step in history.steps][-1] == VersionName(trainer_epoch=2, version=3)
+    assert [record.name.version for record in history.resumes] == [2]
+    assert [result.metrics["mean"] for result in history.evaluations] == [0.2, 0.8]
+    assert history.version == 3
+
+
+def test_a_trainer_that_only_started(log: SyntheticLog) -> None:
+    history = read_history(Log(log.transport))
+    assert (history.version, history.steps, history.resumes) == (0, (), ())
+
+
+def test_records_that_cannot_be_decoded_are_left_out(log: SyntheticLog) -> None:
+    train(log, 0.1)
+    log.put_raw(NewRecord("steps", 0, b"?", b"?", (("contract", b"step_record"),)))
+    assert read_history(Log(log.transport)).rewards() == [0.1]
+
+
+# --------------------------------------------------------------------------------------------- status
+
+
+def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
+    log.flow(0, 1, 2)
+    log.admit(3)
+    log.batch(0, [0])
+    log.batch(1, [1])
+    log.decide(2, GroupResult.filtered)
+    log.step(1, metrics={"reward": 0.25})
+    log.put("evals", evaluation(0, 0.5), evaluation(1, 0.4))
+    log.put("control", Claim(role="trainer", epoch=1, host="h", pid=1, process="trainer-0", claimed_at=0.0))
+    log.put("control", Claim(role="trainer", epoch=2, host="h", pid=2, process="trainer-1", claimed_at=1.0))
+    log.put("dead", DeadLetter(topic="rollouts", partition=0, offset=0, key=None, value=None, headers=(),
+                               role="verifier", reason="timeout", detail="", tries=3))  # fmt: skip
+    log.passed("feeder", "steps", 1, metadata=json.dumps({"admitted": 4, "left_out": {"sums": 2}}))
+    found = status(log, tmp_path).to_json()
+    assert found["state"] == "stopped"
+    assert (found["version"], found["step"], found["steps"]) == (1, 1, 8)
+    assert found["reward"] == {"last": 0.25, "mean_10": 0.25}
+    assert found["groups"] == {"admitted": 4, "trained": 1, "batched": 2, "filtered": 1, "expired": 0, "dead": 0}
+    assert found["left_out"] == 2
+    assert found["lag"] == {"tasks": 8, "rollouts": 6, "verified": 6, "batches": 1}
+    assert found["dead_letters"] == {"timeout": 1}
+    assert found["evaluations"]["held-out"]["newest"]["version"] == 1
+    assert found["evaluations"]["held-out"]["best"] == {"version": 0, "num_unscored": 0, "mean": 0.5}
+    assert [(claim["process"], claim["epoch"]) for claim in found["claims"]] == [("trainer-1", 2)]
+
+
+def test_states(log: SyntheticLog, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.held():
+        assert status(log, tmp_path).state == "running"
+        log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
+        assert status(log, tmp_path).state == "paused"
+        assert "paused" in status(log, tmp_path).to_text()
+    log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=8), finished_at=5.0))
+    assert status(log, tmp_path).state == "finished"
+    assert ": steps" in status(log, tmp_path).to_text()
+    log.put_raw(NewRecord("control", 0, b"finished", None), NewRecord("control", 0, b"state", None))
+    assert status(log, tmp_path).state == "stopped"
+    assert "rftstream resume" in status(log, tmp_path).to_text()
+
+
+def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    health = Health()
+    health.update({"role": "explorer", "process": "explorer-0", "state": "running"})
+    server = HealthServer(health, port=0, host="127.0.0.1", file=logs / "explorer-0.port")
+    try:
+        (logs / "ghost.port").write_text("1\n")
+        (logs / "torn.port").write_text("")
+        (logs / "other.port").write_text(f"{server.port}\n")  # the port is somebody else's by now
+        found = {worker.process: worker for worker in status(log, tmp_path).workers}
+    finally:
+        server.close()
+    assert set(found) == {"explorer-0", "ghost", "other"}
+    assert found["explorer-0"].health is not None
+    assert found["explorer-0"].health["state"] == "running"
+    assert found["ghost"].health is None
+    assert found["other"].health is None
+
+
+def test_disk_by_folder(log: SyntheticLog, tmp_path: Path) -> None:
+    (tmp_path / "weights" / "deep").mkdir(parents=True)
+    (tmp_path / "weights" / "deep" / "a").write_bytes(b"x" * 1_500)
+    (tmp_path / "config.toml").write_bytes(b"x")
+    found = status(log, tmp_path)
+    assert found.disk_bytes == {"other": 1, "weights": 1_500}
+    assert "1.5 kB (other 1 B, weights 1.5 kB)" in found.to_text()
