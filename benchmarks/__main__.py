@@ -26,7 +26,7 @@ def main(only: Sequence[str]) -> int:
     if unknown := [name for name in only if name not in known]:
         print(f"benchmarks: unknown {unknown[0]!r}; {suggest(unknown[0], known)}", file=sys.stderr)
         return 2
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     rows: list[dict[str, Any]] = []
     for name in only or known:
         began = time.perf_counter()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rftstream.runtime.launch import run
     from rftstream.config import load as load_config
+    from rftstream.runtime.launch import run
 
 __all__ = ["__version__", "load_config", "run"]
 

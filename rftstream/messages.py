@@ -449,6 +449,8 @@ class BatchManifest:
     """Batched by all batches up to and including this one."""
     last: bool = False
     """The run's last batch; it may be short or empty."""
+    admitted: int | None = None
+    """Groups that the feeder had admitted in all, where `last`: a run that was given more to do has more later."""
     max_staleness: int = 0
     """batch_sequence minus the oldest version that sampled a token of the batch."""
     metrics: dict[str, float] = field(default_factory=dict)

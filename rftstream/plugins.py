@@ -64,7 +64,7 @@ def convert(values: Any, target: Any, *, where: str) -> Any:
 
 def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
     """What was found and what was expected, in the words of the run file."""
-    wanted = msgspec.inspect.type_info(target)
+    wanted: Any = msgspec.inspect.type_info(target)
     found = values
     for key in keys:
         wanted = _fields(wanted).get(key, wanted) if _dataclass_info(wanted) else getattr(wanted, "value_type", wanted)
@@ -106,7 +106,7 @@ def _fields(target: Any) -> dict[str, Any]:
 
 
 def _dataclass_info(target: Any) -> Any:
-    info = target if isinstance(target, msgspec.inspect.Type) else msgspec.inspect.type_info(target)
+    info: Any = target if isinstance(target, msgspec.inspect.Type) else msgspec.inspect.type_info(target)
     if isinstance(info, msgspec.inspect.Metadata):
         info = info.type
     if isinstance(info, msgspec.inspect.UnionType):

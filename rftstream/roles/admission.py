@@ -8,7 +8,7 @@ counting them lets staleness grow, counting in memory opens the gate at a restar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rftstream.messages import GroupOutcome, GroupResult, StepRecord, VersionName
 
@@ -20,7 +20,7 @@ class InForce:
     When a newer epoch starts from version b, records of older epochs above b are out of force; since its `resumed`
     record comes first and carries b, following the newest epoch's records in order is all it takes."""
 
-    name: VersionName = VersionName(trainer_epoch=0, version=0)
+    name: VersionName = field(default_factory=lambda: VersionName(trainer_epoch=0, version=0))
     trained_groups: int = 0
     trained_rollouts: int = 0
     last: bool = False

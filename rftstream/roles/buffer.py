@@ -1,8 +1,9 @@
 """The buffer: verified -> batches and outcomes. Every admitted group gets exactly one outcome.
 
 It commits, per partition of `verified`, the first offset of its oldest open group, and as metadata how far it has
-read, the next batch, and whether the last one is written. After a restart it reads from there again: what `outcomes` names already is dropped, and a sibling that comes
-after the group's outcome (at or above the committed read offset) gets a late record of its own.
+read, the next batch, and whether the last one is written. After a restart it reads from there again: what `outcomes`
+names already is dropped, and a sibling that comes after the group's outcome (at or above the committed read offset)
+gets a late record of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from rftstream.messages import (
     GroupResult,
     LossKind,
     RolloutStatus,
-    RunState,
     TasksEnded,
     UnscorableReason,
     VerifiedRollout,
@@ -117,8 +117,8 @@ class BufferStep:
         match received.message:
             case TasksEnded(admitted=admitted):
                 self._admitted = admitted
-            case RunState():
-                pass
+            case None if received.record.key == b"end":
+                self._admitted = None  # the run was given more to do
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         ids = codec.ids_from_headers(record)
@@ -187,7 +187,7 @@ class BufferStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
-        if self._last_written:
+        if self._last_written and self._all_in(0):
             return None
         self._close_overdue()
         batch = self._choose()
@@ -242,7 +242,8 @@ class BufferStep:
                 batch_sequence=self._next_batch, share=share, num_shares=self._shares, count=len(experiences),
                 digest=codec.digest_of_experiences(encoded),
                 groups=tuple(group.group_id for group in by_share[share]), num_groups=len(groups),
-                total_groups=self._total_groups + len(groups), last=last, max_staleness=max(0, staleness),
+                total_groups=self._total_groups + len(groups), last=last,
+                admitted=self._admitted if last else None, max_staleness=max(0, staleness),
                 metrics=values,
             )
             outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]

@@ -199,9 +199,10 @@ class EvaluatorStep:
             wanted = request.arguments.get("evaluation")
             for evaluation in self._evaluations.values():
                 answered = f"{request.request_id}/{evaluation.name}" in self._answered
-                if announced is not None and not answered and wanted in (None, evaluation.name):
-                    if (evaluation.name, announced.name) not in self._skipped:
-                        return _Due(evaluation, announced, request.request_id)
+                if announced is None or answered or wanted not in (None, evaluation.name):
+                    continue
+                if (evaluation.name, announced.name) not in self._skipped:
+                    return _Due(evaluation, announced, request.request_id)
         return None
 
     # ------------------------------------------------------------------------------------------ working

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rftstream import metrics
 from rftstream.clock import Clock
-from rftstream.config import RunConfig, sampling_for
+from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, ContractError
 from rftstream.ids import derive_seed, group_id, rollout_id
 from rftstream.messages import (
@@ -134,6 +134,8 @@ class FeederStep:
                 self._manifest = manifest
             case TasksEnded():
                 self._ended = True
+            case None if received.record.key == b"end":
+                self._ended = False
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         raise error

@@ -60,12 +60,14 @@ class Progress:
     skips_in_a_row: int = 0
     rewards: deque[float] = field(default_factory=deque)
     """Of the last steps, for stop_reward."""
+    last_admitted: int | None = None
+    """Of the last batch, if it was marked as the run's last: how many groups there were in all."""
 
     def to_state(self) -> dict[str, Any]:
         return {
             "version": self.version, "positions": list(self.positions), "trained_groups": self.trained_groups,
             "trained_rollouts": self.trained_rollouts, "skips_in_a_row": self.skips_in_a_row,
-            "rewards": list(self.rewards),
+            "rewards": list(self.rewards), "last_admitted": self.last_admitted,
         }
 
     @staticmethod
@@ -73,7 +75,7 @@ class Progress:
         return Progress(
             version=state["version"], positions=tuple(state["positions"]), trained_groups=state["trained_groups"],
             trained_rollouts=state["trained_rollouts"], skips_in_a_row=state["skips_in_a_row"],
-            rewards=deque(state["rewards"]),
+            rewards=deque(state["rewards"]), last_admitted=state["last_admitted"],
         )
 
 
@@ -119,7 +121,7 @@ class TrainerStep:
         self._kept_checkpoints: list[VersionName] = []
         self._assembly = BatchAssembly(self._settings.shares, 0)
         self._created_at: float | None = None
-        self._end_reason = "taskset"
+        self._ended: TasksEnded | None = None
         self._next: Progress | None = None
         """What `committed` makes the progress, once the transaction is on the log."""
         self._anchor_due = True
@@ -202,8 +204,10 @@ class TrainerStep:
                     self._best[result.evaluation] = result.name
             case RunManifest() as manifest:
                 self._created_at = manifest.created_at
-            case TasksEnded(reason=reason):
-                self._end_reason = "drained" if reason == "draining" else reason
+            case TasksEnded() as ended:
+                self._ended = ended
+            case None if received.record.key == b"end":
+                self._ended = None
 
     def _accepts(self, name: VersionName, resumed: bool) -> bool:
         if not self._lineage.accepts(name.trainer_epoch):
@@ -239,7 +243,8 @@ class TrainerStep:
             return None
         batch = self._assembly.next()
         if batch is None:
-            return self._finish_now("hours") if self._hours_over() else None
+            reason = self._reason_between_batches()
+            return self._finish_now(reason) if reason else None
         return self._train(batch)
 
     def _anchor(self) -> Transaction:
@@ -268,10 +273,11 @@ class TrainerStep:
             trained_rollouts=progress.trained_rollouts + len(batch.experiences),
             skips_in_a_row=progress.skips_in_a_row + 1 if update.skipped else 0,
             rewards=deque(progress.rewards, maxlen=self._config.run.stop_reward_over),
+            last_admitted=manifest.admitted if manifest.last else None,
         )
         if "reward" in manifest.metrics:
             following.rewards.append(manifest.metrics["reward"])
-        reason = self._reason_to_end(following, manifest)
+        reason = self._reason_to_end(following)
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
         publish_now = reason is not None or following.version % self._settings.publish_every == 0
         announced = self._publish(name) if publish_now else None
@@ -328,16 +334,24 @@ class TrainerStep:
 
     # ------------------------------------------------------------------------------------------ ending
 
-    def _reason_to_end(self, following: Progress, manifest: BatchManifest) -> str | None:
+    def _reason_to_end(self, following: Progress) -> str | None:
         run = self._config.run
         if run.steps is not None and following.version >= run.steps:
             return "steps"
-        if manifest.last:
-            return self._end_reason
         full = len(following.rewards) >= run.stop_reward_over
         if run.stop_reward is not None and full and sum(following.rewards) / len(following.rewards) >= run.stop_reward:
             return "reward"
-        return "hours" if self._hours_over() else None
+        return self._reason_of_last(following) or ("hours" if self._hours_over() else None)
+
+    def _reason_between_batches(self) -> str | None:
+        """The feeder's word that there is no more may come after the batch, and time passes without batches too."""
+        return self._reason_of_last(self._progress) or ("hours" if self._hours_over() else None)
+
+    def _reason_of_last(self, progress: Progress) -> str | None:
+        """Set if the last trained batch was the run's last, and still is: a resumed run may have been given more."""
+        if self._ended is None or progress.last_admitted != self._ended.admitted:
+            return None
+        return "drained" if self._ended.reason == "draining" else self._ended.reason
 
     def _hours_over(self) -> bool:
         hours = self._config.run.hours
@@ -385,7 +399,7 @@ class TrainerStep:
             self._assembly.drop()
         metrics.VERSION.labels("trainer").set(self._progress.version)
         due = self._progress.version % self._settings.checkpoint_every == 0
-        if trained and (due or finished or self._stop is not None):
+        if (trained and due) or finished or self._stop is not None:
             self._checkpoint()
         self._trim()
         self._done = finished
@@ -393,8 +407,10 @@ class TrainerStep:
 
     def _checkpoint(self) -> None:
         assert self._log is not None
-        self._log.transport.admin.make_durable()
         name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
+        if name in self._kept_checkpoints:
+            return
+        self._log.transport.admin.make_durable()
         self._checkpoints.write(name, self._backend.save, self._progress.to_state())
         self._kept_checkpoints = self._checkpoints.trim(in_force=self._usable)
 

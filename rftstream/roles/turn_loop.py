@@ -16,7 +16,6 @@ from rftstream.messages import Array, ChatMessage, Problem, RolloutStatus, Sampl
 from rftstream.policies.base import Completion, Policy, SampleRequest
 from rftstream.rendering import Renderer
 
-
 MakeEnvironment = Callable[[str, Problem, int], Environment]
 """Name, problem, seed -> environment."""
 

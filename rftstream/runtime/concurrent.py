@@ -8,12 +8,15 @@ lost takes its work with it; one that comes back starts afresh from the committe
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from rftstream import codec, metrics
 from rftstream.errors import AssignmentLost, ContractError, ProducerLost, TransportError
-from rftstream.runtime.role import FOREVER, ConcurrentStep, Done, Item, Received, Role, RoleContext, dead_letter
+from rftstream.runtime.role import FOREVER, ConcurrentStep, Done, Item, Role, RoleContext, dead_letter
 from rftstream.runtime.service import MAX_IDLE_S, Service, begin_positions
 from rftstream.runtime.tracker import PartitionTracker
 from rftstream.transport.base import Member, NewRecord, Position, Producer, Reader, Record, TopicPartition
@@ -44,8 +47,7 @@ class _Result:
 class ConcurrentService(Service):
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
-        assert hasattr(role.step, "room")
-        self.step: ConcurrentStep = role.step
+        self.step = cast(ConcurrentStep, role.step)
         self._member: Member | None = None
         self._producer: Producer | None = None
         self._num_producers = 0
@@ -131,7 +133,9 @@ class ConcurrentService(Service):
         if self._producer is not None:
             self._producer.close()
         self._num_producers += 1
-        self._producer = self.transport.producer(f"{self.role}.{self.process}.{self._num_producers}")
+        # Unique also if two workers were given the same name: they would fence each other for ever.
+        unique = f"{self.role}.{self.process}.{socket.gethostname()}.{os.getpid()}.{self._num_producers}"
+        self._producer = self.transport.producer(unique)
         self._producer.start()
 
     # ------------------------------------------------------------------------------------------ taking work
@@ -224,7 +228,8 @@ class ConcurrentService(Service):
     def _commit(self) -> bool:
         assert self._member is not None and self._producer is not None
         snapshot = self._member.snapshot()
-        chosen, num_bytes = [], 0
+        chosen: list[_Result] = []
+        num_bytes = 0
         for result in self._results:
             if snapshot.assignment.get(result.work.place) != result.work.assignment:
                 continue  # the next look at the assignment drops it

@@ -44,7 +44,8 @@ from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
 from rftstream.transport.base import NewRecord, Transport
 
 LOOK_EVERY_S = 0.1
-DEADLINE_S = 30.0
+DEADLINE_S = 35.0
+"""For all to leave; a little more than each of them takes by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

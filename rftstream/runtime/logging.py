@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -21,7 +21,10 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
 _SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|secret_key|access_key|api_key|credentials?|authorization)$")
 _URL_PASSWORD = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+@")
 _TAIL_BYTES = 65_536
-_TEXT_ERROR = re.compile(r"^\S+ \S+ (?:ERROR|CRITICAL) +\S+ (.*)$")
+_TEXT_LINE = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)$")
+_ERRORS = ("error", "critical")
+_TROUBLES = ("warning", *_ERRORS)
+_REPEAT_AFTER_S = 60.0
 
 
 class TextFormatter(logging.Formatter):
@@ -86,21 +89,62 @@ def last_error(file: Path, *, since: int = 0) -> str | None:
     """The newest error of a log file, from byte `since` on; else its last line: what a crash left there."""
     last = None
     for line in reversed(_tail(file, since)):
-        if (text := _error_in(line)) is not None:
+        if (text := _said(line, _ERRORS)) is not None:
             return text
         last = last or line.strip() or None
     return last
 
 
-def _error_in(line: str) -> str | None:
-    if (match := _TEXT_ERROR.match(line)) is not None:
-        return match[1]
+class Troubles:
+    """New warnings and errors of a log file that another process writes; the same one once a minute."""
+
+    def __init__(self, file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._clock = clock
+        self._offset = self._size()
+        self._said_at: dict[str, float] = {}
+
+    def new(self) -> list[str]:
+        size, since = self._size(), self._offset
+        if size <= since:
+            return []
+        self._offset = size
+        found = []
+        for line in _tail(self._file, since):
+            text = _said(line, _TROUBLES)
+            if text is None:
+                continue
+            if self._clock() - self._said_at.get(_kind(text), -_REPEAT_AFTER_S) >= _REPEAT_AFTER_S:
+                self.said(text)
+                found.append(text)
+        return found
+
+    def said(self, text: str) -> None:
+        """It was passed on already."""
+        self._said_at[_kind(text)] = self._clock()
+
+    def _size(self) -> int:
+        try:
+            return self._file.stat().st_size
+        except OSError:
+            return 0
+
+
+def _kind(text: str) -> str:
+    """What is the same but for its numbers says the same."""
+    return re.sub(r"\d+", "0", text)
+
+
+def _said(line: str, levels: tuple[str, ...]) -> str | None:
+    """The message of a line of one of these levels."""
+    if (match := _TEXT_LINE.match(line)) is not None:
+        return match[2] if match[1].lower() in levels else None
     if line.startswith("{"):
         try:
             values = json.loads(line)
         except json.JSONDecodeError:
             return None
-        if isinstance(values, dict) and values.get("level") in ("error", "critical"):
+        if isinstance(values, dict) and values.get("level") in levels:
             return str(values.get("message"))
     return None
 

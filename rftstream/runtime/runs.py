@@ -155,7 +155,8 @@ def find_run(run: str | Path) -> RunFolder:
     if path.is_dir():
         folder = RunFolder(path.resolve())
         if not folder.exists():
-            raise ConfigError(f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file")
+            raise ConfigError(
+                f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file")
         return folder
     config = configs.load([path])
     folders = candidates(config)

@@ -89,7 +89,7 @@ class Service:
 
     def back_off(self, error: Exception) -> float:
         """Remembers a passing failure; seconds until the next try."""
-        wait = min(MAX_BACKOFF_S, 0.05 * 2**self._failures)
+        wait = min(MAX_BACKOFF_S, 0.05 * 2.0**self._failures)
         self._failures += 1
         self._retry_at = self.clock.now() + wait
         level = logging.WARNING if self._failures > 3 else logging.INFO

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from typing import cast
 
 from rftstream import codec, metrics
 from rftstream.errors import ContractError, ProducerLost, TakenOver, TransportError
@@ -29,8 +30,7 @@ PRODUCER_TIMEOUT_S = 60.0
 class SingleService(Service):
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
-        assert not hasattr(role.step, "room")
-        self.step: SingleStep = role.step  # type: ignore[assignment]  # the other kind has `room`
+        self.step = cast(SingleStep, role.step)
         self.claim: Claim | None = None
         self._tried: Claim | None = None
         """The claim that it wrote last; after an unknown commit only the log can tell whether it is there."""

@@ -97,6 +97,7 @@ class Supervisor:
         self._clock = clock
         self._control = ControlView()
         self._version = 0
+        self._troubles = {slot.process: logs.Troubles(slot.command.log, clock=clock) for slot in self.slots}
         self._stop_by: float | None = None
         self._leave_by: float | None = None
         self._stopped_holder: tuple[int, float] | None = None
@@ -104,7 +105,7 @@ class Supervisor:
 
     @property
     def all_left(self) -> bool:
-        return all(slot.child is None and slot.state != "to start" for slot in self.slots)
+        return all(slot.child is None and slot.state not in ("to start", "fenced") for slot in self.slots)
 
     @property
     def stopping(self) -> bool:
@@ -123,6 +124,7 @@ class Supervisor:
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             self._end_stopped_holder(now)
+            self._pass_troubles_on()
         self._keep_deadlines(now)
 
     def stop(self) -> None:
@@ -149,9 +151,7 @@ class Supervisor:
             self._start(slot, now)
         elif slot.state == "fenced" and now >= slot.start_at:
             slot.start_at = now + LOOK_EVERY_S
-            if not self._successor_lives(slot.role):
-                self._report(f"{slot.process}: who had taken the role over is gone; started again")
-                self._start(slot, now)
+            self._look_at_successor(slot, now)
 
     def _start(self, slot: Slot, now: float) -> None:
         log = slot.command.log
@@ -206,12 +206,21 @@ class Supervisor:
     def _nobody_is_needed(self, slot: Slot) -> bool:
         return self.stopping or (self._control.finished is not None and slot.role not in AFTER_THE_END)
 
-    def _successor_lives(self, role: str) -> bool:
-        claim = self._control.claims.get(role)
-        return claim is not None and (claim.host != socket.gethostname() or is_alive(claim.pid))
+    def _look_at_successor(self, slot: Slot, now: float) -> None:
+        """Of a role that another took over. When the run is finished, that one may still be at its last work."""
+        claim = self._control.claims.get(slot.role)
+        if claim is not None and claim.host != socket.gethostname():
+            slot.state = "left" if self._control.finished is not None else slot.state
+        elif claim is None or not is_alive(claim.pid):
+            if not self._nobody_is_needed(slot):
+                self._report(f"{slot.process}: who had taken the role over is gone; started again")
+            slot.state = "to start"
+            slot.start_at = now
 
     def _error(self, slot: Slot) -> str:
-        return logs.last_error(slot.command.log, since=slot.log_offset) or f"no word in {slot.command.log}"
+        text = logs.last_error(slot.command.log, since=slot.log_offset) or f"no word in {slot.command.log}"
+        self._troubles[slot.process].said(text)
+        return text
 
     def _give_up(self, exit_code: int, text: str) -> None:
         self.failure = self.failure or Failure(exit_code, text)
@@ -245,6 +254,12 @@ class Supervisor:
                 slot.child.send(signum)
             elif slot.state in ("to start", "fenced"):
                 slot.state = "left"
+
+    def _pass_troubles_on(self) -> None:
+        """Warnings in the logs of workers: a run that stands still says why."""
+        for slot in self.slots:
+            for text in self._troubles[slot.process].new():
+                self._report(f"{slot.process}: {text}")
 
     def _end_stopped_holder(self, now: float) -> None:
         pid = self._lock_holder() if self._lock_holder is not None else None

@@ -161,7 +161,9 @@ class Simulation(MemoryRun):
         """What a user asks of the run."""
         self._asked = state
         self.story.append(f"{self._time()} the user: {state}")
+        current, self._current = self._current, None  # nothing goes wrong for the user
         self.put("control", RunState(state=state, by="user", since=self.clock.now()))
+        self._current = current
 
     # ------------------------------------------------------------------------------------------ processes
 

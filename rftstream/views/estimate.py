@@ -139,9 +139,10 @@ def rollout_bytes(
     problem: Problem, num_prompt: int, sampling: Sampling, *, context: int | None, group_size: int, run: str
 ) -> int:
     """One rollout on all the topics of its way: the records that its roles would write."""
-    num_sampled, size = max(1, min(sampling.max_tokens, (context or sampling.max_tokens) - num_prompt)), group_size
+    room = sampling.max_tokens if context is None else context - num_prompt
+    num_sampled = max(1, min(sampling.max_tokens, room))
     group = "t/0/100000/0"
-    ids = RolloutIds(rollout_id=f"{group}/0", group_id=group, taskset="t", sibling=0, group_size=size,
+    ids = RolloutIds(rollout_id=f"{group}/0", group_id=group, taskset="t", sibling=0, group_size=group_size,
                      sequence=100_000, min_version=1_000)  # fmt: skip
     tokens = zeros(num_prompt + num_sampled)
     span = VersionSpan(start=num_prompt, count=num_sampled, trainer_epoch=1, version=1_000)
@@ -165,8 +166,8 @@ def rollout_bytes(
                               segments=(segment,), reward=1.0, sampling=sampling),
     }  # fmt: skip
     sizes = [codec.to_record(message, topic, 0, run=run).num_bytes for topic, message in messages.items()]
-    shared = codec.to_record(replace(outcome, rollouts=(summary,) * size), "outcomes", 0, run=run)
-    return sum(sizes) + math.ceil(shared.num_bytes / size)
+    shared = codec.to_record(replace(outcome, rollouts=(summary,) * group_size), "outcomes", 0, run=run)
+    return sum(sizes) + math.ceil(shared.num_bytes / group_size)
 
 
 def zeros(num_tokens: int) -> dict[str, Array]:

@@ -62,10 +62,10 @@ class RunLine:
 
 def kind_of(word: str) -> str:
     """`policies`, `policy` -> `policy`. ConfigError for anything that is no kind."""
-    kinds = {kind: kind for kind in plugins.KINDS} | {plural_of(kind): kind for kind in plugins.KINDS}
-    if word not in kinds:
+    kinds = {plural_of(kind): kind for kind in plugins.KINDS}
+    if word not in kinds and word not in plugins.KINDS:
         raise ConfigError(f"list: unknown kind {word!r}; {plugins.suggest(word, [*kinds, 'runs'])}")
-    return kinds[word]
+    return kinds.get(word, word)
 
 
 def plural_of(kind: str) -> str:

@@ -171,7 +171,8 @@ SAMPLES: dict[str, Message] = {
     "batch_manifest.v1": BatchManifest(
         batch_sequence=3, share=1, num_shares=2, count=2,
         digest=digest_of_experiences([encode(EXPERIENCE), encode(EXPERT)]),
-        groups=("gsm8k/0/17/0", "experts/0/2/0"), num_groups=4, total_groups=16, last=True, max_staleness=1,
+        groups=("gsm8k/0/17/0", "experts/0/2/0"), num_groups=4, total_groups=16, last=True, admitted=17,
+        max_staleness=1,
         metrics={"reward_mean": 0.4375, "filtered_share": 0.125},
     ),
     "group_outcome.v1": GroupOutcome(

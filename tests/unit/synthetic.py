@@ -30,6 +30,7 @@ from rftstream.messages import (
     VersionName,
     VersionSpan,
 )
+from rftstream.runtime.runs import GROUPS
 from rftstream.topics import TOPICS, num_partitions
 from rftstream.transport.base import NewRecord, Position, TopicPartition, TopicSettings, Transport
 
@@ -39,14 +40,15 @@ PROBLEM = Problem(messages=(ChatMessage(role="user", content="1+2="),), answer="
 class SyntheticLog:
     def __init__(self, transport: Transport, *, partitions: int = 2, shares: int = 1, group_size: int = 2) -> None:
         self.transport, self.partitions, self.shares, self.group_size = transport, partitions, shares, group_size
-        transport.admin.ensure_topics({
-            name: TopicSettings(
-                partitions=num_partitions(topic, partitions=partitions, shares=shares), compacted=topic.compacted
-            )
-            for name, topic in TOPICS.items()
-        })
-        for group, topics in {"explorer": ["tasks"], "verifier": ["rollouts"], "buffer": ["verified"]}.items():
-            transport.admin.commit_initial(group, topics)
+        if not transport.admin.topics():
+            transport.admin.ensure_topics({
+                name: TopicSettings(
+                    partitions=num_partitions(topic, partitions=partitions, shares=shares), compacted=topic.compacted
+                )
+                for name, topic in TOPICS.items()
+            })
+            for group, topics in GROUPS.items():
+                transport.admin.commit_initial(group, topics)
         self._producer = transport.producer("synthetic")
         self._producer.start()
         self.trained: dict[int, int] = {0: 0}

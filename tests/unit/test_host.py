@@ -252,6 +252,27 @@ def test_the_last_error_of_a_log_is_found_in_either_form(tmp_path: Path) -> None
     assert logs.last_error(tmp_path / "none.log") is None
 
 
+def test_troubles_are_told_once_a_minute(tmp_path: Path) -> None:
+    file, now = tmp_path / "x.log", 0.0
+    file.write_text("2026-01-01 00:00:00.000 ERROR   x of an earlier start\n")
+    troubles = logs.Troubles(file, clock=lambda: now)
+
+    def write(*lines: str) -> None:
+        with file.open("a") as log:
+            log.writelines(f"2026-01-01 00:00:00.000 {line}\n" for line in lines)
+
+    write("INFO    x fine", "WARNING x no room; again in 5 s (failure 1)", "ERROR   x broken")
+    assert troubles.new() == ["no room; again in 5 s (failure 1)", "broken"]
+    write("WARNING x no room; again in 5 s (failure 2)")
+    assert troubles.new() == []
+    now = 61.0
+    write("WARNING x no room; again in 5 s (failure 9)")
+    assert troubles.new() == ["no room; again in 5 s (failure 9)"]
+    troubles.said("gone")
+    write("ERROR   x gone")
+    assert troubles.new() == []
+
+
 def test_threads_are_limited_for_libraries_loaded_later(monkeypatch: pytest.MonkeyPatch, run_file: Path) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)

@@ -32,7 +32,8 @@ def history(*steps: StepRecord, resumes: tuple[StepRecord, ...] = (), evaluation
 
 
 def test_lines_leave_out_what_is_missing() -> None:
-    axis = plot.over_steps(found := history(step(1, reward=0.5), step(2), step(3, reward=math.nan), step(4, reward=1.0)))
+    found = history(step(1, reward=0.5), step(2), step(3, reward=math.nan), step(4, reward=1.0))
+    axis = plot.over_steps(found)
     (line,) = plot.metric(found, axis, "reward", "reward", scale=100)
     assert line.x.tolist() == [1, 4]
     assert line.y.tolist() == [50, 100]
@@ -65,7 +66,8 @@ def test_rates_are_computed_where_they_are_not_recorded() -> None:
     axis = plot.over_steps(found)
     (line,) = plot.rates(found, axis, "rollouts_per_s", "rollouts", "rollouts/s")
     assert (line.x.tolist(), line.y.tolist()) == ([1], [2.5])
-    (line,) = plot.rates(history(step(1, rollouts_per_s=7.0)), axis, "rollouts_per_s", "rollouts", "rollouts/s")
+    found = history(step(1, rollouts_per_s=7.0, rollouts=10.0, step_s=1.0))
+    (line,) = plot.rates(found, plot.over_steps(found), "rollouts_per_s", "rollouts", "rollouts/s")
     assert line.y.tolist() == [7]
 
 

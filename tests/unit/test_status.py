@@ -37,7 +37,6 @@ CONFIG = {
 @pytest.fixture
 def log() -> SyntheticLog:
     log = SyntheticLog(MemoryLog(lambda: 0.0).connect())
-    log.transport.admin.commit_initial("feeder", ["steps", "outcomes"])
     log.step(0, resumed=True)
     return log
 

@@ -207,9 +207,26 @@ def test_fenced_is_left_alone_while_the_successor_lives(tmp_path: Path) -> None:
     stage.poll(100)
     assert stage.starts("trainer-0") == 1
     assert "trainer-by-hand took over; left alone" in stage.said[0]
+    stage.finish()
+    assert not stage.supervisor.all_left, "the successor may still be writing final/"
     successor.communicate(b"\n")
     stage.poll(2)
-    assert stage.starts("trainer-0") == 2
+    stage.poll()
+    assert stage.starts("trainer-0") == 2, "to see whether anything is left to do"
+    stage.exit("trainer-0", 0)
+    assert stage.supervisor.all_left
+
+
+def test_a_successor_on_another_machine_is_not_waited_for_after_the_end(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["buffer"])
+    stage.control.claims["buffer"] = Claim(role="buffer", epoch=2, host="elsewhere", pid=1, process="b", claimed_at=0.0)
+    stage.exit("buffer-0", 5)
+    stage.poll(100)
+    assert not stage.supervisor.all_left
+    stage.finish()
+    stage.poll(2)
+    assert stage.supervisor.all_left
+    assert stage.starts("buffer-0") == 1
 
 
 def test_a_stopped_process_that_holds_the_write_lock_is_ended(tmp_path: Path) -> None:
@@ -225,6 +242,19 @@ def test_a_stopped_process_that_holds_the_write_lock_is_ended(tmp_path: Path) ->
     finally:
         holder.kill()
         holder.wait()
+
+
+def test_warnings_of_workers_are_passed_on_and_last_words_only_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ["buffer"])
+    log = tmp_path / "buffer-0.log"
+    log.write_text("2026-01-01 00:00:00.000 WARNING buffer-0 no room on the disk\n")
+    stage.poll(1)
+    assert stage.said == ["buffer-0: no room on the disk"]
+    stage.exit("buffer-0", 1, saying="something else broke, at length")
+    stage.poll(1)
+    assert stage.said[1:] == [
+        "buffer-0 ended (exit 1): something else broke, at length; starting again in 0.2 s"
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ real processes

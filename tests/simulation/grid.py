@@ -1,0 +1,105 @@
+"""From a seed to a run and its faults: sizes, policies of the buffer, lengths, failures."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.errors import RewardError
+from rftstream.testing import Faults, Simulation
+from tests.simulation.laws import Laws
+
+UNSCORABLE = f"{__name__}:unscorable_now_and_then"
+
+
+def unscorable_now_and_then(completion: str, answer: str, prompt: str, unscorable_share: float = 0.0) -> float:
+    """Exact match, which cannot be computed for a share of the completions."""
+    luck = zlib.crc32(f"{prompt}|{completion}".encode()) / 2**32
+    if luck < unscorable_share:
+        raise RewardError("this one cannot be scored")
+    return float(completion.strip() == answer)
+
+
+def draw_config(random: Random) -> RunConfig:
+    """A small run."""
+    max_staleness = random.choice([0, 0, 1, 1, 2, 3, 4])
+    group_size = random.randint(1, 6)
+    calm = random.random() < 0.4
+    values: dict[str, Any] = {
+        "run": {"name": "simulated", "steps": random.randint(6, 12), "seed": random.randint(0, 9)},
+        "model": {"path": "fake", "dtype": random.choice(["bfloat16", "float32"])},
+        "tasksets": {"sums": {"source": "arithmetic", "reward": UNSCORABLE}},
+        "feeder": {
+            "groups_per_batch": random.randint(1, 5), "group_size": group_size, "max_staleness": max_staleness,
+            "on_stale": random.choice(["wait", "wait", "drop"]),
+        },
+        "explorer": {
+            "count": random.randint(1, 3), "policy": "fake", "max_concurrent": random.choice([1, 2, 4, 64]),
+        },
+        "verifier": {"count": random.randint(1, 2), "max_concurrent": random.choice([1, 4, 256])},
+        "buffer": {
+            "zero_variance": "replace" if group_size > 1 and random.random() < 0.3 else "keep",
+            "min_siblings": random.randint(1, 3),
+            "max_body_bytes": random.choice([1, 2000, 1 << 28]),
+        },
+        "trainer": {
+            "backend": "fake", "checkpoint_every": random.randint(1, 4), "shares": random.randint(1, 3),
+            "publish_every": random.randint(1, max_staleness + 1), "minibatches": random.randint(1, 2),
+            "max_skips_in_a_row": 3,
+        },
+        "transport": {"partitions": random.randint(1, 5)},
+        "weights": {"keep": random.randint(2, 3)},
+        "policies": {"fake": {
+            "answer_depends_on": random.choice(["task", "weights"]),
+            "tokens_per_s": random.choice([0.0, 300.0]), "mean_tokens": random.choice([0.0, 6.0]), "sigma": 1.0,
+            "fail_share": 0.0 if calm else 0.1,
+        }},
+        "backends": {"fake": {"nan_at": () if random.random() < 0.7 else (random.randint(0, 8),)}},
+        "rewards": {UNSCORABLE: {"unscorable_share": 0.0 if calm else 0.1}},
+    }  # fmt: skip
+    if random.random() < 0.25:
+        values["tasksets"]["sums"] |= {"options": {"size": random.randint(4, 30)}, "passes": 1}
+        del values["run"]["steps"]
+    if random.random() < 0.2:
+        values["tasksets"]["more"] = {**values["tasksets"]["sums"], "weight": 2.5}
+    if random.random() < 0.3:
+        values["evaluations"] = {"held-out": {"source": "arithmetic", "options": {"size": 4}, "every": 2, "n": 2}}
+    if random.random() < 0.2:
+        values["buffer"]["group_deadline_s"] = random.choice([0.05, 1.0, 5.0])
+    return configs.from_dict(values)
+
+
+def draw_faults(random: Random) -> Faults:
+    return Faults(
+        share=random.choice([0.01, 0.03, 0.06]), kills=random.randint(0, 6), pauses=random.randint(0, 4),
+        restarts=random.randint(0, 2), takeovers=random.randint(0, 2), joins=random.randint(0, 2),
+        aborts=random.randint(0, 4), unknowns=random.randint(0, 2), user_pauses=random.randint(0, 1),
+        drains=int(random.random() < 0.1),
+    )  # fmt: skip
+
+
+def simulate(seed: int, folder: Path, *, calm: bool = False) -> tuple[Simulation, Laws]:
+    """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong."""
+    random = Random(f"grid {seed}")
+    config, faults = draw_config(random), draw_faults(random)
+    simulation = Simulation(config, folder=folder, seed=seed, faults=Faults() if calm else faults)
+    simulation.watch = laws = Laws(simulation)
+    try:
+        simulation.run()
+        laws.check_end()
+    except BaseException as error:
+        error.add_note(f"{configs.to_toml(config)}\n{simulation.to_text()}\n\n"
+                       f"again: python -m tests.simulation {seed}{' --calm' if calm else ''}")  # fmt: skip
+        raise
+    return simulation, laws
+
+
+def is_deterministic(config: RunConfig) -> bool:
+    """Whether batches and weights depend on nothing but the tasks: then no fault may change them."""
+    fake = config.policies["fake"]
+    return (fake["answer_depends_on"] == "task" and config.feeder.on_stale == "wait"
+            and config.buffer.group_deadline_s is None)  # fmt: skip

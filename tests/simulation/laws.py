@@ -1,0 +1,267 @@
+"""The laws of DESIGN.md and the rules of PROTOCOL.md, checked on the log of a simulated run while it is written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rftstream import codec
+from rftstream.messages import (
+    BatchManifest,
+    Claim,
+    Experience,
+    GroupOutcome,
+    GroupResult,
+    Rollout,
+    RunFinished,
+    StepRecord,
+    Task,
+    TasksEnded,
+    VerifiedRollout,
+    WeightsAnnounced,
+)
+from rftstream.testing import Simulation
+from rftstream.topics import TOPICS
+from rftstream.transport.base import Record, TopicPartition
+
+STEPS = TopicPartition("steps", 0)
+
+
+class Laws:
+    """Called after every commit; AssertionError at the first record that breaks a law."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.config = simulation.config
+        self._seen: dict[TopicPartition, int] = defaultdict(int)
+        self._num_changes = -1
+        self._twins: set[tuple[bytes, ...]] = set()
+        self.tasks: dict[str, Task] = {}
+        """By rollout_id."""
+        self.admitted: dict[str, list[Task]] = {}
+        """By group_id, in order of sequence."""
+        self.outcomes: dict[str, GroupOutcome] = {}
+        self.num_rejected = 0
+        self.rewards: dict[str, float] = {}
+        self.steps: list[StepRecord] = []
+        self.in_force: list[tuple[int, int, int]] = [(0, 0, 0)]
+        """After so many StepRecords: epoch, version, trained groups."""
+        self.digests: dict[int, str] = {}
+        """Of the weights, by version."""
+        self.announced: set[tuple[int, int]] = set()
+        self.epoch_announced = 0
+        self.claims: dict[str, int] = {}
+        self.manifests: dict[tuple[int, int], BatchManifest] = {}
+        """By batch and share."""
+        self.batched: dict[str, tuple[int, int]] = {}
+        """Group -> batch and share."""
+        self.ended: TasksEnded | None = None
+        self.finished: RunFinished | None = None
+
+    def __call__(self) -> None:
+        log = self.simulation.log
+        if log.num_changes == self._num_changes:
+            return
+        self._num_changes = log.num_changes
+        new_tasks: list[Task] = []
+        for place, partition in log.partitions.items():
+            for record in partition.records[self._seen[place]:]:
+                self._look(record, new_tasks)
+            self._seen[place] = len(partition.records)
+        if new_tasks:
+            self._admission(new_tasks)
+
+    def _look(self, record: Record, new_tasks: list[Task]) -> None:
+        self._twin(record)
+        if record.value is None:
+            return
+        message = codec.from_record(record)
+        match message:
+            case Task():
+                assert message.ids.rollout_id not in self.tasks
+                assert record.partition == message.ids.sequence % self.config.transport.partitions
+                self.tasks[message.ids.rollout_id] = message
+                new_tasks.append(message)
+            case Rollout():
+                self._rollout(record, message)
+            case VerifiedRollout():
+                assert message.ids == self.tasks[message.ids.rollout_id].ids
+                if message.verdict is not None:
+                    self.rewards[message.ids.rollout_id] = message.verdict.reward
+            case Experience():
+                self._experience(message)
+            case BatchManifest():
+                self._manifest(message)
+            case GroupOutcome():
+                self._outcome(message)
+            case StepRecord():
+                self._step(message)
+            case WeightsAnnounced():
+                self._announced(message)
+            case Claim():
+                assert message.epoch == self.claims.get(message.role, 0) + 1, "claims are dense"
+                self.claims[message.role] = message.epoch
+            case TasksEnded():
+                assert self.ended is None
+                assert message.admitted == len(self.admitted)
+                self.ended = message
+            case RunFinished():
+                self.finished = message
+                assert self.simulation.folder.final.is_dir()
+
+    def _twin(self, record: Record) -> None:
+        names = TOPICS[record.topic].twin
+        if names is not None and record.headers:
+            key = (record.topic.encode(), *(record.header(name) or b"" for name in names))
+            assert key not in self._twins, f"{record}: a twin of {key}"
+            self._twins.add(key)
+
+    # ------------------------------------------------------------------------------------------ the flow
+
+    def _admission(self, tasks: list[Task]) -> None:
+        """From what the feeder had read when it admitted: its position on `steps` commits with the tasks."""
+        feeder = self.config.feeder
+        position = self.simulation.log.groups["feeder"].positions[STEPS].offset
+        _, version, trained = self.in_force[position]
+        groups: dict[str, list[Task]] = defaultdict(list)
+        for task in sorted(tasks, key=lambda one: (one.ids.sequence, one.ids.sibling)):
+            groups[task.ids.group_id].append(task)
+        for group_id, siblings in groups.items():
+            ids = siblings[0].ids
+            assert group_id not in self.admitted
+            assert ids.sequence == len(self.admitted), "sequences are dense"
+            assert [one.ids.sibling for one in siblings] == list(range(feeder.group_size))
+            self.admitted[group_id] = siblings
+            limit = trained + (feeder.max_staleness + 1) * feeder.groups_per_batch + self.num_rejected
+            assert len(self.admitted) <= limit, f"admitted {len(self.admitted)} groups, the limit is {limit}"
+            ahead = ids.sequence - trained - self.num_rejected
+            least = max(0, version + ahead // feeder.groups_per_batch - feeder.max_staleness)
+            assert {one.ids.min_version for one in siblings} == {ids.min_version}
+            assert ids.min_version >= least, f"{group_id}: min_version {ids.min_version}, expected at least {least}"
+            assert ids.min_version <= version, "nobody has to wait for what is not trained yet"
+
+    def _rollout(self, record: Record, rollout: Rollout) -> None:
+        ids = rollout.ids
+        assert ids == self.tasks[ids.rollout_id].ids
+        assert record.partition == ids.sequence % self.config.transport.partitions
+        for segment in rollout.segments:
+            for span in segment.versions:
+                assert (span.trainer_epoch, span.version) in self.announced
+                assert span.version >= ids.min_version, f"{ids.rollout_id}: a token of version {span.version}"
+
+    def _experience(self, experience: Experience) -> None:
+        batch, group = experience.batch_sequence, experience.ids.group_id
+        assert self.batched.setdefault(group, (batch, experience.share)) == (batch, experience.share)
+        assert experience.reward == self.rewards[experience.ids.rollout_id]
+        versions = [span.version for segment in experience.segments for span in segment.versions]
+        if versions:
+            assert max(versions) <= batch
+            assert batch - min(versions) <= self.config.feeder.max_staleness, f"batch {batch} has a token of {versions}"
+
+    def _manifest(self, manifest: BatchManifest) -> None:
+        place = manifest.batch_sequence, manifest.share
+        assert place not in self.manifests
+        assert manifest.batch_sequence == 0 or (manifest.batch_sequence - 1, manifest.share) in self.manifests
+        self.manifests[place] = manifest
+        held = [group for group, where in self.batched.items() if where == place]
+        assert set(held) <= set(manifest.groups)
+        assert manifest.last or manifest.num_groups == self.config.feeder.groups_per_batch
+        if self.config.feeder.on_stale == "wait":
+            before = [self.sequence(group) for (batch, share), one in self.manifests.items() for group in one.groups
+                      if (batch, share) != place and (batch < place[0] or share < place[1])]  # fmt: skip
+            mine = [self.sequence(group) for group in manifest.groups]
+            assert mine == sorted(mine)
+            assert not mine or max(before, default=-1) < mine[0], "batches take groups in order of sequence"
+
+    def _outcome(self, outcome: GroupOutcome) -> None:
+        size = len(self.admitted[outcome.group_id])
+        named = {one.rollout_id for one in outcome.rollouts}
+        assert named <= {task.ids.rollout_id for task in self.admitted[outcome.group_id]}
+        if outcome.late:
+            assert outcome.group_id in self.outcomes
+            return
+        assert outcome.group_id not in self.outcomes, f"{outcome.group_id}: a second outcome"
+        self.outcomes[outcome.group_id] = outcome
+        scored = [one.reward for one in outcome.rollouts if one.reward is not None]
+        enough = len(scored) >= min(self.config.buffer.min_siblings, size)
+        if outcome.result is not GroupResult.batched:
+            self.num_rejected += 1
+        match outcome.result:
+            case GroupResult.dead:
+                assert not enough
+                assert len(named) == size
+            case GroupResult.filtered:
+                assert self.config.buffer.zero_variance == "replace"
+                assert len(set(scored)) == 1
+            case GroupResult.expired:
+                assert self.config.feeder.on_stale == "drop" or self.config.buffer.group_deadline_s is not None
+            case GroupResult.batched:
+                assert enough
+                assert self.config.buffer.zero_variance == "keep" or len(set(scored)) > 1
+
+    def _step(self, step: StepRecord) -> None:
+        epoch, version, _ = self.in_force[-1]
+        name = step.name
+        self.steps.append(step)
+        assert name.trainer_epoch >= epoch, "an older trainer wrote"
+        if step.resumed:
+            assert name.trainer_epoch > epoch
+            assert name.version <= version
+        else:
+            assert (name.trainer_epoch, name.version) == (epoch, version + 1), "a version left out"
+            assert step.batch_sequence == version
+        assert step.trained_groups == sum(
+            one.num_groups for (batch, share), one in self.manifests.items() if share == 0 and batch < name.version)
+        if step.weights_digest is not None:
+            known = self.digests.setdefault(name.version, step.weights_digest)
+            assert known == step.weights_digest, f"version {name} is not what it was before a restart"
+        self.in_force.append((name.trainer_epoch, name.version, step.trained_groups))
+
+    def _announced(self, message: WeightsAnnounced) -> None:
+        name = message.name
+        assert name.trainer_epoch >= self.epoch_announced, "an older trainer announced"
+        assert name.trainer_epoch > self.epoch_announced or not message.resumed
+        self.epoch_announced = name.trainer_epoch
+        self.announced.add((name.trainer_epoch, name.version))
+        assert message.object in self.simulation.store.objects, "the object comes first"
+
+    # ------------------------------------------------------------------------------------------ at the end
+
+    @property
+    def version(self) -> int:
+        """In force."""
+        return self.in_force[-1][1]
+
+    def sequence(self, group_id: str) -> int:
+        return self.admitted[group_id][0].ids.sequence
+
+    def batches(self) -> list[tuple[str, ...]]:
+        """The groups of each batch."""
+        count = 1 + max((batch for batch, _ in self.manifests), default=-1)
+        return [
+            tuple(group for share in range(self.config.trainer.shares) for group in self.manifests[batch, share].groups)
+            for batch in range(count)
+        ]
+
+    def check_end(self) -> None:
+        """Of a run that came to its end by itself."""
+        report = self.simulation.audit()
+        assert report.fine, report.to_text()
+        assert report.groups.admitted == len(self.admitted)
+        assert report.groups.trained == sum(map(len, self.batches()[: self.version]))
+        assert self.finished is not None
+        assert self.finished.name.version == self.version
+        codes = {one.name: one.exit_code for one in self.simulation.processes}
+        assert set(codes.values()) <= {0, 5}, codes
+        for role in ("feeder", "buffer", "trainer"):
+            assert 0 in [one.exit_code for one in self.simulation.processes if one.role == role], f"{role}: all gone"
+        if self.finished.reason == "steps":
+            assert self.version == self.config.run.steps
+        elif self.finished.reason in ("taskset", "drained"):
+            assert self.ended is not None
+            assert self.ended.admitted == len(self.outcomes) == len(self.admitted)
+            assert report.groups.pending == 0
+
+    def __str__(self) -> str:
+        return f"version {self.version}, {len(self.admitted)} groups admitted, {len(self.outcomes)} decided"
+
+

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tests.unit import tiny
+
+from rftstream.algorithms.grpo import Grpo
+from rftstream.errors import ConfigError
+from rftstream.messages import ChatMessage
+from rftstream.rendering import open_renderer
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return tiny.make(tmp_path)
+
+
+@pytest.fixture
+def grpo():
+    return Grpo(Grpo.Config())
+
+
+def updated(spec, grpo, rows, **changes):
+    backend = tiny.backend(spec)
+    update = backend.update(rows, grpo, tiny.plan(**changes))
+    return backend, update
+
+
+def masters(backend):
+    return {name: np.frombuffer(data, np.float32) for name, data in tiny.state(backend).items()}
+
+
+@pytest.mark.parametrize("normalise", ["token", "sequence"])
+@pytest.mark.parametrize("tokens", [1, 20, 60])
+def test_accumulation_equals_one_large_batch(spec, normalise, tokens):
+    # the gradients themselves: of these Adam's first step would show little but the sign
+    grpo = Grpo(Grpo.Config(normalise=normalise))
+    gradients, losses = [], []
+    for budget in (16384, tokens):
+        backend = tiny.backend(spec)
+        caught = {}
+        backend._apply = lambda norm, plan, backend=backend, caught=caught: caught.update(  # what would be applied
+            (name, parameter.grad.clone()) for name, parameter in backend._parameters.items()
+        )
+        update = backend.update(tiny.rows(), grpo, tiny.plan(tokens_per_microbatch=budget))
+        gradients.append(caught)
+        losses.append(update.metrics["loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_order_of_rows_does_not_matter(spec, grpo):
+    rows = tiny.rows()
+    losses = [updated(spec, grpo, order)[1].metrics for order in (rows, rows[::-1])]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_an_update_is_deterministic_and_changes_every_weight(spec, grpo):
+    first, second = (updated(spec, grpo, tiny.rows())[0] for _ in range(2))
+    assert tiny.state(first) == tiny.state(second)
+    before, after = tiny.state(tiny.backend(spec)), tiny.state(first)
+    assert all(before[name] != after[name] for name in before)
+
+
+def test_advantages_decide_the_direction(spec, grpo):
+    row = tiny.rows(1)[0]
+    changes = []
+    for sign in (1.0, -1.0):
+        backend = tiny.backend(spec)
+        before = backend.logprobs([row])[0].sum()
+        backend.update([dataclasses.replace(row, advantages=np.full_like(row.advantages, sign))], grpo, tiny.plan())
+        changes.append(float(backend.logprobs([row])[0].sum() - before))
+    assert changes[0] > 0 > changes[1]
+
+
+def test_metrics_of_an_on_policy_batch(spec, grpo):
+    backend = tiny.backend(spec)
+    rows = tiny.rows()
+    on_policy = [
+        dataclasses.replace(row, behavior_logprobs=logprobs)
+        for row, logprobs in zip(rows, backend.logprobs(rows), strict=True)
+    ]
+    metrics = backend.update(on_policy, grpo, tiny.plan()).metrics
+    assert metrics["mismatch_k3"] == pytest.approx(0, abs=1e-9)
+    assert metrics["ess"] == pytest.approx(1)
+    assert metrics["ratio"] == pytest.approx(1)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["num_tokens"] == sum(row.loss_mask[1:].sum() for row in rows)
+    assert 2.5 < metrics["entropy"] <= np.log(19)
+
+
+def test_clipping_bounds_the_gradient(spec, grpo):
+    # Adam does not see the scale of its first gradient, but its second moment does
+    squares = []
+    for bound in (0.0, 1e-3):
+        backend, update = updated(spec, grpo, tiny.rows(), max_grad_norm=bound)
+        total = sum(float(value.sum()) for key, value in backend._optimizer_state() if key.startswith("exp_avg_sq/"))
+        squares.append(np.sqrt(total / (1 - 0.95)))
+        assert update.metrics["grad_norm"] > 1e-3
+    assert squares[0] == pytest.approx(update.metrics["grad_norm"], rel=1e-4)
+    assert squares[1] == pytest.approx(1e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"minibatches": 4}, {"updates_per_batch": 2}])
+def test_a_nan_leaves_everything_as_it_was(spec, grpo, tmp_path, changes):
+    backend, _ = updated(spec, grpo, tiny.rows(seed=1))
+    before = tiny.whole_state(backend, tmp_path / "before")
+    rows = tiny.rows(seed=2)
+    rows[-1] = dataclasses.replace(rows[-1], advantages=np.full_like(rows[-1].advantages, np.nan))
+    update = backend.update(rows, grpo, tiny.plan(**changes))
+    assert update.skipped
+    assert np.isnan(update.metrics["loss"])
+    assert tiny.whole_state(backend, tmp_path / "after") == before
+    assert not backend.update(tiny.rows(seed=3), grpo, tiny.plan()).skipped
+
+
+def test_save_and_load_go_on_bit_for_bit(spec, grpo, tmp_path):
+    backend, _ = updated(spec, grpo, tiny.rows(seed=1))
+    tiny.whole_state(backend, tmp_path / "saved")
+    backend.update(tiny.rows(seed=2), grpo, tiny.plan(minibatches=2))
+    successor = tiny.backend(spec)
+    successor.load(tmp_path / "saved")
+    successor.update(tiny.rows(seed=2), grpo, tiny.plan(minibatches=2))
+    assert tiny.whole_state(successor, tmp_path / "b") == tiny.whole_state(backend, tmp_path / "a")
+
+
+def test_a_checkpoint_of_another_model_is_refused(spec, tmp_path):
+    tiny.whole_state(tiny.backend(spec), tmp_path / "saved")
+    other = tiny.backend(tiny.make(tmp_path / "other", layers=3))
+    with pytest.raises(ConfigError, match="another model"):
+        other.load(tmp_path / "saved")
+
+
+def test_several_steps_use_the_policy_before_the_batch(spec, grpo):
+    _, update = updated(spec, grpo, tiny.rows(), updates_per_batch=3, lr=5e-2)
+    assert update.metrics["optimizer_steps"] == 3
+    assert update.metrics["clip_fraction"] > 0
+    assert update.metrics["ratio"] != pytest.approx(1, abs=1e-3)
+
+
+def test_nothing_to_train_on_takes_no_step(spec, grpo, tmp_path):
+    backend = tiny.backend(spec)
+    before = tiny.whole_state(backend, tmp_path / "before")
+    rows = [dataclasses.replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in tiny.rows(3)]
+    for batch in (rows, []):
+        update = backend.update(batch, grpo, tiny.plan())
+        assert not update.skipped
+        assert update.metrics["num_tokens"] == 0
+    assert tiny.whole_state(backend, tmp_path / "after") == before
+
+
+def test_recomputing_in_the_backward_pass_changes_nothing(spec, grpo):
+    plain = updated(spec, grpo, tiny.rows())[1].metrics
+    for config in ({"gradient_checkpointing": True}, {"max_logits_bytes": 1 << 16}):
+        backend = tiny.backend(spec, **config)
+        assert backend.update(tiny.rows(40)[:12], grpo, tiny.plan()).metrics["num_tokens"] > 0
+        assert tiny.backend(spec, **config).update(tiny.rows(), grpo, tiny.plan()).metrics == pytest.approx(plain)
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_float32_masters(spec, grpo):
+    backend = tiny.backend(spec, autocast="bfloat16")
+    metrics = backend.update(tiny.rows(), grpo, tiny.plan()).metrics
+    assert metrics["loss"] == pytest.approx(updated(spec, grpo, tiny.rows())[1].metrics["loss"], abs=0.02)
+    assert {parameter.dtype for parameter in backend._parameters.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("dtype", "known"), [("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")])
+def test_served_tensors_are_the_checkpoint_in_the_served_dtype(spec, dtype, known):
+    backend = tiny.backend(dataclasses.replace(spec, dtype=dtype))
+    served = backend.served_tensors()
+    stored = load_file(spec.folder / "model.safetensors")
+    assert served.keys() == stored.keys()  # the tied head only once
+    for name, tensor in served.items():
+        assert (tensor.dtype, tensor.shape) == (known, stored[name].shape)
+        expected = torch.from_numpy(stored[name]).to(getattr(torch, dtype)).reshape(-1).view(torch.uint8)
+        assert bytes(tensor.data) == expected.numpy().tobytes()
+
+
+def test_served_tensors_are_a_copy(spec, grpo):
+    backend = tiny.backend(spec)
+    served = backend.served_tensors()
+    before = {name: bytes(tensor.data) for name, tensor in served.items()}
+    backend.update(tiny.rows(), grpo, tiny.plan())
+    assert {name: bytes(tensor.data) for name, tensor in served.items()} == before
+
+
+def test_export_is_an_ordinary_folder(spec, grpo, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    template = "{{ messages[-1]['content'] }}="
+    backend = tiny.backend(dataclasses.replace(spec, dtype="bfloat16", chat_template=template))
+    backend.update(tiny.rows(), grpo, tiny.plan())
+    target = tmp_path / "final"
+    target.mkdir()
+    backend.export(target)
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert model.dtype == torch.bfloat16
+    assert json.loads((target / "config.json").read_text())["dtype"] == "bfloat16"
+    for name, tensor in backend.served_tensors().items():
+        assert bytes(tensor.data) == model.get_parameter(name).detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "3+4"}], tokenize=False) == "3+4="
+    exported = open_renderer(dataclasses.replace(spec, folder=target))
+    assert exported.render([ChatMessage(role="user", content="3+4")]) == (6, 13, 7, 17)
+
+
+def test_an_algorithm_that_needs_more_is_refused(spec, grpo):
+    grpo.needs = frozenset({"reference_logprobs"})
+    with pytest.raises(ConfigError, match="reference_logprobs"):
+        tiny.backend(spec).update(tiny.rows(), grpo, tiny.plan())

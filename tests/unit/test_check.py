@@ -1,0 +1,206 @@
+"""`check` finds what is wrong with a run file, all of it at once, and says what the run will need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.messages import ChatMessage, Problem, Sampling
+from rftstream.views.check import CheckReport, check
+from rftstream.views.estimate import num_parameters, num_rollouts, rollout_bytes
+
+Write = Callable[..., RunConfig]
+
+RUN_FILE: dict[str, Any] = {
+    "run": {"name": "demo", "steps": 10},
+    "model": {"path": "fake", "context": 40},
+    "explorer": {"policy": "fake"},
+    "trainer": {"backend": "fake"},
+    "tasksets": {"train": {"source": "jsonl:train.jsonl"}},
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """A config with changes, beside a taskset of the given prompts."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(prompts: list[str] | None = None, /, **changes: Any) -> RunConfig:
+        lines = [json.dumps({"prompt": prompt, "answer": "1"}) for prompt in prompts or ["1+1=", "1+2="]]
+        (tmp_path / "train.jsonl").write_text("\n".join(lines))
+        values: dict[str, Any] = json.loads(json.dumps(RUN_FILE)) | {"base": str(tmp_path)}
+        for key, value in changes.items():
+            *path, name = key.split("__")
+            section = values
+            for part in path:
+                section = section.setdefault(part, {})
+            section[name] = value
+        return configs.from_dict(values)
+
+    return make
+
+
+def fine(config: RunConfig) -> CheckReport:
+    report = check(config)
+    assert report.errors == []
+    return report
+
+
+def errors(config: RunConfig) -> str:
+    report = check(config)
+    assert not report.ok
+    assert "not ready" in report.to_text()
+    return "\n".join(report.errors)
+
+
+# --------------------------------------------------------------------------------------------- what is shown
+
+
+def test_the_first_prompt_with_its_tokens(write: Write) -> None:
+    report = fine(write(tasksets__train__system="Add."))
+    (taskset,) = report.to_json()["tasksets"]
+    assert taskset["problems"] == 2
+    assert taskset["longest_prompt"] == len("Add.\n1+1=")
+    assert taskset["first_prompt"]["messages"][0] == {"role": "system", "content": "Add."}
+    assert taskset["first_prompt"]["token_ids"] == list(b"Add.\n1+1=")
+    assert taskset["first_prompt"]["pieces"] == list("Add.\n1+1=")
+    assert "[43]'+'" in report.to_text()
+    assert report.to_text().endswith("ready to run")
+
+
+def test_a_model_made_on_the_spot_leaves_nothing_behind(write: Write, tmp_path: Path) -> None:
+    config = write(model={"make": {"characters": "0123456789+= ", "context": 16}, "dtype": "float32"})
+    before = sorted(tmp_path.rglob("*"))
+    report = fine(config)
+    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+    assert report.disk is not None
+    assert report.disk.parameters > 10_000
+    assert report.disk.snapshot_bytes == 4 * report.disk.parameters
+    assert report.disk.checkpoint_bytes == 12 * report.disk.parameters
+
+
+def test_evaluations_are_looked_at_too(write: Write) -> None:
+    config = write(evaluations__held_out={"source": "arithmetic", "num_tasks": 3, "reward": "math"})
+    (_, evaluation) = fine(config).to_json()["tasksets"]
+    assert (evaluation["kind"], evaluation["problems"], evaluation["reward"]) == ("evaluation", 3, "math")
+
+
+def test_own_parts(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "own_check_parts.py").write_text("def score(completion, answer):\n    return 1.0\n")
+    fine(write(tasksets__train__reward="own_check_parts:score"))
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+def test_every_error_is_told_at_once(write: Write) -> None:
+    config = write(
+        explorer__policy="fakee", trainer__algorithm="gpro", tasksets__train__reward="exat",
+        evaluations__e={"source": "jsonl:nowhere.jsonl"}, backends__fake__skil=1,
+    )  # fmt: skip
+    text = errors(config)
+    for expected in ("unknown 'fakee'", "did you mean 'grpo'", "did you mean 'exact'", "nowhere.jsonl: no such file",
+                     "backends.fake.skil: unknown key"):  # fmt: skip
+        assert expected in text
+
+
+def test_a_line_that_is_not_json_is_named(write: Write, tmp_path: Path) -> None:
+    config = write()
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": \n')
+    assert "train.jsonl:2: not JSON" in errors(config)
+
+
+def test_an_own_module_that_fails_is_named(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "own_check_broken.py").write_text("1 / 0\n")
+    config = write(tasksets__train__environment="own_check_broken:Env")
+    assert "environment own_check_broken:Env: ZeroDivisionError" in errors(config)
+
+
+def test_a_missing_model_does_not_hide_the_rest(write: Write) -> None:
+    text = errors(write(model__path="./nowhere", tasksets__train__reward="exat"))
+    assert "nowhere: no such folder" in text
+    assert "did you mean 'exact'" in text
+
+
+def test_prompts_longer_than_the_context(write: Write) -> None:
+    prompts = ["1+1=", "9" * 40, "8" * 39]
+    assert "tasksets.train: problem 1 has a prompt of 40 tokens" in errors(write(prompts))
+    for policy, means in (("skip", "left out"), ("truncate", "cut from the left")):
+        report = fine(write(prompts, tasksets__train__too_long=policy))
+        assert report.tasksets[0].too_long == 1
+        assert f"tasksets.train: 1 prompt of 3 longer than the context of 40, {means}" in report.warnings
+    assert "nothing is left" in errors(write(["9" * 40], tasksets__train__too_long="skip"))
+
+
+def test_a_late_long_prompt_is_found_without_rendering_all(write: Write) -> None:
+    assert "problem 1100 has a prompt of 50 tokens" in errors(write([*["1+1="] * 1_100, "9" * 50]))
+
+
+# --------------------------------------------------------------------------------------------- warnings
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"explorer__count": 9, "transport__partitions": 4}, "explorer.count: 9 workers share 4 partitions"),
+        ({"verifier__count": 0}, "verifier.count: 0, so the run waits until `rftstream worker --role verifier`"),
+        ({"feeder__group_size": 1}, "feeder.group_size: 1 is below buffer.min_siblings = 2"),
+        ({"feeder__group_size": 1}, "grpo compares siblings"),
+        ({"trainer__minibatches": 9}, "trainer.minibatches: 9, but a batch has only 8 groups"),
+        ({"tasksets__train__reward": [{"name": "exact", "weight": 0.0}]}, "every weight is 0"),
+        ({"tasksets__train__reward": [{"name": "exact"}, {"name": "math", "weight": 0.0}]}, "math with weight 0"),
+        ({"tasksets__more": {"source": "arithmetic", "weight": 0.0}}, "tasksets.more.weight: 0"),
+        ({"rewards__exat": {}}, "rewards.exat: nothing uses it; known: exact; did you mean 'exact'?"),
+        ({"sampling__max_tokens": 37}, "leaves 36 tokens of the context for a completion, less than max_tokens = 37"),
+        ({"tasksets__train__passes": 1}, "the tasksets end after 2 groups, which make 0 batches"),
+    ],
+)
+def test_warnings(write: Write, changes: dict[str, Any], text: str) -> None:
+    assert text in "\n".join(fine(write(**{"sampling__max_tokens": 8, **changes})).warnings)
+
+
+def test_nothing_to_warn_about(write: Write) -> None:
+    assert fine(write(sampling__max_tokens=8)).warnings == []
+
+
+# --------------------------------------------------------------------------------------------- the disk
+
+
+def test_rollouts_of_a_run_by_steps_or_by_passes(write: Write) -> None:
+    assert num_rollouts(write(), {"train": 2}) == 10 * 8 * 8
+    assert num_rollouts(write(tasksets__train__passes=3), {"train": 2}) == 3 * 2 * 8
+    hours = {"run": {"name": "demo", "hours": 1.0}}
+    assert num_rollouts(write(**hours), {"train": 2}) is None
+    assert "unknown length" in fine(write(**hours)).to_text()
+
+
+def test_a_rollout_takes_its_tokens_three_times() -> None:
+    problem = Problem(messages=(ChatMessage(role="user", content="x"),))
+
+    def num_bytes(max_tokens: int, context: int | None = None) -> int:
+        return rollout_bytes(problem, 10, Sampling(max_tokens=max_tokens), context=context, group_size=8, run="demo")
+
+    more = num_bytes(2_000) - num_bytes(1_000)
+    # ids, logprobs and mask on rollouts, verified and batches; the text, four bytes a token, on two of them
+    assert more == pytest.approx(3 * 9 * 1_000 + 2 * 4 * 1_000, rel=0.01)
+    assert num_bytes(19) < num_bytes(1_000, context=30) < num_bytes(22), "no more than the context has room for"
+
+
+def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rftstream.views.estimate.free_bytes", lambda folder: 1_000)
+    report = fine(write())
+    assert report.disk is not None
+    assert not report.disk.fits
+    assert any(warning.startswith("disk: the run may need") for warning in report.warnings)
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0nope!")
+    with pytest.raises(configs.ConfigError, match="not a safetensors file"):
+        num_parameters(tmp_path)

@@ -1,0 +1,155 @@
+"""The commands that only look: exit codes, JSON, and what they print, over a run folder with an embedded log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rftstream import config as configs
+from rftstream.cli import cli
+from rftstream.messages import GroupResult
+from rftstream.runtime.runs import RunFolder, create_log
+from rftstream.transport.embedded import EmbeddedTransport
+from tests.unit.synthetic import SyntheticLog, rollout
+
+RUN_FILE = """
+[run]
+name = "demo"
+steps = 4
+[model]
+path = "fake"
+[explorer]
+policy = "fake"
+[trainer]
+backend = "fake"
+[tasksets.sums]
+source = "arithmetic"
+[transport]
+partitions = 2
+"""
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def called(*arguments: object, code: int = 0) -> Any:
+    """The JSON that the command prints."""
+    result = call(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    file = tmp_path / "demo.toml"
+    file.write_text(RUN_FILE)
+    return file
+
+
+@pytest.fixture
+def run(run_file: Path, tmp_path: Path) -> Path:
+    """A run in the middle of its second step."""
+    folder = RunFolder(tmp_path / "runs" / "demo")
+    config = configs.load([run_file], env={})
+    folder.path.mkdir(parents=True)
+    transport = EmbeddedTransport(folder.log)
+    create_log(transport, config)
+    log = SyntheticLog(transport)
+    log.step(0, resumed=True)
+    log.flow(0, 1)
+    log.admit(2)
+    log.batch(0, [0])
+    log.step(1, metrics={"reward": 0.5}, at=10.0)
+    transport.close()
+    folder.config_file.write_text(configs.to_toml(config))
+    return folder.path
+
+
+def change(run: Path, how: Any) -> None:
+    transport = EmbeddedTransport(run / "log")
+    how(SyntheticLog(transport))
+    transport.close()
+
+
+def test_audit_of_a_folder_and_of_its_run_file(run: Path, run_file: Path) -> None:
+    report = called("audit", run)
+    assert report == called("audit", run_file)
+    assert report["balanced"] is True
+    assert report["groups"]["admitted"] == 3
+    for key in ("admitted", "pending", "pending_by_stage", "trained", "expired", "filtered", "dead"):
+        assert key in report["rollouts"]
+        assert key in report["groups"]
+    assert set(report["lengths"]["trained"]) == {"count", "mean", "p50", "p95"}
+    assert call("audit", run).stdout.startswith("balanced: admitted = pending + trained")
+
+
+def test_audit_exits_1_for_a_twin_and_for_an_imbalance(run: Path) -> None:
+    change(run, lambda log: log.put("rollouts", rollout(log.siblings(0)[0])))
+    report = called("audit", run, code=1)
+    assert report["twins"]["rollouts"] == 1
+    assert report["balanced"] is True
+    change(run, lambda log: log.decide(9, GroupResult.dead))
+    assert called("audit", run, code=1)["balanced"] is False
+    assert "NOT BALANCED" in call("audit", run).stdout
+
+
+def test_status(run: Path) -> None:
+    report = called("status", run)
+    assert (report["run"], report["state"], report["version"], report["steps"]) == ("demo", "stopped", 1, 4)
+    assert report["lag"]["tasks"] == 6
+    assert "reward       0.500, mean of the last 10 steps 0.500" in call("status", run).stdout
+
+
+def test_inspect_prints_one_object_a_line(run: Path) -> None:
+    result = call("inspect", run, "rollouts", "--json", "--where", "group_id=sums/0/1/0")
+    assert [json.loads(line)["message"]["ids"]["sibling"] for line in result.stdout.splitlines()] == [0, 1]
+    assert "assistant: 3" in call("inspect", run, "rollouts", "--last", 1).stdout
+    nothing = call("inspect", run, "rollouts", "--where", "group_id=no")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "rollouts: no such records\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("inspect", "RUN", "rolouts"), "did you mean 'rollouts'"),
+        (("inspect", "RUN", "rollouts", "--where", "x"), "expected HEADER=VALUE"),
+        (("audit", "nowhere"), "nowhere: no such file"),
+        (("list", "rewardz"), "did you mean 'rewards'"),
+        (("check", "nowhere.toml"), "nowhere.toml: no such file"),
+    ],
+)
+def test_usage_errors_exit_2(run: Path, arguments: tuple[str, ...], text: str) -> None:
+    result = call(*(str(run) if argument == "RUN" else argument for argument in arguments))
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_plot_writes_into_the_run_folder(run: Path, tmp_path: Path) -> None:
+    assert called("plot", run)["files"] == [str(run / "plots" / name) for name in ("by_step.png", "by_time.png")]
+    assert call("plot", run, "--out", tmp_path / "here").exit_code == 0
+    assert (tmp_path / "here" / "by_time.png").is_file()
+
+
+def test_list_runs_and_parts(run: Path) -> None:
+    (line,) = called("list", "runs", "--folder", run.parent)
+    assert (line["run"], line["state"], line["version"], line["reward"]) == ("demo", "stopped", 1, 0.5)
+    assert "1 / 4" in call("list", "runs", "--folder", run.parent).stdout
+    assert [part["name"] for part in called("list", "algorithms")] == ["grpo"]
+
+
+def test_check(run_file: Path) -> None:
+    report = called("check", run_file)
+    assert report["ok"] is True
+    assert report["tasksets"][0]["first_prompt"]["num_tokens"] == 4
+    assert called("check", run_file, "--set", "trainer.algorithm=gpro", code=2)["ok"] is False
+    assert "did you mean 'grpo'" in call("check", run_file, "--set", "trainer.algorithm=gpro").stdout
+
+
+def test_every_command_shows_an_example() -> None:
+    for command in ("check", "status", "audit", "inspect", "plot", "list"):
+        assert f"Examples:\n    rftstream {command} " in call(command, "--help").stdout

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rftstream.algorithms.base import Denominators, MicroBatch
+from rftstream.algorithms.grpo import Grpo
+from rftstream.errors import ConfigError
+from rftstream.messages import Array, Experience, LossKind, RolloutIds, Sampling, Segment, VersionSpan
+from rftstream.plugins import build_config
+
+ALL = Denominators(num_tokens=2, num_rows=1)
+
+
+def segment(mask, logprob=-1.0):
+    count = len(mask)
+    return Segment(
+        token_ids=Array.of(range(count), "int32"), behavior_logprobs=Array.of([logprob] * count, "float32"),
+        loss_mask=Array.of(mask, "uint8"), versions=(VersionSpan(start=0, count=1, trainer_epoch=1, version=0),),
+    )  # fmt: skip
+
+
+def experience(group, reward, *segments, temperature=1.0):
+    ids = RolloutIds(rollout_id=f"{group}/0", group_id=group, taskset="t", sibling=0, group_size=2, sequence=0,
+                     min_version=0)  # fmt: skip
+    return Experience(
+        ids=ids, batch_sequence=0, share=0, position=0, loss_kind=LossKind.rl, segments=segments or (segment([0, 1]),),
+        reward=reward, sampling=Sampling(temperature=temperature),
+    )  # fmt: skip
+
+
+def micro_batch(behavior=(0.0, 0.0), advantages=(1.0, 1.0), mask=(1.0, 1.0)):
+    return MicroBatch(
+        loss_mask_BT=torch.tensor([mask]), behavior_logprobs_BT=torch.tensor([behavior]),
+        advantages_BT=torch.tensor([advantages]),
+    )  # fmt: skip
+
+
+def test_rows_carry_the_advantage_of_their_rollout():
+    batch = [
+        experience("a", 1.0, segment([0, 1, 1]), segment([1, 1])), experience("b", 5.0), experience("a", 0.0),
+        experience("b", 5.0, temperature=0.0), experience("b", None),
+    ]  # fmt: skip
+    rows, metrics = Grpo(Grpo.Config(advantage_eps=1e-9)).prepare(batch)
+    half = 1 / math.sqrt(2)
+    assert [float(row.advantages[0]) for row in rows] == pytest.approx([half, half, 0.0, -half, 0.0])
+    assert [len(row.advantages) for row in rows] == [3, 2, 2, 2, 2]
+    assert [row.group for row in rows] == [0, 0, 1, 0, 1]
+    assert [row.temperature for row in rows] == [1.0] * 5
+    assert rows[1].loss_mask.tolist() == [0, 1]  # nothing precedes the first token
+    assert metrics["num_groups"] == 2
+    assert metrics["num_rollouts"] == 4
+    assert metrics["reward"] == pytest.approx(2.75)
+    assert metrics["groups_without_signal"] == 1
+    assert metrics["masked_fraction"] == pytest.approx(1 - 6 / 11)
+
+
+def test_nothing_scored_gives_no_rows():
+    assert Grpo(Grpo.Config()).prepare([experience("a", None)])[0] == ()
+    assert Grpo(Grpo.Config()).prepare([])[0] == ()
+
+
+def test_on_policy_loss_is_the_policy_gradient():
+    policy_BT = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    loss, sums = Grpo(Grpo.Config()).loss(policy_BT, micro_batch(behavior=(-1.0, -2.0)), ALL)
+    loss.backward()
+    assert policy_BT.grad.tolist() == [[-0.5, -0.5]]
+    assert float(sums["mismatch_k3"]) == 0
+
+
+def test_tis_weighs_by_who_sampled():
+    policy_BT = torch.log(torch.tensor([[0.8, 0.3]])).requires_grad_()
+    behavior = (math.log(0.2), math.log(0.6))
+    losses = {}
+    for correction in ("tis", "none"):
+        algorithm = Grpo(Grpo.Config(correction=correction))
+        losses[correction], sums = algorithm.loss(policy_BT, micro_batch(behavior=behavior), ALL)
+    assert float(losses["none"].detach()) == pytest.approx(-1.0)
+    assert float(losses["tis"].detach()) == pytest.approx(-(2.0 + 0.5) / 2)  # rho 4 is cut at 2, rho 0.5 stays
+    means = {name: float(value) / 2 for name, value in sums.items()}
+    assert algorithm.summarise(means)["ess"] == pytest.approx(4.5**2 / (2 * (16 + 0.25)))
+
+
+def test_proximal_logprobs_are_the_old_policy():
+    policy_BT = torch.log(torch.tensor([[0.6, 0.6]])).requires_grad_()
+    proximal_BT = torch.log(torch.tensor([[0.4, 0.6]]))
+    loss, sums = Grpo(Grpo.Config(correction="none")).loss(
+        policy_BT, micro_batch(), ALL, proximal_logprobs_BT=proximal_BT
+    )
+    assert float(loss.detach()) == pytest.approx(-(1.2 + 1.0) / 2)  # ratio 1.5 is clipped
+    assert float(sums["clip_fraction"]) == 1
+
+
+def test_entropy_is_asked_for_and_subtracted():
+    algorithm = Grpo(Grpo.Config(entropy_coefficient=0.1, correction="none"))
+    assert algorithm.needs == {"entropy"}
+    assert Grpo(Grpo.Config()).needs == frozenset()
+    policy_BT = torch.zeros(1, 2, requires_grad=True)
+    loss, _ = algorithm.loss(policy_BT, micro_batch(), ALL, entropy_BT=torch.tensor([[1.0, 3.0]]))
+    assert float(loss.detach()) == pytest.approx(-1.0 - 0.1 * 2.0)
+    with pytest.raises(ValueError, match="entropy_BT"):
+        algorithm.loss(policy_BT, micro_batch(), ALL)
+
+
+@pytest.mark.parametrize("options", [{"clip_low": 1.5}, {"dual_clip": 0.5}, {"normalise": "row"}, {"cliplow": 0.1}])
+def test_odd_settings_are_refused(options):
+    with pytest.raises(ConfigError, match="algorithms.grpo"):
+        build_config(Grpo, options, where="algorithms.grpo")
+
+
+def test_order_of_experiences_does_not_matter():
+    batch = [experience("a", 1.0), experience("a", 0.5), experience("b", 2.0), experience("a", 0.0)]
+    forward = [float(row.advantages[0]) for row in Grpo(Grpo.Config()).prepare(batch)[0]]
+    backward = [float(row.advantages[0]) for row in Grpo(Grpo.Config()).prepare(batch[::-1])[0]]
+    assert np.allclose(forward, backward[::-1])

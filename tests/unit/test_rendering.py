@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit import tiny
+
+from rftstream.errors import ConfigError
+from rftstream.messages import ChatMessage
+from rftstream.models import ModelSpec
+from rftstream.rendering import FakeRenderer, HfRenderer, open_renderer
+
+TEMPLATE = (
+    "{%- for message in messages %}\n  {%- if message.role == 'assistant' %}{% generation %}{{ message.content }}"
+    "{% endgeneration %}{% else %}{{ '<' ~ message['role'] ~ '>' }}\n{{ message['content'] | trim }}\n{% endif %}"
+    "{%- if loop.last %}{% continue %}{% endif %}{{ eos_token }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+CHATS = [
+    [ChatMessage(role="user", content="12+7=")],
+    [ChatMessage(role="system", content=" 1 + <b>&'\" "), ChatMessage(role="user", content="Grüße\n\n中文 🙂  7")],
+    [ChatMessage(role="user", content="1"), ChatMessage(role="assistant", content="2 "),
+     ChatMessage(role="user", content="<eos>3<pad>")],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("model"))
+
+
+def transformers_ids(folder, chat, template=None, tools=None):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    plain = [{"role": one.role, "content": one.content} for one in chat]
+    encoded = tokenizer.apply_chat_template(plain, add_generation_prompt=True, chat_template=template, tools=tools)
+    return tokenizer, tuple(encoded["input_ids"])
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_ids_and_text_are_those_of_transformers(spec, chat, template):
+    renderer = HfRenderer(spec, template)
+    tokenizer, expected = transformers_ids(spec.folder, chat, template)
+    assert renderer.render(chat) == expected
+    assert renderer.decode(expected) == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_tools_reach_the_template(spec):
+    tools = [{"type": "function", "function": {"name": "7"}}]
+    assert HfRenderer(spec, TEMPLATE).render(CHATS[0], tools) == transformers_ids(spec.folder, CHATS[0], TEMPLATE,
+                                                                                  tools)[1]  # fmt: skip
+
+
+def test_what_it_knows_of_the_model(spec):
+    renderer = open_renderer(spec)
+    assert (renderer.stop_token_ids, renderer.context, renderer.vocabulary_size) == (frozenset({1}), 64, 19)
+    assert open_renderer(dataclasses.replace(spec, context=32)).context == 32
+
+
+def test_several_stop_tokens(spec, tmp_path):
+    folder = shutil.copytree(spec.folder, tmp_path / "copy")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert open_renderer(dataclasses.replace(spec, folder=folder)).stop_token_ids == {1, 5, 6}
+
+
+def test_templates_of_the_folder_the_spec_and_the_call(spec, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("1{{ messages[0].content }}")
+    chat = [ChatMessage(role="user", content="2")]
+    own, of_spec = open_renderer(spec), open_renderer(dataclasses.replace(spec, chat_template="3{{ eos_token }}"))
+    given = open_renderer(spec, str(file))
+    assert [one.decode(one.render(chat)) for one in (own, of_spec, given)] == ["2", "3", "12"]
+    assert len({own.digest, of_spec.digest, given.digest}) == 3
+    assert open_renderer(spec).digest == own.digest
+
+
+def test_template_in_the_tokenizer_config(spec, tmp_path):
+    folder = shutil.copytree(spec.folder, tmp_path / "copy")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="has no chat template; set model"):
+        open_renderer(dataclasses.replace(spec, folder=folder))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = [{"name": "default", "template": "7"}, {"name": "rag", "template": "8"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    renderer = open_renderer(dataclasses.replace(spec, folder=folder))
+    assert renderer.decode(renderer.render([])) == "7"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.append(1) }}", "refused"),
+        ("{{ ''.__class__.__mro__ }}", "refused"),
+        ("/nowhere/template.jinja", "name a Jinja file"),
+    ],
+)
+def test_bad_templates_are_said(spec, template, message):
+    with pytest.raises(ConfigError, match=message):
+        HfRenderer(spec, template).render(CHATS[0])
+
+
+def test_without_a_tokenizer_json_transformers_is_asked(spec, tmp_path):
+    folder = shutil.copytree(spec.folder, tmp_path / "slow")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({"<unk>": 0, "<|endoftext|>": 1, "1": 2, "2": 3, "12": 4}))
+    (folder / "merges.txt").write_text("#version: 0.2\n1 2\n")
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    renderer = open_renderer(dataclasses.replace(spec, folder=folder))
+    assert renderer.render([ChatMessage(role="user", content="12")]) == (4,)
+    assert renderer.decode([4, 1, 3]) == "122"
+
+
+def test_it_is_light(spec):
+    code = (
+        "import sys, pathlib; from rftstream import rendering, models; from rftstream.messages import ChatMessage; "
+        f"spec = models.ModelSpec(name='x', folder=pathlib.Path({str(spec.folder)!r}), dtype='float32', context=None); "
+        "rendering.open_renderer(spec).render([ChatMessage(role='user', content='1')]); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_fake_renderer():
+    renderer = open_renderer(ModelSpec(name="fake", folder=Path(), dtype="float32", context=9))
+    assert isinstance(renderer, FakeRenderer)
+    assert renderer.render([ChatMessage(role="user", content="1+1=")]) == (49, 43, 49, 61)
+    assert renderer.decode([*"ü2".encode(), 0]) == "ü2"
+    assert renderer.context == 9
