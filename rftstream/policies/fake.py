@@ -126,7 +126,8 @@ class FakePolicy:
         right = luck < share
         answer = fakemodel.solve(one.prompt) or "0"
         if not right:
-            answer = str(int(answer) + 1 + int(9 * fakemodel.uniform(seed, "wrong")))
+            last = (int(answer[-1]) + 1 + int(9 * fakemodel.uniform(seed, "wrong"))) % 10
+            answer = answer[:-1] + str(last)  # as long as the right one, since lengths are decided before
         text = answer.rjust(max(one.wished - 1, 0))
         ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)[: one.length]
         logprobs = [-0.5 * fakemodel.uniform(seed, place) for place in range(len(ids))]

@@ -322,6 +322,10 @@ class BufferStep:
 
     # ------------------------------------------------------------------------------------------ the rest
 
+    @property
+    def full(self) -> bool:
+        return False
+
     def idle_s(self) -> float:
         return self._next_deadline_s()
 

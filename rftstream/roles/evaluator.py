@@ -325,6 +325,10 @@ class EvaluatorStep:
 
     # ------------------------------------------------------------------------------------------ the rest
 
+    @property
+    def full(self) -> bool:
+        return False
+
     def idle_s(self) -> float:
         return 0.0 if self._running is not None or self._next_due() is not None else FOREVER
 

@@ -271,6 +271,10 @@ class FeederStep:
 
     # ------------------------------------------------------------------------------------------ the rest
 
+    @property
+    def full(self) -> bool:
+        return False
+
     def idle_s(self) -> float:
         return FOREVER
 

@@ -48,6 +48,9 @@ from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
+BATCHES_AHEAD = 2
+"""Read while one is trained; more stay on the log, however many were recorded."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -279,7 +282,9 @@ class TrainerStep:
             following.rewards.append(manifest.metrics["reward"])
         reason = self._reason_to_end(following)
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
-        publish_now = reason is not None or following.version % self._settings.publish_every == 0
+        # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
+        waits = self._assembly.num_ready <= 1
+        publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
         announced = self._publish(name) if publish_now else None
         now = self._clock.now()
         values |= {"lr": lr, "step_s": trained - started, "publish_s": now - trained,
@@ -431,6 +436,10 @@ class TrainerStep:
             self._store.delete(name)
 
     # ------------------------------------------------------------------------------------------ the rest
+
+    @property
+    def full(self) -> bool:
+        return self._assembly.num_ready >= BATCHES_AHEAD
 
     def idle_s(self) -> float:
         return FOREVER if self._assembly.num_ready == 0 or self._paused else 0.0

@@ -29,6 +29,11 @@ def check_part_names(config: RunConfig) -> None:
             raise ConfigError(
                 f"{where}: unknown {name!r}; {plugins.suggest(name, known)}, or 'module:Name' of your own"
             )
+    if config.transport.kind == "memory":
+        raise ConfigError(
+            "transport.kind: 'memory' lives in one process, expected one that workers share; use 'embedded', "
+            "or drive the roles with rftstream.testing"
+        )
 
 
 def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:

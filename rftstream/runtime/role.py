@@ -115,6 +115,10 @@ class SingleStep(Protocol):
 
         Foreign records (of no contract of the topic) are dead-lettered without the step ever hearing of them."""
 
+    @property
+    def full(self) -> bool:
+        """Enough is in hand: what it consumes stays on the log for now."""
+
     def advance(self) -> Transaction | None:
         """A bounded slice of work; the next transaction, if there is one. Called again after `committed`."""
 

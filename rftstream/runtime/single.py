@@ -40,6 +40,8 @@ class SingleService(Service):
         self._pending: Transaction | None = None
         self._letters: list[Publish] = []
         self._recovered = False
+        self._consumed: list[TopicPartition] = []
+        self._full = False
         self._fenced_starts = 0
 
     def start(self) -> None:
@@ -184,6 +186,8 @@ class SingleService(Service):
             control = {place: self._reader.position(place) for place in self.transport.admin.end_offsets("control")}
             self._reader.close()
         self._reader = self.transport.reader({**control, **positions})
+        self._consumed = [place for place in positions if place.topic in self.declaration.consumes]
+        self._full = False
         self.step.paused(self.desired is DesiredState.paused)
         if self.desired is DesiredState.draining:
             self.step.draining()
@@ -195,6 +199,9 @@ class SingleService(Service):
 
     def _absorb(self) -> bool:
         assert self._reader is not None
+        if self.step.full != self._full:
+            self._full = self.step.full
+            (self._reader.pause if self._full else self._reader.resume)(self._consumed)
         records = self._reader.poll()
         for record in records:
             received = self.decode(record)

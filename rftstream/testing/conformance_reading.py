@@ -160,6 +160,20 @@ class ReadingConformance(BenchFixtures):
         bench.await_true("40 records, one by one", read_one_by_one)
         assert len(by_place(found)) == 4
 
+    def test_a_paused_reader_leaves_records_on_the_log(self, bench: Bench) -> None:
+        topic = bench.topic(2)
+        left, right = places_of(bench.transport, topic)
+        bench.write([new(topic, number % 2, f"{number}") for number in range(6)])
+        reader = bench.transport.reader(bench.transport.admin.begin_offsets(topic))
+        reader.pause([left])
+        assert texts(take(bench.transport, reader, 3)) == ["1", "3", "5"]
+        bench.write([new(topic, 0, "6"), new(topic, 1, "7")])
+        assert texts(take(bench.transport, reader, 1)) == ["7"]
+        assert reader.poll() == []
+        reader.resume([left])
+        assert texts(take(bench.transport, reader, 4)) == ["0", "2", "4", "6"]
+        reader.close()
+
     def test_large_batches(self, bench: Bench) -> None:
         topic = bench.topic(8)
         bench.write([NewRecord(topic, number % 8, b"%d" % number, b"v") for number in range(20_000)])

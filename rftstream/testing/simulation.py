@@ -96,7 +96,7 @@ class Simulation(MemoryRun):
 
     # ------------------------------------------------------------------------------------------ driving
 
-    def run(self, max_ticks: int = 200_000, until: Callable[[], bool] | None = None) -> None:
+    def run(self, max_ticks: int = 30_000, until: Callable[[], bool] | None = None) -> None:
         """Until every process has ended by itself (or `until`), or one ended in a way that ends the run."""
         try:
             while self.failed is None and any(process.exit_code is None for process in self.processes):

@@ -129,6 +129,11 @@ class Reader(Protocol):
 
     def position(self, partition: TopicPartition) -> int: ...
 
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """No delivery until `resume`: what cannot be dealt with now stays on the log."""
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -82,6 +82,13 @@ class EmbeddedReader:
     def position(self, partition: TopicPartition) -> int:
         return self._cursors.position(partition)
 
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.pause(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.resume(partitions)
+        self._cursors.wake()
+
     def close(self) -> None:
         pass
 

@@ -59,6 +59,12 @@ class MemoryReader:
     def position(self, partition: TopicPartition) -> int:
         return self._cursors.position(partition)
 
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.pause(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.resume(partitions)
+
     def close(self) -> None:
         pass
 

@@ -1,4 +1,4 @@
-"""GRPO on a made model: sums of two digits below 5, learned from nothing in 160 steps of 256 samples."""
+"""GRPO on a made model: sums of two digits below 5, learned from nothing in 150 steps of 256 samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit import tiny
 from rftstream.algorithms.grpo import Grpo
 from rftstream.rendering import open_renderer
 
-REWARDS = {10: 0.0, 30: 0.0, 50: 0.0, 70: 0.0, 100: 0.0}
+REWARDS = {10: 0.011, 30: 0.09, 50: 0.29, 70: 0.56, 100: 0.77, 150: 0.95}
 """Step -> mean reward of the ten steps up to it."""
 
 
@@ -22,9 +22,8 @@ def test_reward_rises_as_it_did(tmp_path):
         arithmetic.play(policy, backend, Grpo(Grpo.Config()), open_renderer(spec), steps=max(REWARDS), lr=2e-3)
     )
     rewards = np.asarray([step.reward for step in steps])
-    print({at: round(float(rewards[at - 10 : at].mean()), 3) for at in REWARDS})
     for at, expected in REWARDS.items():
-        assert rewards[at - 10 : at].mean() == pytest.approx(expected, abs=0.12), at
+        assert rewards[at - 10 : at].mean() == pytest.approx(expected, abs=0.15), at
     assert rewards[-10:].mean() > 0.9
     assert max(step.metrics["mismatch_k3"] for step in steps) < 1e-6  # same weights, same dtype
     assert steps[0].metrics["entropy"] > 2.8

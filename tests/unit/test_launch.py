@@ -152,6 +152,7 @@ def test_unknown_parts_are_refused_before_anything_is_made(run_file: Path, tmp_p
     for setting, place in (
         ("trainer.algorithm=gpro", r"trainer\.algorithm: unknown 'gpro'.*did you mean 'grpo'"),
         ("explorer.policy=hff", r"explorer\.policy: unknown 'hff'"),
+        ("transport.kind=memory", "'memory' lives in one process"),
         ("tasksets.sums.reward=exakt", r"tasksets\.sums\.reward: unknown 'exakt'.*'exact'"),
     ):
         with pytest.raises(ConfigError, match=place):

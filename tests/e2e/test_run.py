@@ -1,0 +1,277 @@
+"""Whole runs by the command: from the run file to `final/`, stopped and gone on with, ended by each of its rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rftstream.topics import TOPICS
+from rftstream.weights.snapshot import decode_snapshot, state_digest
+from tests.e2e.workplace import EXAMPLES, Finished, RunView, Workplace
+
+SETTLED = {"run_dir", "steps", "version", "reward_first", "reward_last", "wall_s", "reason"}
+"""Keys of `run --json` that scripts rely on."""
+
+SHORT = (
+    "run.steps=30", "feeder.groups_per_batch=4", "feeder.group_size=4", "evaluations.sums.every=15",
+    "evaluations.sums.num_tasks=5", "trainer.checkpoint_every=10",
+)  # fmt: skip
+
+
+def sets(*assignments: str) -> list[str]:
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+# ------------------------------------------------------------------------------------------------ a real model
+
+
+def test_the_arithmetic_example_from_start_to_end(place: Workplace) -> None:
+    done = place.call("run", EXAMPLES / "arithmetic.toml", "--run-dir", "arithmetic", "--json", *sets(*SHORT))
+    assert done.code == 0, done.err
+    result = done.result
+    assert set(result) >= SETTLED
+    assert result["run_dir"] == str(place.folder / "arithmetic")
+    assert (result["steps"], result["version"], result["reason"]) == (30, 30, "steps")
+    assert 0 <= result["reward_first"] <= 1
+    assert 0 <= result["reward_last"] <= 1
+    assert result["wall_s"] > 0
+    assert "step 30/30" in done.err, "plain lines, where stdout is for the result"
+    place.assert_nobody_left()
+
+    view = place.view("arithmetic")
+    steps = view.steps()
+    assert [step.name.version for step in steps] == list(range(1, 31))
+    assert len(view.experiences()) == 30 * 16
+    assert {rollout.status for rollout in view.rollouts()} <= {"completed", "truncated"}
+    evaluated = [(one.name.version, one.num_tasks, one.num_samples) for one in view.messages("evals")]  # type: ignore[union-attr]
+    assert evaluated == [(0, 5, 4), (15, 5, 4), (30, 5, 4)]
+    final = Path(result["final"])
+    assert state_digest(decode_snapshot((final / "model.safetensors").read_bytes(), where="final")) == (
+        steps[-1].weights_digest
+    )
+    check_model_folder(final)
+    check_commands(place, "arithmetic")
+
+
+def check_model_folder(folder: Path) -> None:
+    """It is an ordinary one: transformers loads it, and it answers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    chat = [{"role": "user", "content": "3+4="}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert prompt["input_ids"].shape == (1, 4)
+    answer = model.generate(**prompt, max_new_tokens=2, do_sample=False)
+    assert answer.shape[1] in (5, 6)
+
+
+def check_commands(place: Workplace, run: str) -> None:
+    """`audit`, `inspect`, `status` and `plot` say what they are to say, with the settled keys."""
+    audit = place.call("audit", run, "--json")
+    assert audit.code == 0, audit.err
+    (report,) = audit.lines
+    assert report["balanced"] is True
+    kinds = {"admitted", "pending", "pending_by_stage", "trained", "expired", "filtered", "dead"}
+    for counted, number in (("groups", 30 * 4), ("rollouts", 30 * 16)):
+        assert set(report[counted]) == kinds
+        assert report[counted]["trained"] == number
+        left = sum(report[counted][kind] for kind in kinds - {"admitted", "pending_by_stage"})
+        assert report[counted]["admitted"] == left
+    assert report["twins"]
+    assert not any(report["twins"].values())
+    assert set(report["lengths"]["trained"]) == {"count", "mean", "p50", "p95"}
+    assert report["lengths"]["trained"]["count"] == 480
+    assert place.call("audit", run).out.startswith("balanced: admitted = pending + trained")
+
+    seen = {topic: place.call("inspect", run, topic, "--json", "--last", "20").lines for topic in TOPICS}
+    for topic in ("tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals", "control"):
+        assert seen[topic], topic
+        for record in seen[topic]:
+            assert {"topic", "partition", "offset", "key", "headers", "message"} <= set(record)
+            assert "error" not in record
+    rollout = seen["rollouts"][-1]["message"]
+    (segment,) = rollout["segments"]
+    assert len(segment["token_ids"]["values"]) == len(segment["behavior_logprobs"]["values"])
+    assert sum(segment["loss_mask"]["values"]) == rollout["num_tokens"]
+    assert all(logprob <= 0 for logprob in segment["behavior_logprobs"]["values"])
+
+    (status,) = place.call("status", run, "--json").lines
+    assert (status["run"], status["state"], status["version"]) == ("arithmetic", "finished", 30)
+    (plots,) = place.call("plot", run, "--json").lines
+    for file in plots["files"]:
+        assert Path(file).read_bytes().startswith(b"\x89PNG"), file
+    (runs,) = place.call("list", "runs", "--folder", ".", "--json").lines
+    assert [(one["run"], one["version"]) for one in runs] == [(run, 30)]
+
+
+# ------------------------------------------------------------------------------------------------ run files
+
+
+def test_a_second_run_gets_a_folder_of_its_own_and_lines_are_plain(place: Workplace) -> None:
+    first = place.call("run", "tiny.toml")
+    assert first.code == 0, first.err
+    assert "\x1b" not in first.out, "no terminal, no control sequences"
+    lines = first.out.splitlines()
+    assert lines[0].startswith("step 0/6")
+    assert any(line.startswith("step 6/6  reward ") for line in lines)
+    assert "the model is in runs/tiny/final" in first.out
+    second = place.call("run", "tiny.toml", "--json")
+    assert second.code == 0, second.err
+    assert second.result["run_dir"] == str(place.folder / "runs" / "tiny-2")
+    for name in ("tiny", "tiny-2"):
+        assert place.view(f"runs/{name}").assert_nothing_lost().version == 6
+    assert place.call("status", "tiny.toml").out.startswith("tiny-2"), "a run file means its newest run"
+
+
+def test_a_terminal_gets_a_live_view(place: Workplace) -> None:
+    ours, theirs = pty.openpty()
+    run = place.start("run", "tiny.toml", stdout=theirs, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "100"})
+    os.close(theirs)
+    seen = b""
+    while run.alive or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # nobody holds the other end any more
+                break
+    os.close(ours)
+    assert run.finish().code == 0, seen.decode()
+    text = seen.decode()
+    assert "\x1b[" in text, "drawn anew in place"
+    for word in ("step 6", "reward", "workers", "trainer-0", "waiting", "the model is in runs/tiny/final"):
+        assert word in text
+
+
+def test_overlays_the_environment_and_set_in_their_order(place: Workplace) -> None:
+    base = place.write("base.toml", (place.folder / "tiny.toml").read_text() + "[trainer.nothing]\n")
+    base.write_text((place.folder / "tiny.toml").read_text().replace("steps = 6", "steps = 9"))
+    more = place.write("more.toml", '[run]\nname = "overlaid"\nsteps = 8\n[feeder]\ngroup_size = 2\n')
+    env = {
+        "RFTSTREAM_CONFIG": os.pathsep.join([str(base), str(more)]),
+        "RFTSTREAM__RUN__STEPS": "7",
+        "RFTSTREAM__FEEDER__GROUPS_PER_BATCH": "3",
+    }
+    done = place.call("run", "--json", "--set", "run.steps=2", env=env)
+    assert done.code == 0, done.err
+    assert done.result["run_dir"] == str(place.folder / "runs" / "overlaid")
+    assert done.result["steps"] == 2, "--set wins over the environment, which wins over the files"
+    view = place.view("runs/overlaid")
+    assert {rollout.ids.group_size for rollout in view.rollouts()} == {2}, "the later file wins"
+    assert {manifest.num_groups for manifest in view.manifests()[:2]} == {3}, "the environment wins over the files"
+    worker = place.call("worker", "--role", "explorer", "--wait-s", "0.2", env=env)
+    assert worker.code == 3, "a whole command, which waits for a run that is not finished"
+    assert "waited 0.2 s for a run of" in worker.err
+
+
+def test_from_python(place: Workplace) -> None:
+    script = place.write("mine.py", """
+import json
+import rftstream
+
+config = rftstream.load_config(["tiny.toml"], sets=["run.steps=3"])
+result = rftstream.run(config, run_dir="mine", progress="none")
+assert result.final is not None and (result.final / "model.safetensors").is_file()
+print(json.dumps(result.to_dict()))
+""")
+    done = place.call(script, command=[sys.executable])
+    assert done.code == 0, done.err
+    assert (done.result["steps"], done.result["reason"], done.result["exit_code"]) == (3, "steps", 0)
+    assert place.view("mine").assert_nothing_lost().version == 3
+    place.assert_nobody_left()
+
+
+# ------------------------------------------------------------------------------------------------ stopping
+
+
+def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) -> None:
+    slow = sets("policies.fake.tokens_per_s=40", "policies.fake.mean_tokens=6", "run.steps=40")
+    run = place.start("run", "tiny.toml", "--json", *slow)
+    view = place.view("runs/tiny")
+    by_hand = place.start("worker", "tiny.toml", "--role", "explorer", "--process", "mine")
+    place.wait_for(lambda: "owns 2 partitions" in view.log_of("mine"), "a share of the work")
+    sampled = len(view.rollouts())
+    place.wait_for(lambda: len(view.rollouts()) > sampled + 6, "some work of both explorers")
+    by_hand.send(signal.SIGTERM)
+    left = by_hand.finish()
+    assert left.code == 0, left.err
+    assert "stopping: finishing what is in hand" in left.err
+    assert "left: stopped" in left.err
+
+    place.wait_for(lambda: view.curve().version >= 3, "three steps")
+    run.send(signal.SIGINT)
+    stopped = run.finish()
+    assert stopped.code == 0, stopped.err
+    assert (stopped.result["reason"], stopped.result["error"]) == ("interrupted", None)
+    assert 3 <= stopped.result["steps"] < 40
+    place.assert_nobody_left(1.0)
+    before = view.assert_nothing_lost()
+    assert before.groups.trained == 2 * before.version
+
+    resumed = place.call("resume", "runs/tiny", "--json", *sets("run.steps=8", "policies.fake.tokens_per_s=0"))
+    assert resumed.code == 0, resumed.err
+    assert (resumed.result["steps"], resumed.result["version"], resumed.result["reason"]) == (8, 8, "steps")
+    after = view.assert_nothing_lost()
+    assert after.groups.trained == 16
+    assert after.groups.admitted >= before.groups.admitted, "what was on its way is still there"
+    trained = [rollout for one in view.experiences() if one.batch_sequence < 8 for rollout in [one.ids.rollout_id]]
+    assert len(trained) == len(set(trained)) == 48
+    nothing = place.call("resume", "runs/tiny")
+    assert nothing.code == 2
+    assert "runs/tiny: is finished with 8 of 8 steps; give more" in nothing.err
+
+
+# ------------------------------------------------------------------------------------------------ ends
+
+
+def ended(place: Workplace, *assignments: str) -> tuple[Finished, RunView]:
+    done = place.call("run", "tiny.toml", "--json", *sets(*assignments))
+    assert done.code == 0, done.err
+    view = place.view("runs/tiny")
+    view.assert_nothing_lost()
+    assert Path(done.result["final"]).is_dir()
+    return done, view
+
+
+def test_a_run_ends_when_the_reward_is_reached(place: Workplace) -> None:
+    done, view = ended(place, "run.steps=4000", "run.stop_reward=0.4", "run.stop_reward_over=3",
+                       "backends.fake.start_skill=1")  # fmt: skip
+    assert done.result["reason"] == "reward"
+    rewards = view.curve().rewards()
+    assert sum(rewards[-3:]) / 3 >= 0.4
+    assert len(rewards) == done.result["steps"] < 4000
+
+
+def test_a_run_ends_with_its_taskset_and_a_short_batch(place: Workplace) -> None:
+    place.write("tiny.toml", (place.folder / "tiny.toml").read_text().replace("steps = 6\n", ""))
+    done, view = ended(place, "tasksets.sums.passes=1", "tasksets.sums.options.size=7")
+    assert (done.result["reason"], done.result["steps"]) == ("taskset", 4)
+    assert [manifest.num_groups for manifest in view.manifests()] == [2, 2, 2, 1], "the last batch is short"
+    assert [manifest.last for manifest in view.manifests()] == [False, False, False, True]
+    assert view.audit().groups.trained == 7
+    more = place.call("resume", "runs/tiny", "--json", *sets("tasksets.sums.passes=2"))
+    assert more.code == 0, more.err
+    assert (more.result["reason"], view.assert_nothing_lost().groups.trained) == ("taskset", 14)
+
+
+def test_a_run_ends_after_its_time(place: Workplace) -> None:
+    place.write("tiny.toml", (place.folder / "tiny.toml").read_text().replace("steps = 6", "hours = 0.001"))
+    began = time.monotonic()
+    done, view = ended(place, "policies.fake.tokens_per_s=40")
+    assert time.monotonic() - began >= 3.6
+    assert done.result["reason"] == "hours"
+    finished = view.control().finished
+    manifest = view.control().manifest
+    assert finished is not None
+    assert manifest is not None
+    assert finished.finished_at - manifest.created_at == pytest.approx(3.6, abs=30)
+    assert finished.finished_at - manifest.created_at >= 3.6
+    assert json.loads(done.out)["steps"] == view.audit().version
