@@ -217,6 +217,9 @@ class TransportSection:
     kind: str = "embedded"
     partitions: Positive = 64
     servers: str | None = None
+    patience_s: AboveZero = 60.0
+    """So long a worker tries again when the log refuses or is gone (a full disk, no broker); then it ends with exit 3,
+    and the run with it, to be resumed."""
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rftstream import __version__
-from rftstream.config import sampling_for, to_toml
-from rftstream.messages import RunManifest
-from rftstream.modelfolder import model_digests
+from functools import cache
+
+from rftstream.config import sampling_for
 from rftstream.rendering import open_renderer
 from rftstream.roles.feeder import FeederStep, Source
+from rftstream.runtime.manifest import check_same_run, data_digests, make_manifest
 from rftstream.runtime.role import Role, RoleContext
 from rftstream.tasksets.open import open_taskset
 from workers.parts import context_length, model_spec
@@ -30,16 +30,18 @@ def build(context: RoleContext) -> Role:
         for name, section in config.tasksets.items()
     }
 
-    def manifest() -> RunManifest:
-        digests = model_digests(spec)
-        digests |= {f"taskset.{name}": source.taskset.digest for name, source in sources.items()}
-        return RunManifest(
-            run=context.folder.run_id, created_at=context.clock.now(), config=to_toml(config), digests=digests,
-            partitions=config.transport.partitions, shares=config.trainer.shares, seed=config.run.seed,
-            rftstream_version=__version__,
-        )
+    @cache
+    def digests() -> dict[str, str]:
+        return data_digests(config, spec)
 
-    step = FeederStep(config=config, run_id=context.folder.run_id, sources=sources, renderer=renderer,
-                      context=context_length(spec, renderer), manifest=manifest, clock=context.clock)
+    step = FeederStep(
+        config=config,
+        sources=sources,
+        renderer=renderer,
+        context=context_length(spec, renderer),
+        make_manifest=lambda: make_manifest(config, context.folder.run_id, digests(), context.clock.now()),
+        check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
+        clock=context.clock,
+    )
     return Role(name="feeder", consumes=(), follows=("steps", "outcomes", "control"), produces=("tasks", "control"),
                 step=step)

@@ -19,6 +19,9 @@ from torch import Tensor
 
 from rftstream.messages import Sampling
 
+BLOCK = 256
+"""Tokens that are cumulated together."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
@@ -92,15 +95,13 @@ class Sampler:
         if self._scaled:
             logits_BV = logits_BV / self._scale_B1
         cut_BV = self._truncate(logits_BV) if self._truncates or table.min_p.any() else logits_BV
-        logprobs_BV = cut_BV.log_softmax(dim=-1)
-        cdf_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
-        uniforms_B1 = self._column(uniforms(table.seed, positions_B), torch.float64)
-        tokens_B1 = torch.searchsorted(cdf_BV, uniforms_B1 * cdf_BV[:, -1:], right=True).clamp(max=cdf_BV.shape[1] - 1)
+        probs_BV = cut_BV.softmax(dim=-1)
+        tokens_B1 = _invert(probs_BV, self._column(uniforms(table.seed, positions_B), torch.float64))
         if self._greedy:
             greedy_B1 = self._column(table.temperature == 0, torch.bool)
             tokens_B1 = torch.where(greedy_B1, logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
-        chosen_B = logprobs_BV.gather(1, tokens_B1).squeeze(1)
-        return tokens_B1.squeeze(1).cpu().numpy(), chosen_B.cpu().numpy()
+        logprobs_B = probs_BV.gather(1, tokens_B1).squeeze(1).log()
+        return tokens_B1.squeeze(1).cpu().numpy(), logprobs_B.cpu().numpy()
 
     def _penalise(self, logits_BV: Tensor, prompt_seen_BV: Tensor, counts_BV: Tensor) -> Tensor:
         repetition_B1 = self._column(self._table.repetition_penalty)
@@ -132,6 +133,24 @@ class Sampler:
 
     def _column(self, values_B: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values_B)).to(self._device, dtype)[:, None]
+
+
+def _invert(probs_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+    """The first token at which the cumulated probability exceeds the uniform number, int64 [B, 1].
+
+    Cumulated in float64, first over blocks and then inside the one that was hit, since a sum is cheaper than a scan.
+    """
+    vocabulary = probs_BV.shape[1]
+    blocks_BKW = torch.nn.functional.pad(probs_BV, (0, -vocabulary % BLOCK)).unflatten(1, (-1, BLOCK))
+    sums_BK = blocks_BKW.sum(dim=-1).double()
+    cdf_BK = sums_BK.cumsum(dim=-1)
+    target_B1 = uniforms_B1 * cdf_BK[:, -1:]
+    block_B1 = torch.searchsorted(cdf_BK, target_B1, right=True)
+    rest_B1 = target_B1 - (cdf_BK.gather(1, block_B1) - sums_BK.gather(1, block_B1))
+    inside_BW = blocks_BKW[torch.arange(len(probs_BV), device=probs_BV.device), block_B1[:, 0]].double().cumsum(dim=-1)
+    # the block's sum was rounded otherwise: stay below its last step, which a token with a probability makes
+    rest_B1 = torch.minimum(rest_B1, inside_BW[:, -1:] * (1 - 1e-9))
+    return block_B1 * BLOCK + torch.searchsorted(inside_BW, rest_B1, right=True)
 
 
 def uniforms(seeds_B: np.ndarray, positions_B: np.ndarray) -> np.ndarray:

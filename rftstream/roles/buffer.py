@@ -68,7 +68,8 @@ class BufferStep:
         self._read_before: dict[TopicPartition, int] = {}
         self._decisions: list[Decision] = []
         self._late: list[GroupOutcome] = []
-        self._after_commit: list[Group] = []
+        self._written: list[Decision] = []
+        """Decisions of the transaction that is being committed; more may be made before it is."""
 
     @property
     def done(self) -> bool:
@@ -272,7 +273,8 @@ class BufferStep:
         """Records for all that was decided since the last transaction."""
         now = self._clock.now()
         records = []
-        for group, result, reason in self._decisions:
+        self._written, self._decisions = self._decisions, []
+        for group, result, reason in self._written:
             self._tally.group(group.taskset, result, group.summaries, zero_variance=group.zero_variance)
             metrics.GROUPS.labels(str(result)).inc()
             records.append(Publish("outcomes", 0, GroupOutcome(
@@ -280,9 +282,8 @@ class BufferStep:
                 rollouts=group.summaries, decided_at=now,
                 batch_sequence=self._next_batch if result is GroupResult.batched else None,
             )))
-            self._after_commit.append(group)
-        records += [Publish("outcomes", 0, late) for late in self._late]
-        return records
+        late, self._late = self._late, []
+        return records + [Publish("outcomes", 0, one) for one in late]
 
     def _positions(self, next_batch: int, *, last: bool = False) -> dict[TopicPartition, Position]:
         """For all partitions. The metadata tells what no outcome tells: an empty last batch has none."""
@@ -293,13 +294,12 @@ class BufferStep:
         }
 
     def committed(self, transaction: Transaction) -> None:
-        for group in self._after_commit:
+        for group, result, _ in self._written:
+            self._refilled += result is GroupResult.filtered
             for sibling in group.siblings.values():
                 if self._bodies is not None:
                     self._bodies.forget(sibling.place, sibling.offset)
-        filtered = sum(result is GroupResult.filtered for _, result, _ in self._decisions)
-        self._after_commit, self._decisions, self._late = [], [], []
-        self._refilled += filtered
+        self._written = []
         manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
         if manifests:
             self._next_batch += 1

@@ -65,19 +65,19 @@ class FeederStep:
         self,
         *,
         config: RunConfig,
-        run_id: str,
         sources: Mapping[str, Source],
         renderer: Renderer,
         context: int | None,
-        manifest: Callable[[], RunManifest],
+        make_manifest: Callable[[], RunManifest],
+        check_same_run: Callable[[RunManifest], None],
         clock: Clock,
     ) -> None:
         self._config = config
-        self._run_id = run_id
         self._sources = sources
         self._renderer = renderer
         self._context = context
-        self._make_manifest = manifest
+        self._make_manifest = make_manifest
+        self._check_same_run = check_same_run
         self._clock = clock
         self._partitions = config.transport.partitions
         self._paused = False
@@ -141,26 +141,11 @@ class FeederStep:
         raise error
 
     def _check_manifest(self) -> None:
-        """A resumed run keeps its model, template and tasksets."""
-        ours = self._make_manifest()
+        """A new run gets its manifest; one that goes on has to be the same run."""
         if self._manifest is None:
-            self._pending_manifest = ours
-            return
-        theirs = self._manifest
-        changed = [
-            f"{name}: {theirs.digests.get(name, 'none')} then, {ours.digests.get(name, 'none')} now"
-            for name in sorted(set(ours.digests) | set(theirs.digests))
-            if name != "config" and ours.digests.get(name) != theirs.digests.get(name)
-        ]
-        for name, now, then in (("partitions", ours.partitions, theirs.partitions),
-                                ("shares", ours.shares, theirs.shares), ("seed", ours.seed, theirs.seed)):
-            if now != then:
-                changed.append(f"{name}: {then} then, {now} now")
-        if changed:
-            raise ConfigError(
-                f"{theirs.run}: the run was created with other data; a run keeps its model, template, tasksets, "
-                "partitions, shares and seed. Changed: " + "; ".join(changed) + ". Start a new run instead"
-            )
+            self._pending_manifest = self._make_manifest()
+        else:
+            self._check_same_run(self._manifest)
 
     # ------------------------------------------------------------------------------------------ writing
 

@@ -28,11 +28,10 @@ from rftstream.modelfolder import prepare_model
 from rftstream.runtime import zygote
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.logging import TextFormatter
+from rftstream.runtime.manifest import changed_settings, check_same_run, data_digests
 from rftstream.runtime.observer import ControlView, Observer, read_control
 from rftstream.runtime.preflight import (
-    changed_settings,
     check_part_names,
-    check_same_run,
     choose_folder,
     nothing_more,
     shown_path,
@@ -171,7 +170,8 @@ def reopen(transport: Transport, folder: RunFolder, before: RunConfig, config: R
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
     if control.manifest is not None:
         add_import_paths(config)
-        check_same_run(control.manifest, config, prepare_model(config.model, folder.model, config.run.seed))
+        model = prepare_model(config.model, folder.model, config.run.seed)
+        check_same_run(control.manifest, config, data_digests(config, model))
     records = []
     for key, message in (("finished", control.finished), ("end", control.ended)):
         if message is not None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rftstream import plugins
-from rftstream.config import RunConfig, to_dict
+from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.messages import RunFinished, RunManifest
-from rftstream.modelfolder import model_digests
-from rftstream.models import ModelSpec
+from rftstream.messages import RunFinished
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import RunFolder, candidates, next_folder, open_transport
-from rftstream.tasksets.open import open_taskset
-
-_WARNED = ("trainer.lr",)
-"""Settings that may change on resume, but change what is learned."""
 
 
 def check_part_names(config: RunConfig) -> None:
@@ -105,64 +97,3 @@ def nothing_more(finished: RunFinished, version: int, before: RunConfig, config:
     if finished.reason == "taskset" and passes == {name: section.passes for name, section in before.tasksets.items()}:
         return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
     return None
-
-
-def check_same_run(manifest: RunManifest, config: RunConfig, model: ModelSpec) -> None:
-    """ConfigError, with the differences, if a run would go on with another model, template, taskset or layout."""
-    then = _flat(tomllib.loads(manifest.config))
-    now = _flat(to_dict(config))
-    fixed = {
-        "transport.partitions": (manifest.partitions, config.transport.partitions),
-        "trainer.shares": (manifest.shares, config.trainer.shares),
-        "run.seed": (manifest.seed, config.run.seed),
-    }
-    differences = [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
-    digests = _digests(config, model)
-    for name in sorted(set(digests) | set(manifest.digests) - {"config"}):
-        if digests.get(name) != manifest.digests.get(name):
-            differences.append(_explained(name, then, now))
-    if differences:
-        raise ConfigError(
-            f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
-            f"{'; '.join(differences)}; take back the change, or start a new run"
-        )
-
-
-def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
-    """What a resume changes, as lines for people."""
-    then, now = _flat(to_dict(before)), _flat(to_dict(after))
-    lines = _differences(then, now, "")
-    return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
-
-
-def _digests(config: RunConfig, model: ModelSpec) -> dict[str, str]:
-    digests = model_digests(model)
-    for name, section in config.tasksets.items():
-        digests[f"taskset.{name}"] = open_taskset(name, section, config).digest
-    return digests
-
-
-def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """By the settings that differ, else by the data."""
-    section = name.replace("taskset.", "tasksets.") if name.startswith("taskset.") else "model"
-    settings = _differences(then, now, f"{section}.")
-    return f"another {name}: " + ", ".join(settings) if settings else f"{name}: same settings, other data"
-
-
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
-    keys = [key for key in sorted({*then, *now}) if key.startswith(prefix) and then.get(key) != now.get(key)]
-    return [f"{key} {_value(then, key)} -> {_value(now, key)}" for key in keys]
-
-
-def _value(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "unset"
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

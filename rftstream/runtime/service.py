@@ -49,6 +49,7 @@ class Service:
         self._draining = False
         self._retry_at = 0.0
         self._failures = 0
+        self._failing_since = 0.0
         self._reader: Reader | None = None
 
     # ------------------------------------------------------------------------------------------ for the driver
@@ -88,7 +89,11 @@ class Service:
         self._failures = 0
 
     def back_off(self, error: Exception) -> float:
-        """Remembers a passing failure; seconds until the next try."""
+        """Remembers a passing failure; seconds until the next try. Raises it when it has not passed for too long."""
+        if self._failures == 0:
+            self._failing_since = self.clock.now()
+        elif self.clock.now() - self._failing_since > self.context.config.transport.patience_s:
+            raise error
         wait = min(MAX_BACKOFF_S, 0.05 * 2.0**self._failures)
         self._failures += 1
         self._retry_at = self.clock.now() + wait

@@ -1,8 +1,8 @@
 """Starts the roles of a run as processes, watches them, and starts again what died (PROTOCOL "Exits").
 
     exit 0              done; not started again (a single role that leaves before the end of the run is)
-    exit 1, 3, signal   started again, after a pause that grows from 0.2 to 10 s
-    exit 2, 4, 6        the run ends with this exit code
+    exit 1, signal      started again, after a pause that grows from 0.2 to 10 s
+    exit 2, 3, 4, 6     the run ends with this exit code
     exit 5              another took the role over: left alone while that one lives
 """
 
@@ -44,7 +44,7 @@ LOOK_EVERY_S = 1.0
 CONCURRENT = ("explorer", "verifier")
 AFTER_THE_END = ("trainer", "evaluator")
 """They may have something left to do when the run is finished: final/, the last evaluation."""
-FATAL = (2, 4, 6)
+FATAL = (2, 3, 4, 6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class ReadingConformance(BenchFixtures):
 
     def test_a_paused_reader_leaves_records_on_the_log(self, bench: Bench) -> None:
         topic = bench.topic(2)
-        left, right = places_of(bench.transport, topic)
+        left, _ = places_of(bench.transport, topic)
         bench.write([new(topic, number % 2, f"{number}") for number in range(6)])
         reader = bench.transport.reader(bench.transport.admin.begin_offsets(topic))
         reader.pause([left])

@@ -14,8 +14,16 @@ from typing import IO, TYPE_CHECKING
 from rftstream import __version__, codec
 from rftstream.codec import Message
 from rftstream.config import RunConfig
-from rftstream.messages import BatchManifest, Claim, Experience, PartialRollout, Rollout, RunManifest, Task
-from rftstream.messages import VerifiedRollout
+from rftstream.messages import (
+    BatchManifest,
+    Claim,
+    Experience,
+    PartialRollout,
+    Rollout,
+    RunManifest,
+    Task,
+    VerifiedRollout,
+)
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.topics import TOPICS, Width

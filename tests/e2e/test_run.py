@@ -10,12 +10,15 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rftstream.cli import cli
 from rftstream.topics import TOPICS
 from rftstream.weights.snapshot import decode_snapshot, state_digest
-from tests.e2e.workplace import EXAMPLES, Finished, RunView, Workplace
+from tests.e2e.workplace import EXAMPLES, FAKE, Finished, RunView, Workplace
 
 SETTLED = {"run_dir", "steps", "version", "reward_first", "reward_last", "wall_s", "reason"}
 """Keys of `run --json` that scripts rely on."""
@@ -33,6 +36,7 @@ def sets(*assignments: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------ a real model
 
 
+@pytest.mark.slow
 def test_the_arithmetic_example_from_start_to_end(place: Workplace) -> None:
     done = place.call("run", EXAMPLES / "arithmetic.toml", "--run-dir", "arithmetic", "--json", *sets(*SHORT))
     assert done.code == 0, done.err
@@ -92,7 +96,8 @@ def check_commands(place: Workplace, run: str) -> None:
     assert report["lengths"]["trained"]["count"] == 480
     assert place.call("audit", run).out.startswith("balanced: admitted = pending + trained")
 
-    seen = {topic: place.call("inspect", run, topic, "--json", "--last", "20").lines for topic in TOPICS}
+    seen = {topic: inspected(place.folder / run, topic) for topic in TOPICS}
+    assert place.call("inspect", run, "steps", "--json", "--last", "20").lines == seen["steps"]
     for topic in ("tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals", "control"):
         assert seen[topic], topic
         for record in seen[topic]:
@@ -111,6 +116,13 @@ def check_commands(place: Workplace, run: str) -> None:
         assert Path(file).read_bytes().startswith(b"\x89PNG"), file
     (runs,) = place.call("list", "runs", "--folder", ".", "--json").lines
     assert [(one["run"], one["version"]) for one in runs] == [(run, 30)]
+
+
+def inspected(run: Path, topic: str) -> list[Any]:
+    """As `rftstream inspect RUN TOPIC --json --last 20`, without a process for each topic."""
+    done = CliRunner().invoke(cli, ["inspect", str(run), topic, "--json", "--last", "20"])
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------ run files
@@ -152,8 +164,7 @@ def test_a_terminal_gets_a_live_view(place: Workplace) -> None:
 
 
 def test_overlays_the_environment_and_set_in_their_order(place: Workplace) -> None:
-    base = place.write("base.toml", (place.folder / "tiny.toml").read_text() + "[trainer.nothing]\n")
-    base.write_text((place.folder / "tiny.toml").read_text().replace("steps = 6", "steps = 9"))
+    base = place.write("base.toml", FAKE.replace("steps = 6", "steps = 9"))
     more = place.write("more.toml", '[run]\nname = "overlaid"\nsteps = 8\n[feeder]\ngroup_size = 2\n')
     env = {
         "RFTSTREAM_CONFIG": os.pathsep.join([str(base), str(more)]),
@@ -251,7 +262,7 @@ def test_a_run_ends_when_the_reward_is_reached(place: Workplace) -> None:
 
 
 def test_a_run_ends_with_its_taskset_and_a_short_batch(place: Workplace) -> None:
-    place.write("tiny.toml", (place.folder / "tiny.toml").read_text().replace("steps = 6\n", ""))
+    place.write("tiny.toml", FAKE.replace("steps = 6\n", ""))
     done, view = ended(place, "tasksets.sums.passes=1", "tasksets.sums.options.size=7")
     assert (done.result["reason"], done.result["steps"]) == ("taskset", 4)
     assert [manifest.num_groups for manifest in view.manifests()] == [2, 2, 2, 1], "the last batch is short"
@@ -263,7 +274,7 @@ def test_a_run_ends_with_its_taskset_and_a_short_batch(place: Workplace) -> None
 
 
 def test_a_run_ends_after_its_time(place: Workplace) -> None:
-    place.write("tiny.toml", (place.folder / "tiny.toml").read_text().replace("steps = 6", "hours = 0.001"))
+    place.write("tiny.toml", FAKE.replace("steps = 6", "hours = 0.001"))
     began = time.monotonic()
     done, view = ended(place, "policies.fake.tokens_per_s=40")
     assert time.monotonic() - began >= 3.6

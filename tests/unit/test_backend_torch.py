@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tests.unit import tiny
 
 from rftstream.algorithms.grpo import Grpo
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage
 from rftstream.rendering import open_renderer
+from tests.unit import tiny
 
 
 @pytest.fixture

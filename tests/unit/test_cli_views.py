@@ -102,7 +102,7 @@ def test_status(run: Path) -> None:
     report = called("status", run)
     assert (report["run"], report["state"], report["version"], report["steps"]) == ("demo", "stopped", 1, 4)
     assert report["lag"]["tasks"] == 6
-    assert "reward       0.500, mean of the last 10 steps 0.500" in call("status", run).stdout
+    assert "0.500, mean of the last 10 steps 0.500" in call("status", run).stdout
 
 
 def test_inspect_prints_one_object_a_line(run: Path) -> None:

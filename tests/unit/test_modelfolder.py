@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit import tiny
 
 from rftstream.config import MakeModel, ModelSection
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import model_digests, prepare_model
+from tests.unit import tiny
 
 
 def contents(folder):

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tests.golden import arithmetic
 
 from rftstream import fakemodel
 from rftstream.algorithms.grpo import Grpo
@@ -15,6 +14,7 @@ from rftstream.models import ModelSpec
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.fake import FakePolicy
 from rftstream.rendering import FakeRenderer
+from tests.golden import arithmetic
 
 
 class Clock:

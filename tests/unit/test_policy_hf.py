@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tests.unit import tiny
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.errors import WeightsError
 from rftstream.messages import VersionSpan
 from rftstream.policies.sampling import uniforms
+from tests.unit import tiny
 
 PROMPTS = [(6, 13, 7, 17), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
 

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit import tiny
 
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage
 from rftstream.models import ModelSpec
 from rftstream.rendering import FakeRenderer, HfRenderer, open_renderer
+from tests.unit import tiny
 
 TEMPLATE = (
     "{%- for message in messages %}\n  {%- if message.role == 'assistant' %}{% generation %}{{ message.content }}"

@@ -1,0 +1,88 @@
+"""What a run is, for good: digests of its data, written first, compared by whoever goes on with it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from rftstream import __version__
+from rftstream.config import RunConfig, to_dict, to_toml
+from rftstream.errors import ConfigError
+from rftstream.messages import RunManifest
+from rftstream.modelfolder import model_digests
+from rftstream.models import ModelSpec
+from rftstream.tasksets.open import open_taskset
+
+_WARNED = ("trainer.lr",)
+"""Settings that may change on resume, but change what is learned."""
+
+
+def make_manifest(config: RunConfig, run_id: str, digests: Mapping[str, str], now: float) -> RunManifest:
+    """The run's first record: what it is."""
+    return RunManifest(
+        run=run_id, created_at=now, config=to_toml(config), digests=dict(digests),
+        partitions=config.transport.partitions, shares=config.trainer.shares, seed=config.run.seed,
+        rftstream_version=__version__,
+    )
+
+
+def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
+    """ConfigError, with the differences, if a run would go on with another model, template, taskset or layout."""
+    then = _flat(tomllib.loads(manifest.config))
+    now = _flat(to_dict(config))
+    fixed = {
+        "transport.partitions": (manifest.partitions, config.transport.partitions),
+        "trainer.shares": (manifest.shares, config.trainer.shares),
+        "run.seed": (manifest.seed, config.run.seed),
+    }
+    differences = [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
+    for name in sorted(set(digests) | set(manifest.digests) - {"config"}):
+        if digests.get(name) != manifest.digests.get(name):
+            differences.append(_explained(name, then, now))
+    if differences:
+        raise ConfigError(
+            f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
+            f"{'; '.join(differences)}; take back the change, or start a new run"
+        )
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
+    """What a resume changes, as lines for people."""
+    then, now = _flat(to_dict(before)), _flat(to_dict(after))
+    lines = _differences(then, now, "")
+    return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
+
+
+def data_digests(config: RunConfig, model: ModelSpec) -> dict[str, str]:
+    """Of the model, its tokenizer and template, and each taskset."""
+    digests = model_digests(model)
+    for name, section in config.tasksets.items():
+        digests[f"taskset.{name}"] = open_taskset(name, section, config).digest
+    return digests
+
+
+def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """By the settings that differ, else by the data."""
+    section = name.replace("taskset.", "tasksets.") if name.startswith("taskset.") else "model"
+    settings = _differences(then, now, f"{section}.")
+    return f"another {name}: " + ", ".join(settings) if settings else f"{name}: same settings, other data"
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
+    keys = [key for key in sorted({*then, *now}) if key.startswith(prefix) and then.get(key) != now.get(key)]
+    return [f"{key} {_value(then, key)} -> {_value(now, key)}" for key in keys]
+
+
+def _value(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "unset"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
