@@ -270,6 +270,7 @@ def _experience_facts(experience: Experience) -> Facts:
         "num_tokens": sum(segment.loss_mask.data.count(1) for segment in experience.segments),
         "batch_sequence": experience.batch_sequence,
         "share": experience.share,
+        "expert": experience.expert,
     }
 
 
@@ -300,6 +301,7 @@ _FACTS: dict[type, Callable[[Any], Facts]] = {
     WeightsAnnounced: _version_facts,
     StepRecord: _step_facts,
     EvalResult: _version_facts,
+    DeadLetter: lambda m: {"role": m.role, "reason": m.reason},
 }
 """Type of a message -> headers beside those that all have and those of its rollout ids."""
 

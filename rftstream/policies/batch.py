@@ -86,9 +86,10 @@ class Batch:
         if counts_BV is not None:
             rows_B = torch.arange(self.num_rows, device=self._device)
             counts_BV[rows_B, torch.from_numpy(tokens_B).to(self._device)] += 1
-        alive_B = np.flatnonzero(self._alive_B)
+        broken_B = self._alive_B & ~np.isfinite(logprobs_B)
+        alive_B = np.flatnonzero(self._alive_B & ~broken_B)
         places_B = self._num_sampled_B[alive_B]
-        if places_B.max() >= self._tokens_BT.shape[1]:
+        if places_B.max(initial=0) >= self._tokens_BT.shape[1]:
             self._widen(2 * self._tokens_BT.shape[1])
         self._tokens_BT[alive_B, places_B] = tokens_B[alive_B]
         self._logprobs_BT[alive_B, places_B] = logprobs_B[alive_B]
@@ -98,9 +99,12 @@ class Batch:
         for row in self._with_stops:
             if self._alive_B[row] and not stopped_B[row]:
                 stopped_B[row] = self._meets_stop_string(row)
-        ended_B = stopped_B | (self._alive_B & (self._num_sampled_B >= self._limits_B))
+        ended_B = stopped_B | broken_B | (self._alive_B & (self._num_sampled_B >= self._limits_B))
         self._alive_B &= ~ended_B
-        return [(int(row), "stop" if stopped_B[row] else "length") for row in np.flatnonzero(ended_B)]
+        return [
+            (int(row), "error" if broken_B[row] else "stop" if stopped_B[row] else "length")
+            for row in np.flatnonzero(ended_B)
+        ]
 
     def completion(self, row: int, reason: str, names: Sequence[VersionName]) -> Completion:
         count = int(self._num_sampled_B[row])
@@ -112,10 +116,11 @@ class Batch:
             behavior_logprobs=self._logprobs_BT[row, :count].copy(),
             versions=tuple(
                 VersionSpan(start=start, count=end - start, trainer_epoch=name.trainer_epoch, version=name.version)
-                for start, end in itertools.pairwise(edges)
+                for start, end in itertools.pairwise(edges if count else ())
                 for name in [names[int(versions_T[start])]]
             ),
             finish_reason=reason,
+            error="the model's logits are not finite" if reason == "error" else None,
         )
 
     def forget(self, request_id: str) -> None:

@@ -141,16 +141,17 @@ def _invert(probs_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     Cumulated in float64, first over blocks and then inside the one that was hit, since a sum is cheaper than a scan.
     """
     vocabulary = probs_BV.shape[1]
-    blocks_BKW = torch.nn.functional.pad(probs_BV, (0, -vocabulary % BLOCK)).unflatten(1, (-1, BLOCK))
+    padded_BV = torch.nn.functional.pad(probs_BV, (0, -vocabulary % BLOCK))
+    blocks_BKW = padded_BV.reshape(len(padded_BV), -1, BLOCK)
     sums_BK = blocks_BKW.sum(dim=-1).double()
     cdf_BK = sums_BK.cumsum(dim=-1)
     target_B1 = uniforms_B1 * cdf_BK[:, -1:]
-    block_B1 = torch.searchsorted(cdf_BK, target_B1, right=True)
+    block_B1 = torch.searchsorted(cdf_BK, target_B1, right=True).clamp(max=cdf_BK.shape[1] - 1)  # NaN comes out last
     rest_B1 = target_B1 - (cdf_BK.gather(1, block_B1) - sums_BK.gather(1, block_B1))
     inside_BW = blocks_BKW[torch.arange(len(probs_BV), device=probs_BV.device), block_B1[:, 0]].double().cumsum(dim=-1)
     # the block's sum was rounded otherwise: stay below its last step, which a token with a probability makes
     rest_B1 = torch.minimum(rest_B1, inside_BW[:, -1:] * (1 - 1e-9))
-    return block_B1 * BLOCK + torch.searchsorted(inside_BW, rest_B1, right=True)
+    return (block_B1 * BLOCK + torch.searchsorted(inside_BW, rest_B1, right=True)).clamp(max=vocabulary - 1)
 
 
 def uniforms(seeds_B: np.ndarray, positions_B: np.ndarray) -> np.ndarray:

@@ -156,12 +156,7 @@ class FunctionReward:
 
 
 def _build_one(name: str, config: RunConfig, *, where: str) -> Reward:
-    try:
-        thing: Any = plugins.resolve("reward", name, where=where)
-    except (ConfigError, MissingChecker):
-        raise
-    except Exception as error:
-        raise ConfigError(f"{where}: importing {name!r} failed: {type(error).__name__}: {error}") from error
+    thing: Any = plugins.resolve("reward", name, where=where)
     options = config.part_options("reward", name)
     if not isinstance(thing, type):
         if not callable(thing):

@@ -11,11 +11,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from rftstream import codec, metrics
 from rftstream.clock import Clock
 from rftstream.errors import ContractError, WeightsError
-from rftstream.messages import GroupOutcome, Rollout, RolloutIds, RolloutStatus, Sampling, Task, WeightsAnnounced
+from rftstream.messages import (
+    GroupOutcome,
+    Problem,
+    Rollout,
+    RolloutIds,
+    RolloutStatus,
+    Sampling,
+    Task,
+    WeightsAnnounced,
+)
 from rftstream.policies.base import Policy
 from rftstream.roles.turn_loop import Attempt, TurnLoop
 from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received
@@ -158,31 +168,38 @@ class ExplorerStep:
         self._waiting = waiting
 
     def _rollout(self, task: Task, attempt: Attempt) -> Rollout:
-        rollout = Rollout(
+        return Rollout(
             ids=task.ids, status=attempt.status, problem=task.problem, turns=attempt.turns,
             segments=attempt.segments, num_tokens=attempt.num_tokens, sampling=task.sampling, error=attempt.error,
             metrics=attempt.metrics, started_at=attempt.started_at, finished_at=self._clock.now(),
         )
-        if sum(len(segment.token_ids.data) for segment in attempt.segments) > MAX_BODY_BYTES // 4:
-            rollout = self._fitting(rollout)
-        return rollout
 
     def _finish(self, item: Item, rollout: Rollout) -> Done:
+        rollout, value = _recordable(rollout)
         metrics.ROLLOUTS.labels(str(rollout.status)).inc()
         metrics.SAMPLED_TOKENS.labels("explorer").inc(rollout.num_tokens)
-        return Done(item.number, (Publish("rollouts", item.received.record.partition, rollout),))
+        return Done(item.number, (Publish("rollouts", item.received.record.partition, rollout, value),))
 
-    def _fitting(self, rollout: Rollout) -> Rollout:
-        """A rollout that outgrew the record limit keeps its status and count, and nothing else."""
-        size = len(codec.encode(rollout)) if rollout.num_tokens < MAX_BODY_BYTES else MAX_BODY_BYTES + 1
-        if size <= MAX_BODY_BYTES:
-            return rollout
-        return Rollout(
-            ids=rollout.ids, status=RolloutStatus.oversized, problem=rollout.problem, turns=(), segments=(),
-            num_tokens=rollout.num_tokens, sampling=rollout.sampling,
-            error=f"{size} bytes, expected at most {MAX_BODY_BYTES}", metrics=rollout.metrics,
-            started_at=rollout.started_at, finished_at=rollout.finished_at,
-        )
+
+def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
+    """The rollout and its bytes; what no record can hold keeps its ids, its length and the reason, and little else."""
+    try:
+        value = codec.encode(rollout)
+    except ContractError as error:  # by something that the environment said
+        rollout = _without_content(rollout, RolloutStatus.failed, str(error))
+        value = codec.encode(rollout)
+    if len(value) > MAX_BODY_BYTES:
+        why = f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}"
+        rollout = _without_content(rollout, RolloutStatus.oversized, why)
+        value = codec.encode(rollout)
+    if len(value) > MAX_BODY_BYTES:
+        rollout = replace(rollout, problem=Problem(messages=()))
+        value = codec.encode(rollout)
+    return rollout, value
+
+
+def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rollout:
+    return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={})
 
 
 def _task(item: Item) -> Task:

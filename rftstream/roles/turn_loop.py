@@ -140,7 +140,11 @@ class TurnLoop:
     # ------------------------------------------------------------------------------------------ turns
 
     def _ask(self, state: _Open) -> None:
-        prompt = self._renderer.render(state.messages, state.problem.tools)
+        try:
+            prompt = self._renderer.render(state.messages, state.problem.tools)
+        except Exception as error:  # what the environment said: a template or a tokenizer may refuse it
+            self._end(state, RolloutStatus.failed, f"the messages cannot be rendered: {error!r}")
+            return
         room = self._context - len(prompt)
         if room < 1:
             if not state.truncate or state.turns:
@@ -179,10 +183,10 @@ class TurnLoop:
                                 finish_reason=completion.finish_reason))
         try:
             reply = state.environment.reply(text, completion.finish_reason)
+            state.metrics.update({name: float(value) for name, value in reply.metrics.items()})
         except Exception as error:  # the user's code, as above
             self._end(state, RolloutStatus.failed, f"environment: {error!r}")
             return
-        state.metrics.update({name: float(value) for name, value in reply.metrics.items()})
         if reply.done or completion.finish_reason == "length":
             truncated = completion.finish_reason == "length"
             self._end(state, RolloutStatus.truncated if truncated else RolloutStatus.completed, None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from rftstream import metrics
+from rftstream import codec, metrics
 from rftstream.clock import Clock
 from rftstream.errors import ContractError, StopRule
 from rftstream.messages import (
@@ -101,14 +102,22 @@ class VerifierStep:
     def _judged(self, item: Item, reply: ScoreReply) -> None:
         rollout = item.received.message
         assert isinstance(rollout, Rollout)
-        self._recent.append(reply.score is None)
         if reply.score is not None:
             verdict = Verdict(
                 reward=reply.score.reward, scorer=reply.scorer, scorer_version=reply.scorer_version,
                 parts=dict(reply.score.parts), metrics=dict(reply.score.metrics),
             )
-            self._finish(item, self._verified(rollout.ids, rollout, verdict, None, None))
-            return
+            verified = self._verified(rollout.ids, rollout, verdict, None, None)
+            try:
+                value = codec.encode(verified)
+            except ContractError as error:  # by a name that no record can hold
+                reply = replace(reply, score=None, reason="error", detail=str(error))
+            else:
+                self._recent.append(False)
+                self._finish(item, verified, value=value)
+                return
+        self._recent.append(True)
+        reply = replace(reply, detail=reply.detail.encode(errors="backslashreplace").decode())
         reason = UnscorableReason(reply.reason or "error")
         log.warning("%s: no reward from %s after %d tries: %s: %s", rollout.ids.rollout_id, reply.scorer, self._tries,
                     reason, reply.detail.strip().rpartition("\n")[2])
@@ -132,9 +141,9 @@ class VerifierStep:
         return VerifiedRollout(ids=ids, rollout=rollout, verdict=verdict, reason=reason, detail=detail,
                                verified_at=self._clock.now())
 
-    def _finish(self, item: Item, verified: VerifiedRollout, *more: Publish) -> None:
+    def _finish(self, item: Item, verified: VerifiedRollout, *more: Publish, value: bytes | None = None) -> None:
         metrics.VERDICTS.labels(str(verified.reason or "scored")).inc()
-        output = Publish("verified", item.received.record.partition, verified)
+        output = Publish("verified", item.received.record.partition, verified, value)
         self._done.append(Done(item.number, (output, *more)))
 
 

@@ -56,6 +56,7 @@ class ConcurrentService(Service):
         self._next_number = 0
         self._results: list[_Result] = []
         self._oldest_result_at = 0.0
+        self._num_in_hand = metrics.IN_HAND.labels(self.role)
 
     def start(self) -> None:
         topics = ("control", *self.declaration.follows)
@@ -95,11 +96,11 @@ class ConcurrentService(Service):
         if self._member is None:
             self._join()
         taken = self._take()
-        with metrics.STEP_SECONDS.labels(self.role).time():
+        with self._step_seconds.time():
             done = self.step.advance()
         self._collect(done)
         committed = self._commit_if_due(idle=not (followed or taken or done))
-        metrics.IN_HAND.labels(self.role).set(len(self._in_hand) + len(self._results))
+        self._num_in_hand.set(len(self._in_hand) + len(self._results))
         if self._draining and not self._in_hand and not self._results:
             self.done = True
             return 0.0
@@ -242,7 +243,7 @@ class ConcurrentService(Service):
             return False
         records = [record for result in taken for record in result.records]
         try:
-            with metrics.COMMIT_SECONDS.labels(self.role).time():
+            with self._commit_seconds.time():
                 self._producer.commit(records, positions=positions, snapshot=snapshot)
         except AssignmentLost as error:
             metrics.TRANSACTIONS.labels(self.role, "refused").inc()

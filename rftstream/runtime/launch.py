@@ -29,7 +29,7 @@ from rftstream.runtime import zygote
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.logging import TextFormatter
 from rftstream.runtime.manifest import changed_settings, check_same_run, data_digests
-from rftstream.runtime.observer import ControlView, Observer, read_control
+from rftstream.runtime.observer import ControlView, Observer
 from rftstream.runtime.preflight import (
     check_part_names,
     choose_folder,
@@ -148,7 +148,7 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
 
 
 def _discard(folder: RunFolder) -> None:
-    """Of a run that failed before its first record only the logs are of use, and the name stays free."""
+    """Of a run that failed before its first rollout only the logs are of use, and the name stays free."""
     folder.config_file.unlink()
     for part in (folder.log, folder.model, folder.path / "weights"):
         shutil.rmtree(part, ignore_errors=True)
@@ -224,7 +224,7 @@ class _Launch:
                 create_log(transport, self._config)
                 write_config(self._config, self._folder)
             result = self._supervise(transport, model.folder)
-            if new and result.exit_code and read_control(transport).manifest is None:
+            if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 _discard(self._folder)
             return result
         finally:

@@ -23,12 +23,16 @@ from rftstream.config import RunConfig
 from rftstream.errors import ContractError
 from rftstream.messages import Claim, DeadLetter, Message, RolloutIds
 from rftstream.runtime.runs import RunFolder, open_store
+from rftstream.topics import MAX_RECORD_BYTES
 from rftstream.transport.base import Position, Record, TopicPartition, Transport
 
 if TYPE_CHECKING:
     from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
+
+MAX_LETTER_BYTES = MAX_RECORD_BYTES - 128 * 1024
+"""Of the value of a record that a dead letter can hold: beside it there are its headers and the reason."""
 
 FOREVER = math.inf
 """`idle_s`: nothing to do until a record arrives."""
@@ -211,7 +215,11 @@ class Log:
 
 def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: int, now: float) -> Publish:
     """The original bytes, where they are from, and why nobody could deal with them."""
+    value = record.value
+    if value is not None and len(value) > MAX_LETTER_BYTES:
+        detail = f"{len(value)} bytes, too large to be held by another record: see where it stands. {detail}"
+        value = None
     return Publish("dead", 0, DeadLetter(
-        topic=record.topic, partition=record.partition, offset=record.offset, key=record.key, value=record.value,
+        topic=record.topic, partition=record.partition, offset=record.offset, key=record.key, value=value,
         headers=record.headers, role=role, reason=reason, detail=detail[:4000], tries=tries, dead_at=now,
     ))

@@ -91,9 +91,15 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the lock; ConfigError naming the holder if somebody else does."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        """Holds the lock; ConfigError naming the holder if somebody else does, or if there can be no such folder."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: {error.strerror or error}, expected a run folder that can be written; "
+                "name another by --run-dir or run.folder"
+            ) from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,8 +7,11 @@ what both kinds share; concurrent.py and single.py hold the two ways of reading 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import prometheus_client
 
 from rftstream import codec, metrics, plugins
 from rftstream.clock import Clock
@@ -20,6 +23,8 @@ from rftstream.runtime.runs import RunFolder
 from rftstream.transport.base import Member, NewRecord, Reader, Record, TopicPartition, Transport
 
 if TYPE_CHECKING:
+    import prometheus_client
+
     from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -51,6 +56,10 @@ class Service:
         self._failures = 0
         self._failing_since = 0.0
         self._reader: Reader | None = None
+        # Looking a labelled metric up costs more than counting: these are counted at every tick.
+        self._records_in: dict[str, prometheus_client.Counter] = {}
+        self._step_seconds = metrics.STEP_SECONDS.labels(self.role)
+        self._commit_seconds = metrics.COMMIT_SECONDS.labels(self.role)
 
     # ------------------------------------------------------------------------------------------ for the driver
 
@@ -129,7 +138,10 @@ class Service:
 
     def decode(self, record: Record) -> Received | ContractError:
         """The record with its message, or why there is none."""
-        metrics.RECORDS_IN.labels(self.role, record.topic).inc()
+        counter = self._records_in.get(record.topic)
+        if counter is None:
+            counter = self._records_in[record.topic] = metrics.RECORDS_IN.labels(self.role, record.topic)
+        counter.inc()
         if record.value is None:
             return Received(record, None)
         try:
@@ -146,9 +158,14 @@ class Service:
         ]
 
     def count_out(self, records: Sequence[NewRecord]) -> None:
+        counts: Counter[str] = Counter()
+        num_bytes: Counter[str] = Counter()
         for record in records:
-            metrics.RECORDS_OUT.labels(self.role, record.topic).inc()
-            metrics.BYTES_OUT.labels(self.role, record.topic).inc(record.num_bytes)
+            counts[record.topic] += 1
+            num_bytes[record.topic] += record.num_bytes
+        for topic, count in counts.items():
+            metrics.RECORDS_OUT.labels(self.role, topic).inc(count)
+            metrics.BYTES_OUT.labels(self.role, topic).inc(num_bytes[topic])
 
 
 def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPartition, int]:

@@ -24,6 +24,9 @@ from rftstream.transport.base import Producer, Record, TopicPartition
 log = logging.getLogger(__name__)
 
 TRANSACTIONS_A_TICK = 16
+SLICE_S = 0.1
+"""After so long a tick begins no further transaction: signals and `control` are looked at between two ticks."""
+
 PRODUCER_TIMEOUT_S = 60.0
 
 
@@ -69,6 +72,7 @@ class SingleService(Service):
             wait = self._take_over()
             if wait:
                 return wait
+        began = self.clock.now()
         absorbed = self._absorb()
         if self._finished_for_us():
             self.done = True
@@ -77,6 +81,8 @@ class SingleService(Service):
         if self.backing_off_s() <= 0:
             while published < TRANSACTIONS_A_TICK and self._publish_next():
                 published += 1
+                if self._draining or self.step.full != self._full or self.clock.now() - began > SLICE_S:
+                    break
         if self._draining and self._pending is None:
             self.done = True
             return 0.0
@@ -232,7 +238,7 @@ class SingleService(Service):
     def _publish_next(self) -> bool:
         """One slice of the step's work and its transaction; False when there is nothing to publish now."""
         if self._pending is None:
-            with metrics.STEP_SECONDS.labels(self.role).time():
+            with self._step_seconds.time():
                 transaction = self.step.advance()
             if transaction is None and self._letters:
                 transaction = Transaction(())
@@ -246,7 +252,7 @@ class SingleService(Service):
         assert self._producer is not None and self.claim is not None
         records = self.encode(transaction.outputs, epoch=self.claim.epoch)
         try:
-            with metrics.COMMIT_SECONDS.labels(self.role).time():
+            with self._commit_seconds.time():
                 self._producer.commit(records, positions=transaction.positions, group=self.role)
         except ProducerLost as error:
             metrics.TRANSACTIONS.labels(self.role, "lost").inc()

@@ -17,6 +17,8 @@ from rftstream.runtime.service import Service, role_builder, service_of
 from rftstream.testing.memory_run import MemoryRun
 
 MAX_TICKS = 100_000
+TICK_S = 0.001
+"""What a tick takes at least, by the clock."""
 
 
 class RoleDriver:
@@ -57,7 +59,7 @@ class RoleDriver:
             idle_s = self.tick()
             if self.service.done or idle_s > within_s:
                 return
-            self.run.clock.advance(idle_s)
+            self.run.clock.advance(max(idle_s, TICK_S))
         raise AssertionError(f"{self.process} does not come to rest: {self.service.health()}")
 
     @property
@@ -72,7 +74,7 @@ class RoleDriver:
         """As after a SIGTERM: what is in hand is finished, then it leaves."""
         self.service.drain()
         while not self.service.done:
-            self.run.clock.advance(self.tick())
+            self.run.clock.advance(max(self.tick(), TICK_S))
         self.service.close()
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rftstream import __version__, codec
-from rftstream.codec import Message
 from rftstream.config import RunConfig
 from rftstream.messages import (
     BatchManifest,
     Claim,
     Experience,
+    Message,
     PartialRollout,
     Rollout,
     RunManifest,

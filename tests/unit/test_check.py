@@ -119,7 +119,9 @@ def test_a_line_that_is_not_json_is_named(write: Write, tmp_path: Path) -> None:
 def test_an_own_module_that_fails_is_named(write: Write, tmp_path: Path) -> None:
     (tmp_path / "own_check_broken.py").write_text("1 / 0\n")
     config = write(tasksets__train__environment="own_check_broken:Env")
-    assert "environment own_check_broken:Env: ZeroDivisionError" in errors(config)
+    text = errors(config)
+    assert "own_check_broken" in text
+    assert "ZeroDivisionError" in text
 
 
 def test_a_missing_model_does_not_hide_the_rest(write: Write) -> None:

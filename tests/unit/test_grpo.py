@@ -107,7 +107,7 @@ def test_entropy_is_asked_for_and_subtracted():
 
 @pytest.mark.parametrize("options", [{"clip_low": 1.5}, {"dual_clip": 0.5}, {"normalise": "row"}, {"cliplow": 0.1}])
 def test_odd_settings_are_refused(options):
-    with pytest.raises(ConfigError, match="algorithms.grpo"):
+    with pytest.raises(ConfigError, match=r"algorithms\.grpo"):
         build_config(Grpo, options, where="algorithms.grpo")
 
 

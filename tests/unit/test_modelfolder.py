@@ -59,7 +59,7 @@ def test_transformers_loads_it(tmp_path):
 
 
 def test_bad_recipes_are_said(tmp_path):
-    for make, message in ((MakeModel(width=30, heads=4), "heads"), (MakeModel(characters="aa"), "each character once")):
+    for make, message in ((MakeModel(width=30, heads=4), "heads"), (MakeModel(characters="aa"), "each character")):
         with pytest.raises(ConfigError, match=message):
             prepare_model(ModelSection(make=make), tmp_path / "x", 0)
     (tmp_path / "taken").mkdir()
@@ -111,7 +111,7 @@ def test_damaged_json_is_said(tmp_path):
 
 
 def test_it_is_light():
-    code = "import sys, rftstream.modelfolder; assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
+    code = "import sys, rftstream.modelfolder; assert not {'torch', 'tokenizers', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
@@ -126,7 +126,7 @@ def test_smollm2_is_converted_to_an_ordinary_folder(tmp_path):
 
     folder = tmp_path / "smollm2"
     subprocess.run(
-        [sys.executable, "-m", "rftstream.convert", "smollm2", str(folder)], check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-m", "rftstream", "convert", "smollm2", str(folder)], check=True, cwd=Path(__file__).parents[2]
     )
     spec = prepare_model(ModelSection(path=str(folder)), tmp_path, 0)
     renderer = open_renderer(spec)

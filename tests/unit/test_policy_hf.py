@@ -9,7 +9,7 @@ import torch
 from rftstream.algorithms.base import TrainingRow
 from rftstream.errors import WeightsError
 from rftstream.messages import VersionSpan
-from rftstream.policies.sampling import uniforms
+from rftstream.policies.sampling import _invert, uniforms
 from tests.unit import tiny
 
 PROMPTS = [(6, 13, 7, 17), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
@@ -99,7 +99,8 @@ def test_penalties_by_definition(policy, backend):
                 logits_V[seen] = logits_V[seen] / 1.5 if logits_V[seen] > 0 else logits_V[seen] * 1.5
             for seen in set(sampled):
                 logits_V[seen] -= 0.3 * sampled.count(seen) + 0.4
-            assert completion.behavior_logprobs[place] == pytest.approx(float(logits_V.log_softmax(-1)[token]), abs=2e-5)
+            expected = float(logits_V.log_softmax(-1)[token])
+            assert completion.behavior_logprobs[place] == pytest.approx(expected, abs=2e-5)
 
 
 def test_greedy_takes_the_likeliest_with_logprobs_of_temperature_one(policy, backend):
@@ -201,6 +202,20 @@ def test_lengths_and_stop_tokens(policy):
         assert len(completion.behavior_logprobs) == len(ids)
 
 
+def test_a_model_gone_wrong_gives_errors_not_tokens(policy, backend):
+    tensors = dict(backend.served_tensors())
+    name = "model.norm.weight"
+    policy.submit(tiny.request(0, min_tokens=4))
+    policy.step()
+    policy.load({**tensors, name: dataclasses.replace(tensors[name], data=b"\xff" * 32 * 4)}, tiny.name(1))
+    policy.submit(tiny.request(1))
+    done = tiny.drain(policy)
+    assert [done[one].finish_reason for one in ("r0", "r1")] == ["error", "error"]
+    assert [len(done[one].token_ids) for one in ("r0", "r1")] == [2, 0]
+    assert "not finite" in done["r1"].error
+    assert done["r1"].versions == ()
+
+
 def test_stop_strings_end_a_completion(spec, policy):
     from rftstream.rendering import open_renderer
 
@@ -257,3 +272,23 @@ def test_noise_is_uniform_and_its_own_for_each_place():
     assert 0 < grid.min() < grid.max() < 1
     assert grid.mean() == pytest.approx(0.5, abs=0.02)
     assert len(np.unique(grid)) == grid.size
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 257, 5000])
+def test_inversion_finds_the_first_token_over_the_number(vocabulary):
+    generator = torch.Generator().manual_seed(0)
+    probs_BV = torch.randn(200, vocabulary, generator=generator).masked_fill_(
+        torch.rand(200, vocabulary, generator=generator) < 0.3, -torch.inf
+    )
+    probs_BV[:, 1] = 0.0
+    probs_BV = probs_BV.softmax(-1)
+    uniforms_B1 = torch.rand(200, 1, generator=generator, dtype=torch.float64)
+    uniforms_B1[:2] = torch.tensor([[2.0**-33], [1 - 2.0**-33]], dtype=torch.float64)
+    tokens_B = _invert(probs_BV, uniforms_B1)[:, 0].numpy()
+    exact_BV = np.cumsum(probs_BV.double().numpy(), axis=1)
+    exact_BV /= exact_BV[:, -1:]
+    rows_B = np.arange(200)
+    assert (probs_BV.numpy()[rows_B, tokens_B] > 0).all()
+    assert (exact_BV[rows_B, tokens_B] > uniforms_B1[:, 0].numpy() - 1e-6).all()
+    before_B = np.where(tokens_B > 0, exact_BV[rows_B, tokens_B - 1], 0.0)
+    assert (before_B <= uniforms_B1[:, 0].numpy() + 1e-6).all()

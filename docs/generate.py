@@ -1,0 +1,69 @@
+"""Fills the parts of the docs that follow from the code: settings, commands, topics, metrics, exit codes, examples.
+
+    python docs/generate.py            writes them
+    python docs/generate.py --check    exit 1, naming the pages that are out of date
+
+A generated part stands in its page between `<!-- generated: NAME -->` and `<!-- end -->`. It is found from the sources:
+what stands under a field becomes its line here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "docs"))
+
+from pages import cli, configuration, contracts, operations, parts  # noqa: E402  after the path to them
+
+EXAMPLES = ROOT / "tests" / "docs" / "examples"
+
+
+def example(name: str) -> str:
+    """A file of tests/docs/examples, as it is tested."""
+    language = {"py": "python"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    return f"```{language}\n{(EXAMPLES / name).read_text(encoding='utf-8').strip()}\n```"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "sections": configuration.sections,
+    "part settings": configuration.part_settings,
+    "commands": cli.commands,
+    "topics": contracts.topics,
+    "headers": contracts.headers,
+    "messages": contracts.messages,
+    "exit codes": operations.exit_codes,
+    "metrics": operations.metrics,
+    "part kinds": parts.kinds,
+    **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},
+}
+
+_BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """The page with its generated parts as they should be now."""
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]().strip()}\n\n{match[3]}", text)
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (wanted := filled(text)) != text:
+            stale.append(page)
+            if not check:
+                page.write_text(wanted, encoding="utf-8")
+    for page in stale:
+        print(f"{page.relative_to(ROOT)}: {'out of date; run python docs/generate.py' if check else 'written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

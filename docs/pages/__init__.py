@@ -1,0 +1,1 @@
+"""What docs/generate.py fills in, a module for each page."""

@@ -1,0 +1,145 @@
+"""docs/configuration.md: every section and key of a run file, and the settings of every part."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from pages.source import field_docs, find_class, first_paragraph, table, tree
+from pages.types import in_words, toml
+from pages.words import WORDS
+from rftstream import config, plugins
+from rftstream.errors import ConfigError
+from rftstream.messages import Sampling
+from rftstream.plugins import KINDS
+
+HEAD = ("key", "value", "default", "meaning")
+NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
+SUBTABLES = {"model": ("make", config.MakeModel)}
+"""Section -> a key that is a table with keys of its own."""
+TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
+"""Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
+NAMESPACE = {"Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any}
+
+
+def sections() -> str:
+    return "\n\n".join(_section(name, cls) for name, cls in _section_classes())
+
+
+def part_settings() -> str:
+    return "\n\n".join(_part(kind, name, where) for kind in KINDS for name, where in plugins.table(kind).items())
+
+
+def keys() -> set[str]:
+    """Every `section.key`, for the docs that name one."""
+    found = set()
+    for name, cls in _section_classes():
+        section = NAMES.get(name, name)
+        found |= {f"{section}.{item.name}" for item in dataclasses.fields(cls)}
+        if name in SUBTABLES:
+            key, inner = SUBTABLES[name]
+            found |= {f"{section}.{key}.{item.name}" for item in dataclasses.fields(inner)}
+    return found
+
+
+def _section_classes() -> Iterator[tuple[str, type]]:
+    hints = config.RunConfig.__annotations__
+    for item in dataclasses.fields(config.RunConfig):
+        if item.name in ("tasksets", "evaluations"):
+            yield item.name, {"tasksets": config.TasksetSection, "evaluations": config.EvaluationSection}[item.name]
+        elif "Section" in hints[item.name] or item.name == "sampling":
+            yield item.name, Sampling if item.name == "sampling" else getattr(config, hints[item.name])
+
+
+def _section(name: str, cls: type) -> str:
+    section = NAMES.get(name, name)
+    rows = [_row(item, cls, section) for item in dataclasses.fields(cls) if (name, item.name) not in _subtable_keys()]
+    text = f"### [{section}]\n\n{table(HEAD, rows)}"
+    if name in SUBTABLES:
+        key, inner = SUBTABLES[name]
+        about = first_paragraph(inner.__doc__)
+        inner_rows = [_row(item, inner, f"{name}.{key}") for item in dataclasses.fields(inner)]
+        text += f"\n\n### [{name}.{key}]\n\n{about}\n\n{table(HEAD, inner_rows)}"
+    return text
+
+
+def _subtable_keys() -> set[tuple[str, str]]:
+    return {(section, key) for section, (key, _) in SUBTABLES.items()}
+
+
+def _row(item: Any, cls: type, section: str) -> tuple[str, str, str, str]:
+    hints = _hints(cls)
+    kind = hints[item.name]
+    words = _sampling_range(item.name) or in_words(kind) if cls is Sampling else in_words(kind)
+    if item.default is not dataclasses.MISSING:
+        default = f"`{toml(item.default)}`" if item.default is not None else "unset"
+    elif item.default_factory is not dataclasses.MISSING:
+        default = f"`{toml(item.default_factory())}`"
+    else:
+        default = "required"
+    return f"`{item.name}`", words, default, _docs(cls).get(item.name) or WORDS[f"{section}.{item.name}"]
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    import typing
+
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _docs(cls: type) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        found = None if one is object else find_class(tree(one.__module__).body, one.__name__)
+        docs |= field_docs(found.body) if found else {}
+    return docs
+
+
+def _sampling_range(name: str) -> str | None:
+    """What `config.check_sampling` says that it expects, asked with a value that is wrong for every setting."""
+    for wrong in (-1, 0, 2):
+        settings = dataclasses.replace(Sampling(), **{name: wrong}) if name != "stop" else Sampling()
+        try:
+            config.check_sampling(settings, where="sampling")
+        except ConfigError as error:
+            expected = str(error).partition("expected ")[2].removesuffix(" (0 is off)")
+            if str(error).startswith(f"sampling.{name}:"):
+                kind = "integer" if isinstance(getattr(Sampling(), name), int) else "number"
+                return f"{kind} {expected}"
+    return None
+
+
+def _part(kind: str, name: str, where: str) -> str:
+    module, _, thing = where.partition(":")
+    source = tree(module)
+    found = find_class(source.body, thing)
+    about = first_paragraph(ast.get_docstring(source))
+    knobs = find_class(found.body, "Config") if found else None
+    place = TABLES.get(kind, f"{kind}s")
+    place = f"{place}.{name}" if kind not in ("taskset", "transport") else place
+    rows = list(_part_rows(knobs.body, name)) if knobs else []
+    head = f"### {kind} `{name}`\n\n{about}"
+    return f"{head}\n\nIn `[{place}]`:\n\n{table(HEAD, rows)}" if rows else f"{head} No settings."
+
+
+def _part_rows(body: list[ast.stmt], part: str) -> Iterator[tuple[str, str, str, str]]:
+    docs = field_docs(body)
+    for item in body:
+        if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
+            continue
+        kind = eval(ast.unparse(item.annotation), dict(NAMESPACE))  # our own sources
+        default = "required"
+        if item.value is not None:
+            text = ast.unparse(item.value)
+            factory = text.startswith("field(")
+            value = {} if factory else eval(text, dict(NAMESPACE))
+            default = "unset" if value is None else f"`{toml(value)}`"
+        yield (
+            f"`{item.target.id}`",
+            in_words(kind),
+            default,
+            docs.get(item.target.id) or WORDS[f"{part}.{item.target.id}"],
+        )

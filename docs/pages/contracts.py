@@ -1,0 +1,150 @@
+"""docs/contracts.md: the table of topics, who writes and reads them, the headers, and every message's fields."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import schemas
+import workers
+from pages.source import table, tree
+from rftstream import codec
+from rftstream.topics import TOPICS
+
+GOLDEN = Path(schemas.__file__).parent / "golden"
+WIDTHS = {"partitions": "P", "shares": "S", "one": "1"}
+HEADERS = {
+    "contract": "name of the message type",
+    "contract_version": "version of the contract that the value was written by",
+    "run": "the run's name",
+    "writer_epoch": "of the claim under which it was written; 0 for roles that share work",
+    "id": "the record's own id: its key, but where several records share one",
+    "group_id": "`taskset/pass/index/attempt`",
+    "rollout_id": "`group_id/sibling`",
+    "sibling": "index in the group",
+    "group_size": "siblings that were admitted",
+    "sequence": "the feeder's count of groups",
+    "min_version": "no token of the rollout is sampled by an older version",
+    "taskset": "its name in the run file",
+    "status": "how the rollout ended",
+    "num_tokens": "sampled tokens",
+    "reason": "why there is no reward, or why the group ended so",
+    "piece": "of a partial rollout",
+    "batch_sequence": "of the batch",
+    "share": "of the batch",
+    "count": "experiences that the manifest closes",
+    "last": "`1` on the manifest of the run's last batch",
+    "result": "what became of the group",
+    "late": "`1` for siblings that came after their group's outcome",
+    "version": "of the weights",
+    "trainer_epoch": "of the weights",
+    "trained_groups": "by all batches up to this version",
+    "resumed": "`1` for the record that a trainer starts with",
+    "skipped": "`1` for a batch that gave a NaN",
+}
+
+
+def topics() -> str:
+    roles = role_topics()
+    rows = []
+    for topic in TOPICS.values():
+        writers = [name for name, (_, _, out) in roles.items() if topic.name in out]
+        readers = [name for name, (took, followed, _) in roles.items() if topic.name in (*took, *followed)]
+        twin = " + ".join(topic.twin) if topic.twin else "-"
+        kind = f"{WIDTHS[topic.width]}{', compacted' if topic.compacted else ''}"
+        messages = ", ".join(f"[{name}](#{name})" for name in topic.messages)
+        rows.append(
+            (
+                f"`{topic.name}`",
+                topic.description,
+                messages,
+                kind,
+                f"`{topic.key}`",
+                twin,
+                ", ".join(writers) or "-",
+                ", ".join(readers) or "-",
+            )
+        )
+    return table(("topic", "holds", "messages", "partitions", "key", "unique", "written by", "read by"), rows)
+
+
+def headers() -> str:
+    on: dict[str, set[str]] = {}
+    for file in sorted(GOLDEN.glob("*.msgpack")):
+        contract = file.name.partition(".")[0]
+        message = codec.decode(file.read_bytes(), contract)
+        for name, _ in codec.headers_of(message, "run"):
+            on.setdefault(name, set()).add(contract)
+    every = {contract for contracts in on.values() for contract in contracts}
+    rows = [
+        (f"`{name}`", HEADERS[name], "all" if on[name] == every else ", ".join(sorted(on[name])))
+        for name in sorted(on, key=list(HEADERS).index)
+    ]
+    return table(("header", "meaning", "on"), rows)
+
+
+def messages() -> str:
+    shared: dict[str, Any] = {}
+    parts = []
+    for contract in dict.fromkeys(name for topic in TOPICS.values() for name in topic.messages):
+        schema = schemas.load(contract)
+        shared |= schema.get("$defs", {})
+        version = schema["x-contract-version"]
+        parts.append(f"### {contract}\n\n`{contract}.v{version}`: {schema['description']}\n\n{_fields(schema)}")
+    parts.append("## Parts of messages")
+    for name, schema in sorted(shared.items()):
+        if name == "Binary":
+            continue
+        body = _fields(schema) if "properties" in schema else f"One of {_enum(schema)}."
+        parts.append(f"### {name}\n\n{schema.get('description', '')}\n\n{body}")
+    return "\n\n".join(parts)
+
+
+def role_topics() -> dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
+    """Role -> topics that it consumes, follows and produces, as its module in `workers` declares them."""
+    found = {}
+    for name, where in workers.ROLES.items():
+        calls = [node for node in ast.walk(tree(where.partition(":")[0])) if isinstance(node, ast.Call)]
+        call = next(node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "Role")
+        given = {one.arg: one.value for one in call.keywords}
+        found[name] = tuple(ast.literal_eval(given[key]) for key in ("consumes", "follows", "produces"))
+    return found  # type: ignore[return-value]
+
+
+def _fields(schema: dict[str, Any]) -> str:
+    required = set(schema.get("required", ()))
+    rows = []
+    for name, field in schema["properties"].items():
+        default = "required" if name in required else f"`{json.dumps(field.get('default'))}`"
+        rows.append((f"`{name}`", _kind(field), default, field.get("description", "")))
+    return table(("field", "type", "default", "meaning"), rows)
+
+
+def _kind(field: dict[str, Any]) -> str:
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if field.get("x-msgpack") == "bin":
+        return "bin or null" if "null" in json.dumps(field) else "bin"
+    for form in ("anyOf", "oneOf"):
+        if form in field:
+            return " or ".join(_kind(one) for one in field[form])
+    kind = field.get("type", "any")
+    if isinstance(kind, list):
+        return " or ".join(kind)
+    if kind == "array":
+        if "prefixItems" in field:
+            return f"list of {', '.join(_kind(one) for one in field['prefixItems'])}"
+        return f"list of {_kind(field['items'])}" if field.get("items") else "list"
+    if kind == "object":
+        inner = field.get("additionalProperties")
+        return f"map of {_kind(inner)}" if isinstance(inner, dict) and inner else "map"
+    return str(kind)
+
+
+def _enum(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    return "; ".join(f"`{one['const']}`: {one.get('description', '')}" for one in schema["oneOf"])

@@ -1,0 +1,37 @@
+"""docs/operations.md: exit codes from errors.py, metrics from metrics.py."""
+
+from __future__ import annotations
+
+from pages.source import table
+from rftstream import errors
+from rftstream import metrics as declared
+
+MEANINGS = {
+    0: ("done, or stopped as asked", "left alone; a single role that leaves before the end is started again"),
+    1: ("failed", "started again, with a growing pause"),
+    2: ("configuration or usage: a run file, a command line, a resume with other data", "ends the run"),
+    3: ("the log cannot be reached, or refuses, for longer than `transport.patience_s`", "ends the run"),
+    4: ("a contract is broken: bytes that are not what they claim to be", "ends the run"),
+    5: ("another process took the role over", "left alone while that one lives"),
+    6: ("stopped by a rule of the run itself", "ends the run"),
+}
+"""Code -> what it means, and what `run` does when a worker ends with it."""
+
+
+def exit_codes() -> str:
+    classes: dict[int, list[str]] = {}
+    for name, one in vars(errors).items():
+        if isinstance(one, type) and issubclass(one, errors.RftError) and one is not errors.RftError:
+            classes.setdefault(one.exit_code, []).append(f"`{name}`")
+    rows = [(str(code), what, ", ".join(classes.get(code, ())), does) for code, (what, does) in MEANINGS.items()]
+    assert set(classes) <= set(MEANINGS), "every code has its meaning"
+    return table(("code", "meaning", "errors", "`run` does"), rows)
+
+
+def metrics() -> str:
+    rows = []
+    for metric in declared.REGISTRY.collect():
+        labels = next(one._labelnames for one in vars(declared).values() if getattr(one, "_name", None) == metric.name)
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        rows.append((f"`{name}`", metric.type, ", ".join(labels) or "-", metric.documentation))
+    return table(("metric", "type", "labels", "meaning"), rows)

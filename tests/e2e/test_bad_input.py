@@ -1,0 +1,451 @@
+"""Bad input: each is told in one clear line with the right exit code, and nothing of the run is lost for it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rftstream.messages import VerifiedRollout
+from rftstream.transport.base import NewRecord
+from tests.e2e.test_run import sets
+from tests.e2e.workplace import COMMAND, FAKE, Finished, RunView, Workplace
+
+SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
+FROM_FILE = FAKE.replace('source = "arithmetic"', 'source = "jsonl:sums.jsonl"').replace("steps = 6\n", "")
+
+
+def refused(done: Finished, *words: str, code: int = 2) -> None:
+    """Ended with the code and one line that says all of it."""
+    assert done.code == code, f"{done.code}: {done.out}{done.err}"
+    lines = [line for line in done.err.splitlines() if line.startswith("rftstream: ")]
+    assert len(lines) == 1, done.err
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in lines[0]
+
+
+# ------------------------------------------------------------------------------------------------ the run file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny.toml", *sets("trainer.lrr=1")], ["trainer.lrr: unknown key", "did you mean 'lr'?"]),
+        (["tiny.toml", *sets("trainer.lr=fast")], ["trainer.lr: got 'fast', expected float"]),
+        (["tiny.toml", *sets("trainer.algorithm=gpro")], ["trainer.algorithm: unknown 'gpro'", "did you mean 'grpo'?"]),
+        (["nowhere.toml"], ["nowhere.toml: no such file"]),
+        (["broken.toml"], ["broken.toml: not TOML", "line 2"]),
+    ],
+)
+def test_a_run_file_that_cannot_be_is_refused_before_anything_is_made(
+    place: Workplace, arguments: list[str], words: list[str]
+) -> None:
+    place.write("broken.toml", "[run]\nname = tiny\n")
+    refused(place.call("run", *arguments), *words)
+    assert not (place.folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("policies.fake.tokens_per_sec=1", ["policies.fake.tokens_per_sec: unknown key", "'tokens_per_s'"]),
+        ("backends.fake.step=1", ["backends.fake.step: unknown key", "did you mean 'step_s'?"]),
+        ("trainer.backend=mine:Broken", ["importing 'mine:Broken' failed: SyntaxError", "mine.py, line 1"]),
+        ("tasksets.sums.reward=mine:score", ["tasksets.sums.reward: importing 'mine:score' failed: SyntaxError"]),
+        ("tasksets.sums.reward=empty:score", ["tasksets.sums.reward: module 'empty' has no 'score'"]),
+        ("tasksets.sums.reward=absent:score", ["tasksets.sums.reward: cannot import", "no module named 'absent'"]),
+    ],
+)
+def test_parts_that_cannot_be_built_end_the_run_at_once_and_leave_its_name_free(
+    place: Workplace, assignment: str, words: list[str]
+) -> None:
+    place.write("mine.py", "def score(completion, answer:\n    return 1\n")
+    place.write("empty.py", "")
+    done = place.call("run", "tiny.toml", "--json", *sets(assignment))
+    refused(done, *words)
+    assert done.result["reason"] == "failed"
+    assert "starting again" not in done.err, "what will not get better is not tried again"
+    assert not (place.folder / "runs" / "tiny" / "config.toml").exists()
+    place.assert_nobody_left()
+
+
+def test_check_finds_all_of_it_without_starting_anything(place: Workplace) -> None:
+    place.write("mine.py", "def score(completion, answer:\n    return 1\n")
+    bad = ["trainer.algorithm=gpro", "backends.fake.step=1", "tasksets.sums.reward=mine:score"]
+    done = place.call("check", "tiny.toml", *sets(*bad))
+    assert done.code == 2
+    for word in ("unknown 'gpro'", "backends.fake.step: unknown key", "mine.py, line 1", "not ready"):
+        assert word in done.out
+    assert not (place.folder / "runs").exists()
+
+
+# ------------------------------------------------------------------------------------------------ tasksets
+
+
+def test_a_line_that_is_not_json_is_named(place: Workplace) -> None:
+    place.write("tiny.toml", FROM_FILE)
+    place.write("sums.jsonl", '{"prompt": "1+1=", "answer": "2"}\n\n{"prompt": "1+2=", "answer"\n')
+    checked = place.call("check", "tiny.toml", *sets("run.steps=2"))
+    assert checked.code == 2
+    assert "sums.jsonl:3: not JSON" in checked.out
+    refused(place.call("run", "tiny.toml", *sets("run.steps=2")), "tasksets.sums: ", "sums.jsonl:3: not JSON")
+    place.write_lines("sums.jsonl", SUMS)
+    assert place.call("run", "tiny.toml", *sets("run.steps=2")).code == 0, "the name was left free"
+    assert (place.folder / "runs" / "tiny" / "final").is_dir()
+
+
+def test_prompts_longer_than_the_context(place: Workplace) -> None:
+    """Refused, then the same run goes on without them; another one cuts them from the left."""
+    place.write("tiny.toml", FROM_FILE)
+    rows = [*SUMS[:7], {"prompt": "what is the sum of 1 and 2, please: 1+2=", "answer": "3"}, SUMS[7]]
+    place.write_lines("sums.jsonl", rows)
+    settings = sets("model.context=16", "tasksets.sums.passes=1", "tasksets.sums.shuffle=false", "sampling.max_tokens=4")
+    said = "problem 7 has a prompt of 40 tokens, expected fewer than the context of 16"
+    checked = place.call("check", "tiny.toml", *settings)
+    assert checked.code == 2
+    assert said in checked.out
+    done = place.call("run", "tiny.toml", "--json", *settings)
+    refused(done, f"tasksets.sums: {said}", "set too_long to 'skip' or 'truncate'")
+    view = place.view("runs/tiny")
+    view.assert_nothing_lost()
+
+    skipped = place.call("resume", "runs/tiny", "--json", *sets("tasksets.sums.too_long=skip"))
+    assert skipped.code == 0, skipped.err
+    assert skipped.result["reason"] == "taskset"
+    assert view.assert_nothing_lost().groups.trained == 8
+    assert json.loads(place.call("status", "runs/tiny", "--json").out)["left_out"] == 1
+
+    cut = place.call("run", "tiny.toml", "--run-dir", "cut", "--json", *settings,
+                     *sets("tasksets.sums.too_long=truncate"))  # fmt: skip
+    assert cut.code == 0, cut.err
+    other = place.view("cut")
+    assert other.assert_nothing_lost().groups.trained == 9
+    (segment,) = next(one for one in other.rollouts() if one.ids.group_id == "sums/0/7/0").segments
+    prompt = segment.token_ids.numpy()[segment.loss_mask.numpy() == 0]
+    assert bytes(prompt.tolist()) == b"please: 1+2=", "the end of the prompt, with room for a completion"
+
+
+# ------------------------------------------------------------------------------------------------ rewards
+
+REWARD = '''
+import os
+import time
+
+
+def score(completion, answer, how):
+    """`how` is a column of the taskset."""
+    if how == "raises" or (how == "raises for wrong ones" and completion.strip() != answer):
+        raise ValueError(f"cannot judge {completion!r}")
+    if how == "hangs":
+        time.sleep(600)
+    if how == "crashes":
+        os._exit(7)
+    return float(completion.strip() == answer)
+'''
+
+
+def test_what_cannot_be_scored_is_dead_with_its_reason_and_never_zero(place: Workplace) -> None:
+    hows = ["raises", "hangs", "crashes", "raises for wrong ones", *["works"] * 4]
+    place.write("tiny.toml", FROM_FILE)
+    place.write("mine.py", REWARD)
+    place.write_lines("sums.jsonl", [{**row, "how": how} for row, how in zip(SUMS, hows, strict=False)])
+    done = place.call(
+        "run", "tiny.toml", "--json",
+        *sets("tasksets.sums.passes=2", "tasksets.sums.reward=mine:score", "verifier.timeout_s=0.4", "verifier.tries=2",
+              "feeder.group_size=4", "feeder.max_staleness=4", "policies.fake.answer_depends_on=task",
+              "policies.fake.right_share=0.4", "verifier.processes=2"),
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    view = place.view("runs/tiny")
+    report = view.assert_nothing_lost()
+
+    by_how: dict[str, list[VerifiedRollout]] = {how: [] for how in hows}
+    for one in view.verified():
+        assert one.rollout is not None
+        assert one.rollout.problem is not None
+        by_how[one.rollout.problem.info["how"]].append(one)
+    for how, reason in (("raises", "error"), ("hangs", "timeout"), ("crashes", "error")):
+        assert len(by_how[how]) == 8
+        assert {str(one.reason) for one in by_how[how]} == {reason}
+        assert [one.verdict for one in by_how[how]] == [None] * 8, "not a reward of 0"
+    assert "cannot judge" in (by_how["raises"][0].detail or "")
+    wrong = [one for one in by_how["raises for wrong ones"] if one.verdict is None]
+    right = [one for one in by_how["raises for wrong ones"] if one.verdict is not None]
+    assert wrong, "this seed has some of each"
+    assert {one.verdict.reward for one in right if one.verdict} == {1.0}
+    assert all(one.verdict is not None for one in by_how["works"])
+
+    unscored = {one.ids.rollout_id for one in view.verified() if one.verdict is None}
+    letters = view.dead()
+    assert Counter(letter.reason for letter in letters) == {"error": 16 + len(wrong), "timeout": 8}
+    assert {letter.key.decode() for letter in letters if letter.key} == unscored
+    assert {(letter.topic, letter.role, letter.tries) for letter in letters} == {("rollouts", "verifier", 2)}
+
+    scored = Counter(one.ids.group_id for one in view.verified() if one.verdict is not None)
+    for outcome in view.outcomes():
+        enough = scored[outcome.group_id] >= 2
+        assert outcome.result == ("batched" if enough else "dead")
+        assert outcome.reason == ("complete" if enough else outcome.reason)
+        assert enough or outcome.reason.startswith("unscorable: ")
+    assert report.groups.dead == sum(one.result == "dead" for one in view.outcomes()) >= 6
+    assert report.rollouts.dead >= 4 * report.groups.dead
+    assert not unscored & {one.ids.rollout_id for one in view.experiences()}, "nothing unscored is trained on"
+
+
+def test_a_reward_that_always_fails_stops_the_run_and_mending_it_loses_nothing(place: Workplace) -> None:
+    place.write("mine.py", "def score(completion, answer):\n    raise KeyError('no such thing')\n")
+    settings = sets("tasksets.sums.reward=mine:score", "verifier.tries=1", "feeder.groups_per_batch=8",
+                    "feeder.group_size=8")  # fmt: skip
+    done = place.call("run", "tiny.toml", "--json", *settings)
+    refused(done, "200 of the last 200 rollouts could not be scored by score", "KeyError: 'no such thing'",
+            "Mend the reward, then `rftstream resume`", code=6)  # fmt: skip
+    assert (done.result["reason"], done.result["steps"]) == ("failed", 0)
+    view = place.view("runs/tiny")
+    before = view.assert_nothing_lost()
+    assert before.groups.dead > 0
+    assert before.rollouts.pending > 0
+    assert all(one.verdict is None for one in view.verified())
+
+    place.write("mine.py", "def score(completion, answer):\n    return float(completion.strip() == answer)\n")
+    resumed = place.call("resume", "runs/tiny", "--json")
+    assert resumed.code == 0, resumed.err
+    assert (resumed.result["steps"], resumed.result["reason"]) == (6, "steps")
+    after = view.assert_nothing_lost()
+    assert after.groups.trained == 48
+    sampled = Counter(one.ids.rollout_id for one in view.rollouts())
+    assert set(sampled.values()) == {1}, "what was sampled before was scored now, not sampled again"
+    pending_then = before.rollouts.pending_by_stage["sampled"]
+    assert pending_then == 0 or after.rollouts.trained > 0
+
+
+# ------------------------------------------------------------------------------------------------ foreign messages
+
+
+def test_messages_of_unknown_contract_are_passed_over_and_kept(place: Workplace) -> None:
+    run = place.start("run", "tiny.toml", "--json", *sets("run.steps=40", "policies.fake.tokens_per_s=60"))
+    view = place.view("runs/tiny")
+    place.wait_for(lambda: view.curve().version >= 2, "two steps")
+    topics = ("tasks", "rollouts", "verified", "batches", "weights", "steps", "outcomes", "evals", "control")
+    unknown = (("contract", b"somebody_elses"), ("contract_version", b"1"), ("id", b"x"))
+    for headers in (unknown, ()):
+        view.put(*(NewRecord(topic, 0, b"a key", b"not for you", headers) for topic in topics))
+    broken = (("contract", b"rollout"), ("contract_version", b"1"))
+    view.put(NewRecord("rollouts", 1, b"a key", b"\xff\xff broken", broken))
+    version = view.curve().version
+    place.wait_for(lambda: view.curve().version >= version + 6, "some more steps")
+    assert run.alive
+    place.kill_worker("trainer-0")
+    place.kill_worker("buffer-0")
+    done = run.finish()
+    assert done.code == 0, done.err
+    assert (done.result["steps"], done.result["reason"]) == (40, "steps")
+    assert view.assert_nothing_lost().groups.trained == 80
+
+    letters = view.dead()
+    consumed = {"tasks": "explorer", "rollouts": "verifier", "verified": "buffer", "batches": "trainer"}
+    for topic, role in consumed.items():
+        found = {(one.offset, one.value, one.role, one.reason) for one in letters if one.topic == topic}
+        assert {one[1:3] for one in found} >= {(b"not for you", role)}, topic
+        assert len({one[0] for one in found if one[1] == b"not for you"}) == 2, topic
+        assert {one[3] for one in found} == {"undecodable"}
+    assert any(one.value == b"\xff\xff broken" for one in letters)
+    assert {letter.topic for letter in letters} == set(consumed), "who only follows a topic keeps nothing"
+    for command in (("audit",), ("status",), ("inspect", "rollouts"), ("plot",)):
+        looked = place.call(command[0], "runs/tiny", *command[1:])
+        assert looked.code == 0, looked.err
+
+
+# ------------------------------------------------------------------------------------------------ a full disk
+
+LIMIT_KIB = 512
+
+
+def with_little_room(*command: str) -> list[str]:
+    """No file may grow beyond the limit: for SQLite the same as a full disk."""
+    return ["bash", "-c", f'ulimit -S -f {LIMIT_KIB}; exec "$0" "$@"', *command]
+
+
+def make_room(place: Workplace) -> None:
+    for process in place.processes():
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place: Workplace) -> None:
+    run = place.start("run", "tiny.toml", "--json", *sets("run.steps=60"), command=with_little_room(COMMAND))
+    view = place.view("runs/tiny")
+    logs = ("feeder-0", "explorer-0", "verifier-0", "buffer-0", "trainer-0")
+    place.wait_for(lambda: any("no room" in view.log_of(name) for name in logs), "a word about the full disk")
+    place.wait_for(lambda: "no room" in run.err, "a word where people look")
+    version = view.curve().version
+    assert 0 < version < 60
+    assert run.alive
+    assert view.assert_nothing_lost().version == version
+    make_room(place)
+    done = run.finish()
+    assert done.code == 0, done.err
+    assert (done.result["steps"], done.result["reason"]) == (60, "steps")
+    assert view.assert_nothing_lost().groups.trained == 120
+
+
+def test_a_run_that_was_stopped_on_a_full_disk_can_be_resumed(place: Workplace) -> None:
+    run = place.start("run", "tiny.toml", "--json", *sets("run.steps=60"), command=with_little_room(COMMAND))
+    view = place.view("runs/tiny")
+    place.wait_for(lambda: "no room" in run.err, "a word where people look")
+    run.send(signal.SIGINT)
+    run.send(signal.SIGINT)
+    stopped = run.finish()
+    assert stopped.result["reason"] == "interrupted"
+    place.assert_nobody_left()
+    view.assert_nothing_lost()
+    done = place.call("resume", "runs/tiny", "--json")
+    assert done.code == 0, done.err
+    assert view.assert_nothing_lost().groups.trained == 120
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, place: Workplace) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    import subprocess
+
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield folder
+    finally:
+        place.end()
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_small_file_system_runs_full_and_is_made_larger(place: Workplace, small_disk: Path) -> None:
+    """Weights, checkpoints and logs have no room either."""
+    import subprocess
+
+    run = place.start("run", "tiny.toml", "--run-dir", small_disk / "run", "--json", *sets("run.steps=60"))
+    view = place.view(small_disk / "run")
+    place.wait_for(lambda: "no room" in run.err or "No space" in run.err, "a word where people look")
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    done = run.finish()
+    assert done.code == 0, done.err
+    assert view.assert_nothing_lost().groups.trained == 120
+
+
+# ------------------------------------------------------------------------------------------------ run folders
+
+
+def test_a_resume_with_other_data_is_refused_with_the_difference(place: Workplace) -> None:
+    place.write("tiny.toml", FROM_FILE)
+    place.write_lines("sums.jsonl", SUMS)
+    assert place.call("run", "tiny.toml", *sets("run.steps=2")).code == 0
+    before = (place.folder / "runs/tiny/config.toml").read_bytes()
+
+    def resume(*assignments: str) -> Finished:
+        return place.call("resume", "runs/tiny", *sets("run.steps=4", *assignments))
+
+    refused(resume("tasksets.sums.columns.prompt=answer"), "tasksets.sums.columns.prompt unset -> 'answer'")
+    refused(resume("tasksets.more.source=arithmetic"), "taskset.more", "tasksets.more.source unset -> 'arithmetic'")
+    refused(resume("run.seed=1"), "run.seed 0 -> 1")
+    refused(resume("transport.partitions=8"), "transport.partitions 4 -> 8")
+    model = make_model(place)
+    refused(resume(f"model.path={model}"), "another model: model.path 'fake' -> ", str(model))
+    place.write_lines("sums.jsonl", SUMS[1:])
+    refused(resume(), "taskset.sums: same settings, other data")
+    place.write_lines("sums.jsonl", SUMS)
+    assert (place.folder / "runs/tiny/config.toml").read_bytes() == before, "what was refused changed nothing"
+    assert resume("trainer.lr=1e-5").code == 0
+    assert place.view("runs/tiny").assert_nothing_lost().version == 4
+
+
+def make_model(place: Workplace) -> Path:
+    from rftstream import config
+    from rftstream.modelfolder import prepare_model
+
+    section = config.load(["tiny.toml"], sets=["model={make={}}"], env={}) if False else None
+    from rftstream.config import MakeModel, ModelSection
+
+    assert section is None
+    return prepare_model(ModelSection(make=MakeModel()), place.folder / "model", 0).folder
+
+
+def test_a_live_run_cannot_be_run_twice(place: Workplace) -> None:
+    run = place.start("run", "tiny.toml", *sets("run.steps=100000"))
+    view = place.view("runs/tiny")
+    place.wait_for(lambda: view.curve().version >= 1, "a step")
+    refused(place.call("run", "tiny.toml"), "runs/tiny: this run is live", "--run-dir")
+    refused(place.call("run", "tiny.toml", "--run-dir", "runs/tiny"), "this run is live")
+    refused(place.call("resume", "runs/tiny"), f"this run is live, held by process {run.pid}")
+    assert run.alive
+    version = view.curve().version
+    place.wait_for(lambda: view.curve().version > version, "another step, for all that")
+    run.send(signal.SIGINT)
+    assert run.finish().code == 0
+    refused(place.call("run", "tiny.toml"), "neither ended nor is anybody running it", "rftstream resume runs/tiny")
+    view.assert_nothing_lost()
+
+
+def test_a_run_folder_that_cannot_be_written(place: Workplace) -> None:
+    place.write("taken", "a file")
+    for run_dir in ("taken", "taken/run", "/proc/run"):
+        refused(place.call("run", "tiny.toml", "--run-dir", run_dir), "expected a run folder that can be written")
+    refused(place.call("run", "tiny.toml", *sets("run.folder=taken")), "expected a run folder that can be written")
+
+
+def test_a_missing_or_damaged_log(place: Workplace) -> None:
+    assert place.call("run", "tiny.toml").code == 0
+    log = place.folder / "runs/tiny/log/log.sqlite"
+    whole = log.read_bytes()
+    shutil.rmtree(log.parent)
+    absent = "log.sqlite: no log there, an existing one was expected"
+    for command in (("audit",), ("status",), ("inspect", "steps"), ("resume", "--set", "run.steps=8")):
+        refused(place.call(command[0], "runs/tiny", *command[1:]), absent)
+    refused(place.call("audit", "nowhere"), "nowhere: no such file")
+    place.write("empty/nothing.txt", "")
+    refused(place.call("audit", "empty"), "no config.toml in it, so it is not a run folder")
+
+    log.parent.mkdir()
+    log.write_bytes(b"not a log at all" + whole[16:])
+    refused(place.call("audit", "runs/tiny"), "a log of rftstream was expected")
+    log.write_bytes(whole[: len(whole) // 2])
+    refused(place.call("resume", "runs/tiny", *sets("run.steps=8")), "malformed")
+    damaged = bytearray(whole)
+    damaged[4 * 8192 :] = bytes(len(whole) - 4 * 8192)
+    log.write_bytes(damaged)
+    refused(place.call("audit", "runs/tiny"), "check the disk", code=3)
+    log.write_bytes(whole)
+    assert place.call("audit", "runs/tiny").code == 0
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.create_server(("", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_worker_whose_port_is_taken_or_whose_role_is_unknown(place: Workplace) -> None:
+    run = place.start("run", "tiny.toml", *sets("run.steps=100000"))
+    view = place.view("runs/tiny")
+    place.wait_for(lambda: view.curve().version >= 1, "a step")
+    with listening() as port:
+        done = place.call("worker", "tiny.toml", "--role", "explorer", "--process", "mine", "--metrics-port", str(port))
+    assert done.code == 2
+    assert f"--metrics-port {port}: Address already in use; take another port" in done.err
+    assert "Traceback" not in done.err
+    refused(place.call("worker", "tiny.toml", "--role", "explorr"), "did you mean 'explorer'?")
+    other = place.write("other.toml", FAKE.replace("partitions = 4", "partitions = 8"))
+    different = place.call("worker", other, "--role", "explorer", *["--wait-s", "1"])
+    assert different.code in (0, 2), different.err
+    run.send(signal.SIGINT)
+    run.finish()
+    RunView(view.folder.path).close()
+    view.assert_nothing_lost()

@@ -1,0 +1,17 @@
+"""The roles speak up about all that tests do to them; that is nothing to read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+pytest.register_assert_rewrite("tests.flow.scene", "rftstream.testing")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

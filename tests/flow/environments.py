@@ -1,0 +1,89 @@
+"""Environments to test the turn loop with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftstream.environments.base import Reply
+from rftstream.messages import ChatMessage, Problem
+
+
+class _Environment:
+    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
+        self.config, self.problem, self.turn = config, problem, 0
+
+    def start(self) -> tuple[ChatMessage, ...]:
+        return self.problem.messages
+
+    def save(self) -> bytes | None:
+        return None
+
+    def load(self, state: bytes) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    turns: int = 2
+    reply_length: int = 0
+    """Characters that each reply has beside the next question."""
+    fails_in: str = ""
+    """`start`, `reply` or `close`."""
+
+
+class Conversation(_Environment):
+    """Asks one sum after the other."""
+
+    Config = Config
+
+    def start(self) -> tuple[ChatMessage, ...]:
+        if self.config.fails_in == "start":
+            raise RuntimeError("the environment does not start")
+        return super().start()
+
+    def reply(self, completion: str, finish_reason: str) -> Reply:
+        if self.config.fails_in == "reply":
+            raise RuntimeError("the environment does not answer")
+        self.turn += 1
+        if self.turn == self.config.turns:
+            return Reply(done=True, metrics={"turns": self.turn})
+        text = " " * self.config.reply_length + f"{self.turn}+{self.turn}="
+        return Reply(done=False, messages=(ChatMessage(role="user", content=text),), metrics={"turns": self.turn})
+
+    def close(self) -> None:
+        if self.config.fails_in == "close":
+            raise RuntimeError("the environment does not close")
+
+
+class Rewriter(_Environment):
+    """Forgets the first question: the second one stands alone."""
+
+    Config = Config
+
+    def reply(self, completion: str, finish_reason: str) -> Reply:
+        self.turn += 1
+        if self.turn == 2:
+            return Reply(done=True)
+        question = ChatMessage(role="user", content=f"it was {completion}; 5+5=")
+        return Reply(done=False, messages=(question,), rewrite=(question,))
+
+
+class Careless(_Environment):
+    """Answers what is no answer."""
+
+    Config = Config
+
+    def reply(self, completion: str, finish_reason: str) -> Reply:
+        match self.config.fails_in:
+            case "nothing":
+                return None  # type: ignore[return-value]
+            case "metrics":
+                return Reply(done=True, metrics={"time": "long"})  # type: ignore[dict-item]
+            case "text":
+                return Reply(done=False, messages=(ChatMessage(role="user", content="\udcff"),))
+            case "number":
+                return Reply(done=False, messages=(ChatMessage(role="user", content=7),))  # type: ignore[arg-type]
+        return Reply(done=True, metrics={"\udcff": 1.0})

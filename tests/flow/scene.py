@@ -1,0 +1,177 @@
+"""What the tests of the roles put on the log, in the place of the roles that they do not start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rftstream import config as configs
+from rftstream import fakemodel, ids
+from rftstream.config import RunConfig
+from rftstream.messages import (
+    Array,
+    ChatMessage,
+    DesiredState,
+    GroupOutcome,
+    GroupResult,
+    Problem,
+    Request,
+    RequestKind,
+    Rollout,
+    RolloutIds,
+    RolloutStatus,
+    RolloutSummary,
+    RunState,
+    Sampling,
+    Segment,
+    StepRecord,
+    Task,
+    Turn,
+    UnscorableReason,
+    Verdict,
+    VerifiedRollout,
+    VersionName,
+    VersionSpan,
+)
+from rftstream.testing import MemoryRun
+from rftstream.weights.publisher import publish
+
+BASE: dict[str, Any] = {
+    "run": {"name": "flow", "steps": 100},
+    "model": {"path": "fake", "dtype": "float32"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+    "feeder": {"groups_per_batch": 2, "group_size": 2, "max_staleness": 1},
+    "explorer": {"policy": "fake"},
+    "trainer": {"backend": "fake"},
+    "transport": {"partitions": 3},
+}
+
+
+def make_config(**settings: Any) -> RunConfig:
+    """BASE with `section__key=value` changed."""
+    return configs.replace(configs.from_dict(BASE), **settings)
+
+
+class Scene(MemoryRun):
+    """A run whose other roles are played by the test. Sequences stand for groups: group n has the sequence n."""
+
+    def __init__(self, folder: Path, *, manifest: bool = True, **settings: Any) -> None:
+        super().__init__(make_config(**settings), folder=folder)
+        self.trained: dict[int, int] = {0: 0}
+        """Groups trained by each version; filled by `step`."""
+        if manifest:
+            self.put_manifest()
+
+    @property
+    def group_size(self) -> int:
+        return self.config.feeder.group_size
+
+    # ------------------------------------------------------------------------------------------ ids
+
+    def siblings(self, sequence: int, *, min_version: int = 0, size: int | None = None) -> tuple[RolloutIds, ...]:
+        group = ids.group_id("sums", 0, sequence, 0)
+        count = self.group_size if size is None else size
+        return tuple(
+            RolloutIds(rollout_id=ids.rollout_id(group, sibling), group_id=group, taskset="sums", sibling=sibling,
+                       group_size=count, sequence=sequence, min_version=min_version)
+            for sibling in range(count)
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ feeder, trainer
+
+    def admit(self, *sequences: int, min_version: int = 0, prompt: str = "1+2=", answer: str | None = "3",
+              environment: str = "single_turn", sampling: Sampling | None = None) -> list[Task]:
+        tasks = [
+            Task(ids=one, problem=problem(prompt, answer), sampling=sampling or self.config.sampling,
+                 seed=ids.derive_seed(0, one.rollout_id), environment=environment)
+            for sequence in sequences for one in self.siblings(sequence, min_version=min_version)
+        ]  # fmt: skip
+        self.put("tasks", *tasks)
+        return tasks
+
+    def step(self, version: int, *, epoch: int = 1, trained: int | None = None, resumed: bool = False) -> None:
+        """A StepRecord; by default each step trains a batch of the size that the run file says."""
+        if trained is None:
+            trained = self.trained.get(version, version * self.config.feeder.groups_per_batch)
+        self.trained[version] = trained
+        self.put("steps", StepRecord(
+            name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=None if resumed else version - 1,
+            positions=(0,) * self.config.trainer.shares, trained_groups=trained, trained_rollouts=0,
+            weights_digest=None, metrics={}, resumed=resumed,
+        ))  # fmt: skip
+
+    def announce(self, version: int, *, epoch: int = 1, resumed: bool = False, skill: float = 0.0) -> VersionName:
+        """Weights for the fake policy, in the store and on `weights`."""
+        name = VersionName(trainer_epoch=epoch, version=version)
+        tensors = {
+            fakemodel.SKILL: fakemodel.serve(np.asarray([skill], np.float32), "float32"),
+            fakemodel.FILLER: fakemodel.serve(np.zeros(8, np.float32), "float32"),
+        }
+        self.put("weights", publish(self.store, tensors, name, "fake", "float32", resumed=resumed))
+        return name
+
+    def decide(self, sequence: int, result: GroupResult, *, late: bool = False, batch: int | None = None) -> None:
+        siblings = self.siblings(sequence)[-1:] if late else self.siblings(sequence)
+        self.put("outcomes", GroupOutcome(
+            group_id=siblings[0].group_id, taskset="sums", sequence=sequence, result=result, reason="test", late=late,
+            batch_sequence=batch,
+            rollouts=tuple(RolloutSummary(rollout_id=one.rollout_id, num_tokens=1, status=RolloutStatus.completed,
+                                          reward=1.0) for one in siblings),
+        ))  # fmt: skip
+
+    def ask(self, state: DesiredState) -> None:
+        self.put("control", RunState(state=state, by="test"))
+
+    def request_evaluation(self, request_id: str, **arguments: Any) -> None:
+        self.put("control", Request(request_id=request_id, kind=RequestKind.evaluate, arguments=arguments,
+                                    expires_at=self.clock.now() + 60))  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ explorer, verifier
+
+    def rollout(self, one: RolloutIds, *, version: int = 0, num_tokens: int = 2, text: str = "3",
+                status: RolloutStatus = RolloutStatus.completed) -> Rollout:
+        sampled = status in (RolloutStatus.completed, RolloutStatus.truncated)
+        said = Turn(role="assistant", content=text, num_tokens=num_tokens, finish_reason="stop")
+        return Rollout(
+            ids=one, status=status, problem=problem() if status is not RolloutStatus.undecodable else None,
+            turns=(said,) if sampled else (),
+            segments=(segment(num_tokens, version, seed=one.sequence),) if sampled else (),
+            num_tokens=num_tokens if sampled else 0, sampling=self.config.sampling,
+            error=None if sampled else "so it is said",
+        )  # fmt: skip
+
+    def verified(self, one: RolloutIds, reward: float | UnscorableReason | None, *, version: int = 0,
+                 num_tokens: int = 2) -> VerifiedRollout:
+        """`reward`: a number, or why there is none."""
+        scored = isinstance(reward, float)
+        verdict = Verdict(reward=reward, scorer="exact", scorer_version="1") if isinstance(reward, float) else None
+        return VerifiedRollout(ids=one, rollout=self.rollout(one, version=version, num_tokens=num_tokens),
+                               verdict=verdict, reason=None if scored else UnscorableReason(reward or "timeout"))
+
+    def verify(self, sequence: int, rewards: Sequence[float | UnscorableReason | None] = (0.0, 1.0), *,
+               version: int = 0, only: Sequence[int] | None = None, num_tokens: int = 2) -> None:
+        """The group's records on `verified`; `only` some of its siblings."""
+        siblings = self.siblings(sequence, size=len(rewards) if only is None else None)
+        chosen = range(len(siblings)) if only is None else only
+        self.put("verified", *(
+            self.verified(siblings[number], reward, version=version, num_tokens=num_tokens)
+            for number, reward in zip(chosen, rewards, strict=True)
+        ))  # fmt: skip
+
+
+def problem(prompt: str = "1+2=", answer: str | None = "3") -> Problem:
+    return Problem(messages=(ChatMessage(role="user", content=prompt),), answer=answer)
+
+
+def segment(num_tokens: int, version: int, *, seed: int = 0) -> Segment:
+    """Four prompt tokens, then the sampled ones."""
+    mask = [0] * 4 + [1] * num_tokens
+    return Segment(
+        token_ids=Array.of([*b"1+2=", *((seed + place) % 200 + 1 for place in range(num_tokens))], "int32"),
+        behavior_logprobs=Array.of([-0.25 * sampled for sampled in mask], "float32"),
+        loss_mask=Array.of(mask, "uint8"),
+        versions=(VersionSpan(start=4, count=num_tokens, trainer_epoch=1, version=version),) if num_tokens else (),
+    )

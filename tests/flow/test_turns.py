@@ -1,0 +1,133 @@
+"""The turn loop under a template that keeps what was there: turns join one segment, and only sampled tokens count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rftstream.environments.base import Environment
+from rftstream.messages import ChatMessage, Problem, RolloutStatus, Sampling, VersionName, VersionSpan
+from rftstream.policies.base import Completion, SampleRequest
+from rftstream.roles.turn_loop import Attempt, TurnLoop
+from rftstream.weights.snapshot import RawTensor
+from tests.flow.environments import Config, Conversation
+
+END = 0
+SAID = "yes"
+
+
+class ChatRenderer:
+    """Letters as bytes; what the assistant said ends with END, as with a chat template and its stop token."""
+
+    stop_token_ids = frozenset({END})
+    vocabulary_size = 256
+    digest = ""
+
+    def __init__(self, context: int | None = None) -> None:
+        self.context = context
+
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        return tuple(token for one in messages for token in
+                     (*one.content.encode(), *([END] if one.role == "assistant" else [])))  # fmt: skip
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token for token in token_ids if token != END).decode()
+
+
+class Parrot:
+    """Says SAID and stops, or as much of it as it may; its n-th answer comes from version n."""
+
+    def __init__(self) -> None:
+        self.version: VersionName | None = VersionName(trainer_epoch=1, version=0)
+        self.slots = 4
+        self.requests: list[SampleRequest] = []
+        self._active: dict[str, SampleRequest] = {}
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        raise NotImplementedError
+
+    def submit(self, request: SampleRequest) -> None:
+        self.requests.append(request)
+        self._active[request.request_id] = request
+
+    def abort(self, request_id: str) -> None:
+        self._active.pop(request_id, None)
+
+    def step(self) -> list[Completion]:
+        requests, self._active = list(self._active.values()), {}
+        return [self._complete(request) for request in requests]
+
+    def _complete(self, request: SampleRequest) -> Completion:
+        ids = [*SAID.encode(), END][: request.max_tokens]
+        version = len(self.requests) - 1
+        return Completion(
+            request_id=request.request_id, token_ids=np.asarray(ids, np.int32),
+            behavior_logprobs=np.full(len(ids), -1.0 - version, np.float32),
+            versions=(VersionSpan(start=0, count=len(ids), trainer_epoch=1, version=version),),
+            finish_reason="stop" if ids[-1] == END else "length",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        pass
+
+
+def attempt_of(*, turns: int, context: int | None = None, max_tokens: int = 100) -> tuple[Attempt, Parrot]:
+    def make(name: str, problem: Problem, seed: int) -> Environment:
+        return Conversation(Config(turns=turns), problem=problem, seed=seed)
+
+    parrot = Parrot()
+    loop = TurnLoop(policy=parrot, renderer=ChatRenderer(context), make_environment=make, context=context,
+                    now=lambda: 0.0)  # fmt: skip
+    loop.start("a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)),
+               sampling=Sampling(max_tokens=max_tokens), seed=100, environment="any")  # fmt: skip
+    for _ in range(20):
+        if finished := loop.step():
+            assert loop.num_open == 0
+            return finished[0], parrot
+    raise AssertionError("it does not end")
+
+
+def test_turns_join_one_segment() -> None:
+    attempt, _ = attempt_of(turns=3)
+    assert attempt.status is RolloutStatus.completed
+    (segment,) = attempt.segments
+    tokens, mask = segment.token_ids.numpy(), segment.loss_mask.numpy()
+    assert bytes(tokens.tolist()) == b"1+2=yes\x001+1=yes\x002+2=yes\x00"
+    assert mask.tolist() == ([0] * 4 + [1] * 4) * 3
+    assert segment.behavior_logprobs.numpy().tolist() == [0] * 4 + [-1] * 4 + [0] * 4 + [-2] * 4 + [0] * 4 + [-3] * 4
+    assert [(span.start, span.count, span.version) for span in segment.versions] == [(4, 4, 0), (12, 4, 1), (20, 4, 2)]
+    assert attempt.num_tokens == mask.sum() == 12
+    assert [(turn.role, turn.content, turn.num_tokens) for turn in attempt.turns] == [
+        ("assistant", "yes", 4), ("user", "1+1=", 0), ("assistant", "yes", 4), ("user", "2+2=", 0),
+        ("assistant", "yes", 4)]  # fmt: skip
+
+
+def test_each_turn_has_a_seed_of_its_own_and_what_is_left_of_the_tokens() -> None:
+    _, parrot = attempt_of(turns=3, max_tokens=10)
+    assert [request.seed for request in parrot.requests] == [100, 101, 102]
+    assert [request.max_tokens for request in parrot.requests] == [10, 6, 2]
+
+
+def test_the_last_turn_may_be_cut_short() -> None:
+    attempt, _ = attempt_of(turns=3, max_tokens=10)
+    assert attempt.status is RolloutStatus.truncated
+    assert attempt.num_tokens == 10
+    assert attempt.turns[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(("context", "tokens", "turns"), [(12, 4, 1), (13, 5, 2), (17, 8, 2), (20, 8, 2), (21, 9, 3)])
+def test_the_context_bounds_prompt_and_completion_together(context: int, tokens: int, turns: int) -> None:
+    attempt, parrot = attempt_of(turns=5, context=context)
+    assert attempt.status is RolloutStatus.truncated
+    assert attempt.error is None
+    assert attempt.num_tokens == tokens
+    assert len(parrot.requests) == turns
+    assert all(len(request.token_ids) + request.max_tokens <= context for request in parrot.requests)
+    assert len(attempt.segments[-1].token_ids.numpy()) <= context

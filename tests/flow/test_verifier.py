@@ -1,0 +1,286 @@
+"""The verifier alone: verdicts, reasons, and never a reward that nobody gave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream import codec
+from rftstream.errors import RewardError, StopRule
+from rftstream.messages import DeadLetter, RolloutStatus, UnscorableReason, VerifiedRollout
+from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
+from rftstream.roles.verifier import VerifierStep
+from rftstream.runtime.role import Role, RoleContext
+from rftstream.testing import RoleDriver
+from rftstream.transport.base import NewRecord, TopicPartition
+from tests.flow.scene import Scene
+
+Judge = Callable[[RewardInput], Score | str]
+"""A score, or the reason why there is none."""
+
+
+class StubScorer:
+    """Judges at once, or when it is released."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.held: list[ScoreRequest] = []
+        self.hold = False
+        self.seen: list[ScoreRequest] = []
+
+    @property
+    def num_active(self) -> int:
+        return len(self.held)
+
+    def submit(self, request: ScoreRequest) -> None:
+        self.held.append(request)
+        self.seen.append(request)
+
+    def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
+        if self.hold:
+            return []
+        requests, self.held = self.held, []
+        return [self._reply(request) for request in requests]
+
+    def release(self, number: int) -> None:
+        """Only this one of those that are held."""
+        request = self.held.pop(number)
+        self.poll = lambda wait_s=0.0: self._once(request)  # type: ignore[method-assign]
+
+    def _once(self, request: ScoreRequest) -> Sequence[ScoreReply]:
+        del self.poll  # type: ignore[method-assign]
+        return [self._reply(request)]
+
+    def close(self) -> None:
+        pass
+
+    def _reply(self, request: ScoreRequest) -> ScoreReply:
+        score = self.judge(request.item)
+        reason = score if isinstance(score, str) else None
+        return ScoreReply(request_id=request.request_id, score=None if isinstance(score, str) else score,
+                          scorer="stub", scorer_version="7", reason=reason, detail="first line\nlast line" if reason else "")
+
+
+def stub_verifier(scene: Scene, judge: Judge, *, max_concurrent: int = 256, max_dead_share: float = 0.5,
+                  process: str = "verifier") -> tuple[RoleDriver, StubScorer]:
+    scorer = StubScorer(judge)
+
+    def build(context: RoleContext) -> Role:
+        step = VerifierStep(scorer=scorer, max_concurrent=max_concurrent, tries=3, max_dead_share=max_dead_share,
+                            clock=context.clock)
+        return Role(name="verifier", consumes=("rollouts",), follows=(), produces=("verified", "dead"), step=step)
+
+    return RoleDriver(scene, "verifier", build=build, process=process), scorer
+
+
+def always(score: Score | str) -> Judge:
+    return lambda item: score
+
+
+def put_rollouts(scene: Scene, *sequences: int, **more: Any) -> None:
+    for sequence in sequences:
+        scene.put("rollouts", *(scene.rollout(one, **more) for one in scene.siblings(sequence)))
+
+
+def verified_of(scene: Scene) -> dict[str, VerifiedRollout]:
+    verified = [message for message in scene.messages("verified") if isinstance(message, VerifiedRollout)]
+    assert len({one.ids.rollout_id for one in verified}) == len(verified)
+    return {one.ids.rollout_id: one for one in verified}
+
+
+def letters_of(scene: Scene) -> list[DeadLetter]:
+    return [message for message in scene.messages("dead") if isinstance(message, DeadLetter)]
+
+
+# --------------------------------------------------------------------------------------------- verdicts
+
+
+def test_a_verdict_beside_the_rollout_unchanged(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0, 1, 4)
+    score = Score(reward=0.75, parts={"form": 0.5}, metrics={"length": 3.0})
+    stub_verifier(scene, always(score))[0].work()
+    rollouts = {record.key: codec.from_record(record) for record in scene.records("rollouts")}
+    for record in scene.records("verified"):
+        verified = codec.from_record(record)
+        assert isinstance(verified, VerifiedRollout)
+        assert verified.rollout == rollouts.pop(record.key)
+        assert record.partition == verified.ids.sequence % 3
+        verdict = verified.verdict
+        assert verdict is not None
+        assert (verdict.reward, verdict.parts, verdict.metrics) == (0.75, {"form": 0.5}, {"length": 3.0})
+        assert (verdict.scorer, verdict.scorer_version) == ("stub", "7")
+    assert rollouts == {}
+    assert letters_of(scene) == []
+
+
+def test_the_built_in_rewards_are_wired(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0, text=" 3")
+    put_rollouts(scene, 1, text="4")
+    RoleDriver(scene, "verifier").work()
+    rewards = {one.ids.sequence: one.verdict.reward for one in verified_of(scene).values() if one.verdict}
+    assert rewards == {0: 1.0, 1: 0.0}
+
+
+def test_what_a_reward_sees(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0, text="four", status=RolloutStatus.truncated, num_tokens=5)
+    driver, scorer = stub_verifier(scene, always(Score(reward=0.0)))
+    driver.work()
+    item = scorer.seen[0].item
+    assert scorer.seen[0].taskset == "sums"
+    assert (item.completion, item.answer, item.prompt) == ("four", "3", "1+2=")
+    assert (item.num_tokens, item.truncated) == (5, True)
+    assert item.messages == ({"role": "user", "content": "1+2="}, {"role": "assistant", "content": "four"})
+
+
+# --------------------------------------------------------------------------------------------- no verdict
+
+
+@pytest.mark.parametrize("reason", ["error", "timeout", "missing_checker"])
+def test_a_reward_that_cannot_be_computed_is_a_reason_and_a_dead_letter(tmp_path: Path, reason: str) -> None:
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0)
+    stub_verifier(scene, always(reason))[0].work()
+    records = scene.records("rollouts")
+    for one in verified_of(scene).values():
+        assert one.verdict is None
+        assert one.reason == reason
+        assert one.detail == "first line\nlast line"
+        assert one.rollout is not None
+    letters = letters_of(scene)
+    assert [(one.offset, one.value, one.headers) for one in letters] == [
+        (record.offset, record.value, record.headers) for record in records]
+    assert {(one.topic, one.role, one.reason, one.tries) for one in letters} == {("rollouts", "verifier", reason, 3)}
+
+
+def test_rollouts_without_a_completion_pass_on_with_their_reason(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    statuses = {0: RolloutStatus.failed, 1: RolloutStatus.skipped, 2: RolloutStatus.oversized,
+                3: RolloutStatus.undecodable, 4: RolloutStatus.completed}
+    for sequence, status in statuses.items():
+        put_rollouts(scene, sequence, status=status)
+    driver, scorer = stub_verifier(scene, always(Score(reward=1.0)))
+    driver.work()
+    reasons = {one.ids.sequence: one.reason for one in verified_of(scene).values()}
+    assert reasons == {0: "failed", 1: "skipped", 2: "oversized", 3: "undecodable", 4: None}
+    assert len(verified_of(scene)) == 10
+    assert len(scorer.seen) == 2
+    assert letters_of(scene) == []
+
+
+def test_an_undecodable_rollout(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    record = codec.to_record(scene.rollout(scene.siblings(0)[0]), "rollouts", 0, run="flow")
+    body = record.value or b""
+    scene.put_raw(NewRecord("rollouts", 0, record.key, body[:-3], record.headers))
+    put_rollouts(scene, 3)
+    stub_verifier(scene, always(Score(reward=1.0)))[0].work()
+    verified = verified_of(scene)
+    assert Counter(one.reason for one in verified.values()) == {UnscorableReason.undecodable: 1, None: 2}
+    broken = verified[scene.siblings(0)[0].rollout_id]
+    assert broken.rollout is None
+    assert "rollouts[0]@0 rollout.v1" in (broken.detail or "")
+    assert [one.value for one in letters_of(scene)] == [body[:-3]]
+
+
+def test_a_verdict_that_no_record_can_hold(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0)
+    put_rollouts(scene, 1, text="plain")
+    stub_verifier(scene, lambda item: Score(reward=1.0, parts={} if item.completion == "plain" else {"\udcff": 1.0})
+                  )[0].work()
+    verified = verified_of(scene)
+    assert Counter((one.ids.sequence, one.reason) for one in verified.values()) == {(0, "error"): 2, (1, None): 2}
+    assert len(letters_of(scene)) == 2
+
+
+def test_most_of_them_unscorable_stops_the_verifier(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, feeder__group_size=10)
+    put_rollouts(scene, *range(30))
+    driver, _ = stub_verifier(scene, always("error"))
+    with pytest.raises(StopRule) as stopped:
+        driver.work()
+    assert stopped.value.exit_code == 6
+    assert stopped.value.reason == "dead_letters"
+    assert "200 of the last 200" in str(stopped.value)
+    assert "last line" in str(stopped.value)
+    before = verified_of(scene)
+    mended, scorer = stub_verifier(scene, always(Score(reward=1.0)), process="mended")
+    scene.clock.advance(11.0)
+    mended.work()
+    assert len(verified_of(scene)) == 300
+    assert len(scorer.seen) == 300 - len(before)
+
+
+def test_some_of_them_unscorable_do_not(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, feeder__group_size=10)
+    put_rollouts(scene, *range(30))
+    luck = iter(range(1000))
+    stub_verifier(scene, lambda item: "error" if next(luck) % 2 else Score(reward=1.0))[0].work()
+    assert Counter(one.reason for one in verified_of(scene).values()) == {None: 150, "error": 150}
+
+
+def test_failed_rollouts_do_not_count_against_the_reward(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, feeder__group_size=10)
+    put_rollouts(scene, *range(30), status=RolloutStatus.failed)
+    stub_verifier(scene, always("error"))[0].work()
+    assert len(verified_of(scene)) == 300
+
+
+def raises(completion: str) -> float:
+    raise RewardError("no, not this one")
+
+
+def test_a_users_function_that_raises(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, tasksets={"sums": {"source": "arithmetic", "reward": f"{__name__}:raises"}})
+    put_rollouts(scene, 0)
+    RoleDriver(scene, "verifier").work()
+    assert {(one.verdict, one.reason) for one in verified_of(scene).values()} == {(None, UnscorableReason.error)}
+    assert all("not this one" in one.detail for one in letters_of(scene))
+
+
+# --------------------------------------------------------------------------------------------- out of order
+
+
+def test_one_slow_reward_holds_up_nobody_and_a_successor_does_it_alone(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, transport__partitions=1)
+    put_rollouts(scene, 0, 1)
+    first, scorer = stub_verifier(scene, always(Score(reward=1.0)), process="first")
+    scorer.hold = True
+    first.tick()
+    first.tick()
+    slow = scorer.held[0]
+    for _ in range(3):
+        scorer.release(1)
+        for _ in range(30):
+            first.tick()
+            scene.clock.advance(0.01)
+    assert len(verified_of(scene)) == 3
+    position = scene.transport().admin.committed("verifier")[TopicPartition("rollouts", 0)]
+    assert (position.offset, position.metadata) == (0, "1,3")
+    del first  # killed
+    scene.clock.advance(11.0)
+    second, again = stub_verifier(scene, always(Score(reward=0.5)), process="second")
+    second.work()
+    assert [request.item for request in again.seen] == [slow.item]
+    assert len(verified_of(scene)) == 4
+    assert verified_of(scene)[scene.siblings(0)[0].rollout_id].verdict.reward == 0.5  # type: ignore[union-attr]
+
+
+def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    put_rollouts(scene, *range(10))
+    driver, scorer = stub_verifier(scene, always(Score(reward=1.0)), max_concurrent=3)
+    scorer.hold = True
+    for _ in range(5):
+        driver.tick()
+    assert len(scorer.held) == 3
+    scorer.hold = False
+    driver.work()
+    assert len(verified_of(scene)) == 20
