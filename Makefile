@@ -28,7 +28,7 @@ fmt: .venv/.developer  ## put code into its form
 
 lint: .venv/.developer  ## ruff: errors and form
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --output-format concise .
 
 types: .venv/.developer  ## mypy --strict
 	$(BIN)/mypy

@@ -81,7 +81,13 @@ def _row(item: Any, cls: type, section: str) -> tuple[str, str, str, str]:
         default = f"`{toml(item.default_factory())}`"
     else:
         default = "required"
-    return f"`{item.name}`", words, default, _docs(cls).get(item.name) or WORDS[f"{section}.{item.name}"]
+    return f"`{item.name}`", words, default, _docs(cls).get(item.name) or _word(f"{section}.{item.name}")
+
+
+def _word(key: str) -> str:
+    if key not in WORDS:
+        raise LookupError(f"{key}: has no line under it in the code; write one, or a meaning in docs/pages/words.py")
+    return WORDS[key]
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -141,5 +147,5 @@ def _part_rows(body: list[ast.stmt], part: str) -> Iterator[tuple[str, str, str,
             f"`{item.target.id}`",
             in_words(kind),
             default,
-            docs.get(item.target.id) or WORDS[f"{part}.{item.target.id}"],
+            docs.get(item.target.id) or _word(f"{part}.{item.target.id}"),
         )

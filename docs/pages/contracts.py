@@ -9,8 +9,9 @@ from typing import Any
 
 import schemas
 import workers
-from pages.source import table, tree
+from pages.source import field_docs, find_class, table, tree
 from rftstream import codec
+from rftstream.messages import MESSAGES
 from rftstream.topics import TOPICS
 
 GOLDEN = Path(schemas.__file__).parent / "golden"
@@ -30,10 +31,12 @@ HEADERS = {
     "taskset": "its name in the run file",
     "status": "how the rollout ended",
     "num_tokens": "sampled tokens",
-    "reason": "why there is no reward, or why the group ended so",
+    "role": "who gave up",
+    "reason": "why there is no reward, why the group ended so, or why it is dead",
     "piece": "of a partial rollout",
     "batch_sequence": "of the batch",
     "share": "of the batch",
+    "expert": "`1` for what did not come from the policy",
     "count": "experiences that the manifest closes",
     "last": "`1` on the manifest of the run's last batch",
     "result": "what became of the group",
@@ -52,6 +55,9 @@ def topics() -> str:
     for topic in TOPICS.values():
         writers = [name for name, (_, _, out) in roles.items() if topic.name in out]
         readers = [name for name, (took, followed, _) in roles.items() if topic.name in (*took, *followed)]
+        key = f"`{topic.key}`"
+        if topic.name == "control":  # every service reads it, and every single role claims there
+            key, writers, readers = "see below", [*writers, "claims: every single role"], ["all"]
         twin = " + ".join(topic.twin) if topic.twin else "-"
         kind = f"{WIDTHS[topic.width]}{', compacted' if topic.compacted else ''}"
         messages = ", ".join(f"[{name}](#{name})" for name in topic.messages)
@@ -61,7 +67,7 @@ def topics() -> str:
                 topic.description,
                 messages,
                 kind,
-                f"`{topic.key}`",
+                key,
                 twin,
                 ", ".join(writers) or "-",
                 ", ".join(readers) or "-",
@@ -77,6 +83,8 @@ def headers() -> str:
         message = codec.decode(file.read_bytes(), contract)
         for name, _ in codec.headers_of(message, "run"):
             on.setdefault(name, set()).add(contract)
+    if unknown := sorted(set(on) - set(HEADERS)):
+        raise LookupError(f"docs/pages/contracts.py: no meaning for the headers {', '.join(unknown)}; add them")
     every = {contract for contracts in on.values() for contract in contracts}
     rows = [
         (f"`{name}`", HEADERS[name], "all" if on[name] == every else ", ".join(sorted(on[name])))
@@ -94,10 +102,11 @@ def messages() -> str:
         version = schema["x-contract-version"]
         parts.append(f"### {contract}\n\n`{contract}.v{version}`: {schema['description']}\n\n{_fields(schema)}")
     parts.append("## Parts of messages")
+    titles = {cls.__name__ for cls in MESSAGES.values()}
     for name, schema in sorted(shared.items()):
-        if name == "Binary":
+        if name == "Binary" or name in titles:
             continue
-        body = _fields(schema) if "properties" in schema else f"One of {_enum(schema)}."
+        body = _fields(schema) if "properties" in schema else _enum(name, schema)
         parts.append(f"### {name}\n\n{schema.get('description', '')}\n\n{body}")
     return "\n\n".join(parts)
 
@@ -125,7 +134,7 @@ def _fields(schema: dict[str, Any]) -> str:
 def _kind(field: dict[str, Any]) -> str:
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        return "bin" if name == "Binary" else f"[{name}](#{name.lower()})"
     if field.get("x-msgpack") == "bin":
         return "bin or null" if "null" in json.dumps(field) else "bin"
     for form in ("anyOf", "oneOf"):
@@ -144,7 +153,7 @@ def _kind(field: dict[str, Any]) -> str:
     return str(kind)
 
 
-def _enum(schema: dict[str, Any]) -> str:
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    return "; ".join(f"`{one['const']}`: {one.get('description', '')}" for one in schema["oneOf"])
+def _enum(name: str, schema: dict[str, Any]) -> str:
+    found = find_class(tree("rftstream.messages").body, name)
+    docs = field_docs(found.body) if found else {}
+    return table(("value", "meaning"), [(f"`{value}`", docs.get(value, "")) for value in schema["enum"]])

@@ -24,11 +24,12 @@ def find_class(body: Sequence[ast.stmt], name: str) -> ast.ClassDef | None:
 
 
 def field_docs(body: Sequence[ast.stmt]) -> dict[str, str]:
-    """Field -> what stands under it."""
+    """Field, or value of an enumeration -> what stands under it."""
     docs = {}
     for item, following in itertools.pairwise(body):
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and (text := _text(following)):
-            docs[item.target.id] = text
+        targets = [item.target] if isinstance(item, ast.AnnAssign) else getattr(item, "targets", [])
+        if targets and isinstance(targets[0], ast.Name) and (text := _text(following)):
+            docs[targets[0].id] = text
     return docs
 
 

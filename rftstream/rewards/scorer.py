@@ -173,7 +173,7 @@ class ProcessScorer:
         if pending.tries < self._tries:
             self._waiting.append(pending)
         else:
-            self._reply(pending, None, reason, f"{detail} (tried {pending.tries} times)")
+            self._reply(pending, None, reason, f"{detail.rstrip()} (tried {pending.tries} times)")
 
     def _reply(self, pending: Pending, score: Score | None, reason: str | None, detail: str) -> None:
         del self._active[pending.number]

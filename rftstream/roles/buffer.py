@@ -105,8 +105,7 @@ class BufferStep:
                 self._tally, self._refilled = Tally(), 0
             return
         self._refilled += outcome.result is GroupResult.filtered
-        self._tally.group(outcome.taskset, outcome.result, outcome.rollouts,
-                          zero_variance=outcome.reason == "zero_variance")
+        self._tally.group(outcome.taskset, outcome.result, outcome.rollouts)
 
     def absorb(self, received: Received) -> None:
         if not isinstance(received.message, VerifiedRollout):
@@ -275,7 +274,7 @@ class BufferStep:
         records = []
         self._written, self._decisions = self._decisions, []
         for group, result, reason in self._written:
-            self._tally.group(group.taskset, result, group.summaries, zero_variance=group.zero_variance)
+            self._tally.group(group.taskset, result, group.summaries)
             metrics.GROUPS.labels(str(result)).inc()
             records.append(Publish("outcomes", 0, GroupOutcome(
                 group_id=group.group_id, taskset=group.taskset, sequence=group.sequence, result=result, reason=reason,

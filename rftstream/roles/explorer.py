@@ -89,6 +89,9 @@ class ExplorerStep:
             del self._active[number]
             self._loop.abort(str(number))
 
+    def not_begun(self) -> Collection[int]:
+        return [item.number for item in self._waiting]
+
     def advance(self) -> Sequence[Done]:
         behind = self._take_over_weights()
         self._begin(behind)

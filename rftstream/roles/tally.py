@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rftstream.messages import GroupResult, RolloutStatus, RolloutSummary, Verdict
 
@@ -16,10 +16,12 @@ class Tally:
         self._squares = 0.0
         self._groups: dict[str, int] = defaultdict(int)
 
-    def group(self, taskset: str, result: GroupResult, rollouts: Iterable[RolloutSummary], *, zero_variance: bool
-              ) -> None:
+    def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
+        """From nothing but its outcome, so that a successor counts the same."""
         self._groups[str(result)] += 1
-        self._add("zero_variance_share", zero_variance)
+        if result in (GroupResult.batched, GroupResult.filtered):
+            rewards = {rollout.reward for rollout in rollouts if rollout.reward is not None}
+            self._add("zero_variance_share", len(rewards) <= 1)
         for rollout in rollouts:
             if rollout.reward is not None:
                 self._add("reward", rollout.reward)

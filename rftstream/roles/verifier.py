@@ -78,6 +78,9 @@ class VerifierStep:
         for number in numbers:
             self._active.pop(str(number), None)
 
+    def not_begun(self) -> Collection[int]:
+        return ()
+
     def advance(self) -> Sequence[Done]:
         for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):
             item = self._active.pop(reply.request_id, None)

@@ -68,6 +68,14 @@ class ConcurrentService(Service):
             sources.append(self._member)
         return sources
 
+    def drain(self) -> None:
+        """What is not begun is left to a successor: it may wait for what comes no more, weights for one."""
+        super().drain()
+        numbers = self.step.not_begun()
+        self.step.drop(numbers)
+        for number in numbers:
+            del self._in_hand[number]
+
     def close(self) -> None:
         self.step.close()
         if self._member is not None:

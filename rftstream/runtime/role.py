@@ -81,7 +81,10 @@ class ConcurrentStep(Protocol):
     def start(self, item: Item) -> None: ...
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forgets items: their partition belongs to another worker now."""
+        """Forgets items: they are another worker's now."""
+
+    def not_begun(self) -> Collection[int]:
+        """Items that wait for something; a worker that is to leave gives them back."""
 
     def advance(self) -> Sequence[Done]:
         """A bounded slice of work; what finished in it."""

@@ -69,7 +69,7 @@ class Rows:
     twins: Digests
     """Keys that occur more than once, as often as they do too much."""
     num_unreadable: int
-    """Records without id headers; nobody can say what they belong to."""
+    """Records without id headers, or of no contract of the topic; nobody can say what they belong to."""
 
 
 def read_rows(
@@ -86,7 +86,7 @@ def read_rows(
     is_passed = _Passed({place: position for place, position in (passed or {}).items() if place.topic == topic})
     for record in log.read(topic, bodies=False):
         headers = headers_of(record)
-        key = twin_key(topic, headers)
+        key = None if codec.is_foreign(record) else twin_key(topic, headers)
         if key is None:
             num_unreadable += bool(headers)  # without any: the tombstone of a partial
             continue
@@ -164,7 +164,7 @@ def read_steps(log: Log) -> InForce:
     keys = array("Q")
     for record in log.read("steps", bodies=False):
         headers = headers_of(record)
-        key = twin_key("steps", headers)
+        key = None if codec.is_foreign(record) else twin_key("steps", headers)
         if key is None:
             continue
         keys.append(digest(key))
@@ -196,6 +196,8 @@ def read_outcomes(log: Log, version: int) -> Outcomes:
     seen: set[int] = set()
     twins, broken = array("Q"), []
     for record in log.read("outcomes"):
+        if codec.is_foreign(record):
+            continue
         try:
             outcome = codec.from_record(record)
             assert isinstance(outcome, GroupOutcome)

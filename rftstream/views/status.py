@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream.messages import DeadLetter, DesiredState, GroupResult
+from rftstream.messages import DesiredState, GroupResult
 from rftstream.runtime.observer import ControlView, read_control
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder
 from rftstream.transport.base import TopicPartition
-from rftstream.views.history import NUM_SMOOTHED, History, decodable, read_history
+from rftstream.views.history import NUM_SMOOTHED, History, read_history
 from rftstream.views.layout import columns, duration, moment, number, plural, size
 
 HEALTH_TIMEOUT_S = 0.5
@@ -133,7 +133,7 @@ def _feeder_cursor(log: Log) -> dict[str, Any]:
 
 
 def _dead_letters(log: Log) -> dict[str, int]:
-    reasons = Counter(letter.reason for _, letter in decodable(log, "dead") if isinstance(letter, DeadLetter))
+    reasons = Counter((record.header("reason") or b"?").decode() for record in log.read("dead", bodies=False))
     return dict(reasons.most_common())
 
 

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.config import MakeModel, ModelSection
 from rftstream.messages import VerifiedRollout
+from rftstream.modelfolder import prepare_model
 from rftstream.transport.base import NewRecord
 from tests.e2e.test_run import sets
-from tests.e2e.workplace import COMMAND, FAKE, Finished, RunView, Workplace
+from tests.e2e.workplace import COMMAND, FAKE, Finished, Workplace
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
 FROM_FILE = FAKE.replace('source = "arithmetic"', 'source = "jsonl:sums.jsonl"').replace("steps = 6\n", "")
@@ -108,7 +111,9 @@ def test_prompts_longer_than_the_context(place: Workplace) -> None:
     place.write("tiny.toml", FROM_FILE)
     rows = [*SUMS[:7], {"prompt": "what is the sum of 1 and 2, please: 1+2=", "answer": "3"}, SUMS[7]]
     place.write_lines("sums.jsonl", rows)
-    settings = sets("model.context=16", "tasksets.sums.passes=1", "tasksets.sums.shuffle=false", "sampling.max_tokens=4")
+    settings = sets(
+        "model.context=16", "tasksets.sums.passes=1", "tasksets.sums.shuffle=false", "sampling.max_tokens=4"
+    )
     said = "problem 7 has a prompt of 40 tokens, expected fewer than the context of 16"
     checked = place.call("check", "tiny.toml", *settings)
     assert checked.code == 2
@@ -266,7 +271,7 @@ def test_messages_of_unknown_contract_are_passed_over_and_kept(place: Workplace)
 
 # ------------------------------------------------------------------------------------------------ a full disk
 
-LIMIT_KIB = 512
+LIMIT_KIB = 2048
 
 
 def with_little_room(*command: str) -> list[str]:
@@ -314,11 +319,11 @@ def test_a_run_that_was_stopped_on_a_full_disk_can_be_resumed(place: Workplace) 
 @pytest.fixture
 def small_disk(tmp_path: Path, place: Workplace) -> Iterator[Path]:
     """A file system of two megabytes."""
-    import subprocess
-
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False, capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False, capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("mounting is not allowed here")
     try:
@@ -330,8 +335,6 @@ def small_disk(tmp_path: Path, place: Workplace) -> Iterator[Path]:
 
 def test_a_small_file_system_runs_full_and_is_made_larger(place: Workplace, small_disk: Path) -> None:
     """Weights, checkpoints and logs have no room either."""
-    import subprocess
-
     run = place.start("run", "tiny.toml", "--run-dir", small_disk / "run", "--json", *sets("run.steps=60"))
     view = place.view(small_disk / "run")
     place.wait_for(lambda: "no room" in run.err or "No space" in run.err, "a word where people look")
@@ -368,13 +371,6 @@ def test_a_resume_with_other_data_is_refused_with_the_difference(place: Workplac
 
 
 def make_model(place: Workplace) -> Path:
-    from rftstream import config
-    from rftstream.modelfolder import prepare_model
-
-    section = config.load(["tiny.toml"], sets=["model={make={}}"], env={}) if False else None
-    from rftstream.config import MakeModel, ModelSection
-
-    assert section is None
     return prepare_model(ModelSection(make=MakeModel()), place.folder / "model", 0).folder
 
 
@@ -442,10 +438,6 @@ def test_a_worker_whose_port_is_taken_or_whose_role_is_unknown(place: Workplace)
     assert f"--metrics-port {port}: Address already in use; take another port" in done.err
     assert "Traceback" not in done.err
     refused(place.call("worker", "tiny.toml", "--role", "explorr"), "did you mean 'explorer'?")
-    other = place.write("other.toml", FAKE.replace("partitions = 4", "partitions = 8"))
-    different = place.call("worker", other, "--role", "explorer", *["--wait-s", "1"])
-    assert different.code in (0, 2), different.err
     run.send(signal.SIGINT)
     run.finish()
-    RunView(view.folder.path).close()
     view.assert_nothing_lost()

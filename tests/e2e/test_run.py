@@ -184,7 +184,9 @@ def test_overlays_the_environment_and_set_in_their_order(place: Workplace) -> No
 
 
 def test_from_python(place: Workplace) -> None:
-    script = place.write("mine.py", """
+    script = place.write(
+        "mine.py",
+        """
 import json
 import rftstream
 
@@ -192,7 +194,8 @@ config = rftstream.load_config(["tiny.toml"], sets=["run.steps=3"])
 result = rftstream.run(config, run_dir="mine", progress="none")
 assert result.final is not None and (result.final / "model.safetensors").is_file()
 print(json.dumps(result.to_dict()))
-""")
+""",
+    )
     done = place.call(script, command=[sys.executable])
     assert done.code == 0, done.err
     assert (done.result["steps"], done.result["reason"], done.result["exit_code"]) == (3, "steps", 0)

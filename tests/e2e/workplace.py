@@ -229,7 +229,11 @@ class Workplace:
     # ------------------------------------------------------------------------------------------ processes
 
     def start(
-        self, *arguments: str | Path, command: Sequence[str] = (COMMAND,), env: dict[str, str] | None = None, **more: Any
+        self,
+        *arguments: str | Path,
+        command: Sequence[str] = (COMMAND,),
+        env: dict[str, str] | None = None,
+        **more: Any,
     ) -> Process:
         """`rftstream ARGUMENTS`, here. `more` goes to Popen."""
         number = len(self._started)

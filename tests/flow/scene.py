@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rftstream import config as configs
-from rftstream import fakemodel, ids
+from rftstream import codec, fakemodel, ids
 from rftstream.config import RunConfig
 from rftstream.messages import (
     Array,
+    BatchManifest,
     ChatMessage,
     DesiredState,
+    Experience,
     GroupOutcome,
     GroupResult,
+    LossKind,
+    Message,
     Problem,
     Request,
     RequestKind,
@@ -62,6 +67,8 @@ class Scene(MemoryRun):
         super().__init__(make_config(**settings), folder=folder)
         self.trained: dict[int, int] = {0: 0}
         """Groups trained by each version; filled by `step`."""
+        self.total_groups = 0
+        """In all batches; filled by `batch`."""
         if manifest:
             self.put_manifest()
 
@@ -128,6 +135,34 @@ class Scene(MemoryRun):
     def request_evaluation(self, request_id: str, **arguments: Any) -> None:
         self.put("control", Request(request_id=request_id, kind=RequestKind.evaluate, arguments=arguments,
                                     expires_at=self.clock.now() + 60))  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ buffer
+
+    def batch(self, number: int, *, rewards: Sequence[float] = (0.0, 1.0), groups: int | None = None,
+              last: bool = False, reward: float | None = None) -> None:
+        """Batch `number` of groups that all have these rewards; `reward`: the metric of the manifest."""
+        shares = self.config.trainer.shares
+        count = self.config.feeder.groups_per_batch if groups is None else groups
+        self.total_groups += count
+        messages: list[Message] = []
+        for share in range(shares):
+            mine = [number * 1000 + one for one in range(count) if one * shares // count == share]
+            experiences = [
+                Experience(ids=ids_of, batch_sequence=number, share=share, position=0, loss_kind=LossKind.rl,
+                           segments=(segment(3, number, seed=sequence),), reward=rewards[ids_of.sibling],
+                           sampling=self.config.sampling)
+                for sequence in mine for ids_of in self.siblings(sequence, size=len(rewards))
+            ]  # fmt: skip
+            experiences = [replace(one, position=place) for place, one in enumerate(experiences)]
+            messages += experiences
+            messages.append(BatchManifest(
+                batch_sequence=number, share=share, num_shares=shares, count=len(experiences),
+                digest=codec.digest_of_experiences(map(codec.encode, experiences)),
+                groups=tuple(dict.fromkeys(one.ids.group_id for one in experiences)), num_groups=count,
+                total_groups=self.total_groups, last=last, admitted=self.total_groups if last else None,
+                metrics={"reward": sum(rewards) / len(rewards) if reward is None else reward},
+            ))  # fmt: skip
+        self.put("batches", *messages)
 
     # ------------------------------------------------------------------------------------------ explorer, verifier
 

@@ -45,7 +45,7 @@ ONLY = {
 EXCEPTIONS = {
     ("rftstream.runtime.service", "workers"): "the one reader of workers.ROLES, in role_names",
     ("rftstream.runtime.zygote", "rftstream.cli"): "a forked worker runs the same command as one started by itself",
-    ("rftstream.runtime.preflight", "tomllib"): "compares with the config that the manifest recorded",
+    ("rftstream.runtime.manifest", "tomllib"): "compares with the config that the manifest recorded",
 }
 """Module, what it imports all the same -> why."""
 

@@ -126,8 +126,9 @@ def test_smollm2_is_converted_to_an_ordinary_folder(tmp_path):
 
     folder = tmp_path / "smollm2"
     subprocess.run(
-        [sys.executable, "-m", "rftstream", "convert", "smollm2", str(folder)], check=True, cwd=Path(__file__).parents[2]
-    )
+        [sys.executable, "-m", "rftstream", "convert", "smollm2", str(folder)], check=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
     spec = prepare_model(ModelSection(path=str(folder)), tmp_path, 0)
     renderer = open_renderer(spec)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
