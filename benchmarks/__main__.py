@@ -19,10 +19,13 @@ from rftstream.plugins import suggest
 
 KEYS = ("name", "unit", "ours", "reference", "reference_name", "ratio")
 RESULT = Path("bench.json")
+FIRST = "log"
+"""What everything else stands on."""
 
 
 def main(only: Sequence[str]) -> int:
-    known = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__")
+    found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__")
+    known = sorted(found, key=lambda name: (name != FIRST, name))
     if unknown := [name for name in only if name not in known]:
         print(f"benchmarks: unknown {unknown[0]!r}; {suggest(unknown[0], known)}", file=sys.stderr)
         return 2
@@ -31,9 +34,9 @@ def main(only: Sequence[str]) -> int:
     for name in only or known:
         began = time.perf_counter()
         console.print(f"{name} ...", style="dim")
-        found = importlib.import_module(f"benchmarks.{name}").run()
-        rows += [_checked(row, name) for row in found]
-        console.print(_table(f"{name} ({time.perf_counter() - began:.0f} s)", found))
+        measured = [_checked(row, name) for row in importlib.import_module(f"benchmarks.{name}").run()]
+        rows += measured
+        console.print(_table(f"{name} ({time.perf_counter() - began:.0f} s)", measured))
         RESULT.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     console.print(f"written to {RESULT}")
     return 0

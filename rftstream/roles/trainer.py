@@ -108,7 +108,7 @@ class TrainerStep:
         self._paused = False
         self._opened = False
         self._touched = False
-        """Whether the backend has trained anything since it was opened."""
+        """Whether the backend has trained or loaded anything since it was opened."""
         self._reset()
 
     def _reset(self) -> None:
@@ -120,6 +120,7 @@ class TrainerStep:
         """Announced versions in force, as many as retention keeps."""
         self._due: set[tuple[str, VersionName]] = set()
         """Evaluations that somebody still has to make."""
+        self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
         self._best: dict[str, VersionName] = {}
         self._kept_checkpoints: list[VersionName] = []
         self._assembly = BatchAssembly(self._settings.shares, 0)
@@ -175,9 +176,10 @@ class TrainerStep:
             name, state = found
             progress = Progress.from_state(state)
             if all(position <= end for position, end in zip(progress.positions, ends, strict=True)):
-                with tempfile.TemporaryDirectory(prefix="rftstream-checkpoint-") as folder:
-                    self._checkpoints.read(name, Path(folder))
-                    self._backend.load(Path(folder))
+                with self._store.scratch() as folder:
+                    self._checkpoints.read(name, folder)
+                    self._touched = True
+                    self._backend.load(folder)
                 self._progress = progress
                 return
             log.warning("checkpoint %d/%d: positions %s lie beyond the end %s of the log; the one before is taken",
@@ -202,7 +204,8 @@ class TrainerStep:
             case WeightsAnnounced() as announced:
                 self._note_announced(announced.name)
             case EvalResult() as result:
-                self._due.discard((result.evaluation, result.name))
+                self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
+                self._due = {due for due in self._due if not self._has_result(*due)}
                 if result.best:
                     self._best[result.evaluation] = result.name
             case RunManifest() as manifest:
@@ -220,7 +223,7 @@ class TrainerStep:
         return True
 
     def _note_announced(self, name: VersionName) -> None:
-        if not self._lineage.accepts(name.trainer_epoch):
+        if not self._lineage.in_force(name):
             return
         if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
             kept = [one for one in self._newest if self._lineage.in_force(one)]
@@ -229,7 +232,11 @@ class TrainerStep:
             self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
         self._newest.append(name)
         self._due |= {(evaluation, name) for evaluation, section in self._config.evaluations.items()
-                      if name.version % section.every == 0}
+                      if name.version % section.every == 0 and not self._has_result(evaluation, name)}
+
+    def _has_result(self, evaluation: str, name: VersionName) -> bool:
+        """As the evaluator sees it: of an older trainer too, if it is the state that the newer one began with."""
+        return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         if record.topic == "batches":
@@ -246,7 +253,9 @@ class TrainerStep:
             return None
         batch = self._assembly.next()
         if batch is None:
-            reason = self._reason_between_batches()
+            # The feeder's word that there is no more may come after the batch, time passes without batches too, and a
+            # run that goes on may have been given an end that it has reached already.
+            reason = self._reason_to_end(self._progress)
             return self._finish_now(reason) if reason else None
         return self._train(batch)
 
@@ -339,18 +348,14 @@ class TrainerStep:
 
     # ------------------------------------------------------------------------------------------ ending
 
-    def _reason_to_end(self, following: Progress) -> str | None:
+    def _reason_to_end(self, progress: Progress) -> str | None:
         run = self._config.run
-        if run.steps is not None and following.version >= run.steps:
+        if run.steps is not None and progress.version >= run.steps:
             return "steps"
-        full = len(following.rewards) >= run.stop_reward_over
-        if run.stop_reward is not None and full and sum(following.rewards) / len(following.rewards) >= run.stop_reward:
+        full = len(progress.rewards) >= run.stop_reward_over
+        if run.stop_reward is not None and full and sum(progress.rewards) / len(progress.rewards) >= run.stop_reward:
             return "reward"
-        return self._reason_of_last(following) or ("hours" if self._hours_over() else None)
-
-    def _reason_between_batches(self) -> str | None:
-        """The feeder's word that there is no more may come after the batch, and time passes without batches too."""
-        return self._reason_of_last(self._progress) or ("hours" if self._hours_over() else None)
+        return self._reason_of_last(progress) or ("hours" if self._hours_over() else None)
 
     def _reason_of_last(self, progress: Progress) -> str | None:
         """Set if the last trained batch was the run's last, and still is: a resumed run may have been given more."""

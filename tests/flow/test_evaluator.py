@@ -1,0 +1,286 @@
+"""The evaluator alone: which versions it evaluates, what it says of them, and that it says it once."""
+
+from __future__ import annotations
+
+import json
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.errors import ProducerLost, RewardError
+from rftstream.messages import EvalResult, RunFinished, VersionName
+from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from rftstream.transport.base import NewRecord
+from tests.flow.scene import Scene
+
+HELD_OUT = {"source": "arithmetic", "options": {"size": 5}, "every": 3}
+
+
+def scene_of(folder: Path, **settings: Any) -> Scene:
+    return Scene(folder, **{"evaluations": {"held-out": HELD_OUT}, **settings})
+
+
+def results_of(scene: Scene) -> list[EvalResult]:
+    return [message for message in scene.messages("evals") if isinstance(message, EvalResult)]
+
+
+def evaluated(scene: Scene) -> list[tuple[str, int, int]]:
+    return [(one.evaluation, one.name.trainer_epoch, one.name.version) for one in results_of(scene)]
+
+
+def finish(scene: Scene, version: int, epoch: int = 1) -> None:
+    name = VersionName(trainer_epoch=epoch, version=version)
+    scene.put("control", RunFinished(reason="steps", name=name, finished_at=scene.clock.now()))
+
+
+# --------------------------------------------------------------------------------------------- what is due
+
+
+def test_version_0_every_nth_and_the_last_one(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    driver = RoleDriver(scene, "evaluator")
+    for version in range(9):
+        scene.announce(version)
+        driver.work()
+    assert [version for *_, version in evaluated(scene)] == [0, 3, 6]
+    finish(scene, 8)
+    driver.work()
+    assert [version for *_, version in evaluated(scene)] == [0, 3, 6, 8]
+    assert driver.done
+
+
+def test_each_evaluation_in_its_own_rhythm(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, evaluations={"often": {**HELD_OUT, "every": 1}, "rarely": {**HELD_OUT, "every": 4}})
+    driver = RoleDriver(scene, "evaluator")
+    for version in range(6):
+        scene.announce(version)
+    finish(scene, 5)
+    driver.work()
+    assert sorted(evaluated(scene)) == [*(("often", 1, n) for n in range(6)), *(("rarely", 1, n) for n in (0, 4, 5))]
+
+
+def test_it_waits_for_the_last_version_that_the_run_names(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    driver = RoleDriver(scene, "evaluator")
+    scene.announce(0)
+    finish(scene, 2)
+    driver.work()
+    assert not driver.done
+    scene.announce(2)
+    driver.work()
+    assert driver.done
+    assert [version for *_, version in evaluated(scene)] == [0, 2]
+
+
+def test_it_goes_on_when_the_run_does(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    driver = RoleDriver(scene, "evaluator")
+    scene.announce(0)
+    finish(scene, 1)
+    driver.work()
+    scene.put_raw(NewRecord("control", 0, b"finished", None))
+    scene.announce(1)
+    driver.work()
+    assert not driver.done
+    assert [version for *_, version in evaluated(scene)] == [0]
+
+
+def test_after_a_rollback_versions_are_evaluated_again_but_for_the_one_it_began_with(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    driver = RoleDriver(scene, "evaluator")
+    for version in range(7):
+        scene.announce(version)
+    driver.work()
+    scene.announce(3, epoch=2, resumed=True)
+    for version in range(4, 8):
+        scene.announce(version, epoch=2)
+    driver.work()
+    assert [(epoch, version) for _, epoch, version in evaluated(scene)] == [(1, 0), (1, 3), (1, 6), (2, 6)]
+
+
+# --------------------------------------------------------------------------------------------- what it says
+
+
+def test_mean_and_pass_at_k(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, evaluations={"held-out": {**HELD_OUT, "n": 4, "k": [1, 2, 4]}})
+    scene.announce(0)
+    RoleDriver(scene, "evaluator").work()
+    (result,) = results_of(scene)
+    assert (result.num_tasks, result.num_samples, result.num_unscored) == (5, 4, 0)
+    assert result.generations is not None
+    lines = [json.loads(line) for line in scene.store.get(result.generations).decode().splitlines()]
+    assert len(lines) == 20
+    passed = {}
+    for line in lines:
+        index = line["sample"].partition("#")[0]
+        passed[index] = passed.get(index, 0) + line["reward"]
+        assert line["reward"] == float(line["completion"][0]["content"].strip() == line["answer"])
+        assert line["prompt"][0]["content"].endswith("=")
+    assert result.metrics["mean"] == pytest.approx(sum(passed.values()) / 20)
+    assert 0 < result.metrics["mean"] < 1, "the seeds of this test show nothing"
+    for k in (1, 2, 4):
+        expected = sum(1 - comb(4 - int(count), k) / comb(4, k) for count in passed.values()) / 5
+        assert result.metrics[f"pass@{k}"] == pytest.approx(expected)
+
+
+def test_two_versions_differ_by_their_weights_alone(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, evaluations={"held-out": {**HELD_OUT, "every": 1, "options": {"size": 20}}})
+    driver = RoleDriver(scene, "evaluator")
+    for version, skill in enumerate((-9.0, 0.0, 0.0, 9.0)):
+        scene.announce(version, skill=skill)
+        driver.work()
+    means = [one.metrics["mean"] for one in results_of(scene)]
+    assert means[0] == 0.0
+    assert 0 < means[1] == means[2] < 1
+    assert means[3] == 1.0
+    assert [one.best for one in results_of(scene)] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_best_is_remembered(tmp_path: Path, restarts: bool) -> None:
+    scene = scene_of(tmp_path, evaluations={"held-out": {**HELD_OUT, "every": 1}})
+    driver = RoleDriver(scene, "evaluator")
+    for version, skill in enumerate((0.0, 9.0, -9.0, 9.0)):
+        scene.announce(version, skill=skill)
+        driver.work()
+        if restarts:
+            driver.restart()
+    assert [one.best for one in results_of(scene)] == [True, True, False, False]
+
+
+def picky(completion: str, prompt: str) -> float:
+    if "1" in prompt:
+        raise RewardError("not with a 1 in it")
+    return 1.0
+
+
+def test_what_cannot_be_scored_is_counted_and_in_no_mean(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, evaluations={"held-out": {
+        **HELD_OUT, "reward": f"{__name__}:picky", "n": 2, "k": [1, 2], "options": {"size": 30}}})
+    scene.announce(0)
+    RoleDriver(scene, "evaluator").work()
+    (result,) = results_of(scene)
+    assert 0 < result.num_unscored < 60
+    assert result.num_unscored % 2 == 0
+    assert (result.metrics["mean"], result.metrics["pass@1"], result.metrics["pass@2"]) == (1.0, 1.0, 1.0)
+    lines = [json.loads(line) for line in scene.store.get(result.generations or "").decode().splitlines()]
+    assert sum(line["reason"] == "error" for line in lines) == result.num_unscored
+
+
+def test_samples_that_fail_are_unscored(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, policies__fake={"fail_share": 1.0})
+    scene.announce(0)
+    RoleDriver(scene, "evaluator").work()
+    (result,) = results_of(scene)
+    assert result.num_unscored == 5
+    assert "mean" not in result.metrics
+    assert not result.best
+
+
+# --------------------------------------------------------------------------------------------- requests
+
+
+def test_a_request_is_done_once(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    driver = RoleDriver(scene, "evaluator")
+    for version in range(3):
+        scene.announce(version)
+    driver.work()
+    scene.request_evaluation("now")
+    scene.request_evaluation("then", version=1)
+    scene.request_evaluation("other", evaluation="no such one")
+    scene.request_evaluation("gone", version=17)
+    driver.work()
+    found = [(one.request_id, one.name.version) for one in results_of(scene)]
+    assert found == [(None, 0), ("now", 2), ("then", 1)]
+    driver.restart()
+    driver.work()
+    scene.request_evaluation("now")
+    driver.work()
+    assert len(results_of(scene)) == 3
+
+
+def test_a_request_that_has_expired_is_not_done(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    scene.announce(0)
+    scene.request_evaluation("too late")
+    scene.clock.advance(61.0)
+    RoleDriver(scene, "evaluator").work()
+    assert [one.request_id for one in results_of(scene)] == [None]
+
+
+# --------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_weights_that_are_gone_are_left_out(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    for version in range(7):
+        scene.announce(version)
+    scene.store.delete("versions/000001-00000003.safetensors")
+    finish(scene, 6)
+    driver = RoleDriver(scene, "evaluator")
+    driver.work()
+    assert [version for *_, version in evaluated(scene)] == [0, 6]
+    assert driver.done
+
+
+def test_the_last_weights_are_gone(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    scene.announce(0)
+    scene.announce(1)
+    scene.store.delete("versions/000001-00000001.safetensors")
+    finish(scene, 1)
+    driver = RoleDriver(scene, "evaluator")
+    driver.work()
+    assert driver.done
+
+
+@pytest.mark.parametrize(("point", "fault"), [
+    ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
+    ("before_evals", Kill), ("after_evals", Kill),
+])  # fmt: skip
+def test_an_evaluation_is_redone_but_never_said_twice(tmp_path: Path, point: str, fault: type[BaseException]) -> None:
+    scene = scene_of(tmp_path, evaluations={"one": HELD_OUT, "two": {**HELD_OUT, "every": 2}})
+    calm = scene_of(tmp_path / "calm", evaluations={"one": HELD_OUT, "two": {**HELD_OUT, "every": 2}})
+    count = 0
+
+    def at(where: str, process: str = "evaluator") -> None:
+        nonlocal count
+        if where == point and process == "evaluator":
+            count += 1
+            if count % 3 == 0:
+                raise fault("simulated")
+
+    scene.log.fault, scene.store.fault = at, at
+    for one in (calm, scene):
+        for version in range(8):
+            one.announce(version, skill=0.3 * version - 1)
+        finish(one, 7)
+    RoleDriver(calm, "evaluator").work()
+    driver = RoleDriver(scene, "evaluator")
+    for _ in range(50):
+        try:
+            driver.work(within_s=0.9)
+        except Kill:
+            driver.restart()
+        if driver.done:
+            break
+    assert driver.done
+    assert count >= 6
+    assert sorted(evaluated(scene)) == sorted(evaluated(calm))
+
+    def said(of: Scene) -> dict[Any, Any]:
+        return {(one.evaluation, one.name.version): (one.metrics["mean"], one.best) for one in results_of(of)}
+
+    assert said(scene) == said(calm)
+
+
+def test_it_does_not_begin_on_a_run_without_weights(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    driver = RoleDriver(scene, "evaluator")
+    driver.work()
+    assert results_of(scene) == []
+    assert not driver.done

@@ -1,0 +1,240 @@
+"""Two of a single role at once: the later one wins, and the earlier one says who took over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftstream.errors import ProducerLost, TakenOver, TransactionAborted
+from rftstream.messages import Claim
+from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from tests.flow.scene import Scene
+
+SINGLES = ["feeder", "buffer", "trainer", "evaluator"]
+
+
+def scene_of(folder: Path, role: str) -> Scene:
+    scene = Scene(folder, manifest=role != "feeder",
+                  evaluations={"held-out": {"source": "arithmetic", "options": {"size": 3}, "every": 1}})
+    if role == "evaluator":
+        scene.announce(0)
+    return scene
+
+
+def claims_of(scene: Scene, role: str) -> list[tuple[int, str]]:
+    return [(one.epoch, one.process) for one in scene.messages("control")
+            if isinstance(one, Claim) and one.role == role]  # fmt: skip
+
+
+def happen(scene: Scene, role: str) -> None:
+    """Something to do."""
+    match role:
+        case "feeder":
+            scene.step(1)
+        case "buffer":
+            scene.verify(0)
+            scene.verify(1)
+        case "trainer":
+            scene.batch(0)
+        case "evaluator":
+            scene.announce(1)
+
+
+OUTPUT = {"feeder": "tasks", "buffer": "batches", "trainer": "steps", "evaluator": "evals"}
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_the_later_one_wins(tmp_path: Path, role: str) -> None:
+    scene = scene_of(tmp_path, role)
+    first = RoleDriver(scene, role, process="first")
+    first.work()
+    second = RoleDriver(scene, role, process="second")
+    second.work()
+    assert claims_of(scene, role) == [(1, "first"), (2, "second")]
+    before = len(scene.records(OUTPUT[role]))
+    with pytest.raises(TakenOver) as taken_over:
+        first.work()
+    assert taken_over.value.exit_code == 5
+    assert f"{role}: second, process " in str(taken_over.value)
+    assert len(scene.records(OUTPUT[role])) == before
+    happen(scene, role)
+    second.work()
+    assert len(scene.records(OUTPUT[role])) > before
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_one_that_is_idle_notices_too(tmp_path: Path, role: str) -> None:
+    scene = scene_of(tmp_path, role)
+    first = RoleDriver(scene, role, process="first")
+    first.work()
+    RoleDriver(scene, role, process="second").work()
+    assert any(source.something() for source in first.service.sources())  # type: ignore[union-attr]
+    with pytest.raises(TakenOver):
+        first.tick()
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_one_that_was_away_in_the_middle_of_a_commit_changes_nothing(tmp_path: Path, role: str) -> None:
+    scene = scene_of(tmp_path, role)
+    first = RoleDriver(scene, role, process="first")
+    first.work()
+    second = RoleDriver(scene, role, process="second")
+    seen = 0
+
+    def go_away(point: str, process: str) -> None:
+        nonlocal seen
+        if point == "before_commit" and process == "first":
+            scene.log.fault = None
+            second.work()
+            seen = len(scene.records(OUTPUT[role]))
+
+    scene.log.fault = go_away
+    happen(scene, role)
+    with pytest.raises(TakenOver, match="second"):
+        first.work()
+    assert scene.log.fault is None
+    assert len(scene.records(OUTPUT[role])) == seen > 0
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_fenced_before_the_claim_while_another_claims(tmp_path: Path, role: str) -> None:
+    scene = scene_of(tmp_path, role)
+    second = RoleDriver(scene, role, process="second")
+
+    def another_claims(point: str, process: str) -> None:
+        if point == "before_commit" and process == "first":
+            scene.log.fault = None
+            second.work()
+
+    scene.log.fault = another_claims
+    with pytest.raises(TakenOver, match="second"):
+        RoleDriver(scene, role, process="first").work()
+    assert claims_of(scene, role) == [(1, "second")]
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_fenced_before_the_claim_by_one_that_dies_then(tmp_path: Path, role: str) -> None:
+    """Nobody else has claimed: it waits a while and starts again."""
+    scene = scene_of(tmp_path, role)
+
+    def another_starts(point: str, process: str) -> None:
+        if point == "before_commit" and process == "first":
+            scene.log.fault = None
+            scene.transport("second").producer(f"flow.{role}").start()
+
+    scene.log.fault = another_starts
+    first = RoleDriver(scene, role, process="first")
+    wait = first.tick()
+    assert 0 < wait <= 1
+    assert claims_of(scene, role) == []
+    scene.clock.advance(wait)
+    first.work()
+    assert claims_of(scene, role) == [(1, "first")]
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_fenced_before_the_claim_by_one_that_claims_while_it_waits(tmp_path: Path, role: str) -> None:
+    """The later one wins; the earlier one does not even disturb it."""
+    scene = scene_of(tmp_path, role)
+    second = RoleDriver(scene, role, process="second")
+
+    def another_starts(point: str, process: str) -> None:
+        if point == "before_commit" and process == "first":
+            scene.log.fault = None
+            scene.transport("second").producer(f"flow.{role}").start()
+
+    scene.log.fault = another_starts
+    first = RoleDriver(scene, role, process="first")
+    scene.clock.advance(first.tick())
+    second.work()
+    with pytest.raises(TakenOver, match="second"):
+        first.work()
+    happen(scene, role)
+    second.work()
+    assert claims_of(scene, role) == [(1, "second")]
+
+
+@pytest.mark.parametrize("role", SINGLES)
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_a_claim_whose_commit_is_unknown_is_never_taken_for_another_ones(tmp_path: Path, role: str, point: str) -> None:
+    scene = scene_of(tmp_path, role)
+
+    def lose(at: str, process: str) -> None:
+        if at == point and process == "first":
+            scene.log.fault = None
+            raise ProducerLost("simulated")
+
+    scene.log.fault = lose
+    first = RoleDriver(scene, role, process="first")
+    first.work(within_s=0.999)
+    epochs = [(1, "first")] if point == "before_commit" else [(1, "first"), (2, "first")]
+    assert claims_of(scene, role) == epochs
+    assert first.service.health()["epoch"] == len(epochs)
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_a_claim_that_is_aborted_is_tried_again(tmp_path: Path, role: str) -> None:
+    scene = scene_of(tmp_path, role)
+    count = 0
+
+    def abort(at: str, process: str) -> None:
+        nonlocal count
+        if at == "before_commit" and process == "first" and count < 3:
+            count += 1
+            raise TransactionAborted("simulated")
+
+    scene.log.fault = abort
+    first = RoleDriver(scene, role, process="first")
+    first.work(within_s=0.999)
+    assert claims_of(scene, role) == [(1, "first")]
+    assert len(scene.records(OUTPUT[role])) > 0 or role == "buffer"
+
+
+@pytest.mark.parametrize("role", SINGLES)
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_killed_at_its_claim(tmp_path: Path, role: str, point: str) -> None:
+    scene = scene_of(tmp_path, role)
+
+    def kill(at: str, process: str) -> None:
+        if at == point and process == "first":
+            scene.log.fault = None
+            raise Kill
+
+    scene.log.fault = kill
+    first = RoleDriver(scene, role, process="first")
+    with pytest.raises(Kill):
+        first.work()
+    first.restart()
+    first.work()
+    assert [epoch for epoch, _ in claims_of(scene, role)] == ([1] if point == "before_commit" else [1, 2])
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_three_in_turn(tmp_path: Path, role: str) -> None:
+    scene = scene_of(tmp_path, role)
+    drivers = [RoleDriver(scene, role, process=f"number-{n}") for n in range(3)]
+    for driver in drivers:
+        driver.work()
+    for driver in drivers[:2]:
+        with pytest.raises(TakenOver, match="number-2"):
+            driver.work()
+    drivers[2].work()
+    drivers[0].restart()  # by a supervisor that knows nothing of the others
+    drivers[0].work()
+    with pytest.raises(TakenOver, match="number-0"):
+        drivers[2].work()
+    assert [epoch for epoch, _ in claims_of(scene, role)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_told_to_leave_it_leaves_between_two_transactions(tmp_path: Path, role: str) -> None:
+    scene = scene_of(tmp_path, role)
+    first = RoleDriver(scene, role, process="first")
+    first.work()
+    first.stop()
+    assert first.done
+    second = RoleDriver(scene, role, process="second")
+    second.work()
+    assert [epoch for epoch, _ in claims_of(scene, role)] == [1, 2]

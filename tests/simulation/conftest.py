@@ -1,0 +1,17 @@
+"""The roles speak up about all that goes wrong; there is a story to read instead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+pytest.register_assert_rewrite("tests.simulation.laws")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

@@ -1,0 +1,154 @@
+"""All roles in one process, under a seeded scheduler, with everything going wrong that can.
+
+More seeds: `python -m tests.simulation 0:500`; one again, with its story: `python -m tests.simulation 17 --verbose`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.messages import EvalResult, StepRecord
+from rftstream.testing import Faults, Simulation
+from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, simulate
+from tests.simulation.laws import Laws
+
+SEEDS_A_TEST = 5
+EVERYTHING = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, joins=1, aborts=2, unknowns=2,
+                    user_pauses=1)  # fmt: skip
+
+
+def make_config(**settings: Any) -> RunConfig:
+    config = configs.from_dict({
+        "run": {"name": "simulated", "steps": 10},
+        "model": {"path": "fake"},
+        "tasksets": {"sums": {"source": "arithmetic"}},
+        "feeder": {"groups_per_batch": 2, "group_size": 2},
+        "explorer": {"count": 2, "policy": "fake"},
+        "verifier": {"count": 2},
+        "trainer": {"backend": "fake", "checkpoint_every": 3},
+        "transport": {"partitions": 4},
+    })  # fmt: skip
+    return configs.replace(config, **settings)
+
+
+def run(folder: Path, seed: int, faults: Faults = Faults(), **settings: Any) -> Simulation:  # noqa: B008
+    simulation = Simulation(make_config(**settings), folder=folder / f"{seed}", seed=seed, faults=faults)
+    simulation.watch = laws = Laws(simulation)
+    simulation.run()
+    laws.check_end()
+    return simulation
+
+
+def test_fifty_steps_of_the_whole_set(tmp_path: Path) -> None:
+    held_out = {"source": "arithmetic", "options": {"size": 10}, "every": 10}
+    simulation = run(tmp_path, 1, run__steps=50, feeder__groups_per_batch=4, feeder__group_size=4,
+                     evaluations={"held-out": held_out}, backends={"fake": {"skill_rate": 1.0}})
+    assert {one.exit_code for one in simulation.processes} == {0}
+    steps = [one for one in simulation.messages("steps") if isinstance(one, StepRecord) and not one.resumed]
+    assert [one.name.version for one in steps] == list(range(1, 51))
+    rewards = [one.metrics["reward"] for one in steps]
+    assert sum(rewards[-10:]) / 10 > 0.8 > 0.5 > sum(rewards[:10]) / 10
+    results = [one for one in simulation.messages("evals") if isinstance(one, EvalResult)]
+    assert [one.name.version for one in results] == [0, 10, 20, 30, 40, 50]
+
+
+def test_the_same_seed_gives_the_same_log_record_for_record(tmp_path: Path) -> None:
+    for faults in (Faults(), EVERYTHING):
+        first, again, other = (
+            run(tmp_path / name, seed, faults) for name, seed in (("first", 7), ("again", 7), ("other", 8))
+        )
+        assert first.digest() == again.digest() != other.digest()
+        assert first.story == again.story
+        assert first.num_ticks == again.num_ticks
+    assert first.plan.happened.total() > 10
+
+
+@pytest.mark.parametrize("first", range(0, 40, SEEDS_A_TEST))
+def test_whatever_goes_wrong(tmp_path: Path, first: int) -> None:
+    for seed in range(first, first + SEEDS_A_TEST):
+        check_seed(seed, tmp_path / str(seed))
+
+
+def test_the_grid_has_all_that_may_matter() -> None:
+    """Of the first seeds, which the test above runs."""
+    from random import Random
+
+    settings: dict[str, set[Any]] = {}
+    faults: Counter[str] = Counter()
+    for seed in range(40):
+        random = Random(f"grid {seed}")
+        config, planned = draw_config(random), draw_faults(random)
+        for name, value in {
+            "max_staleness": config.feeder.max_staleness, "on_stale": config.feeder.on_stale,
+            "zero_variance": config.buffer.zero_variance, "group_size": config.feeder.group_size,
+            "groups_per_batch": config.feeder.groups_per_batch, "shares": config.trainer.shares,
+            "partitions": config.transport.partitions, "minibatches": config.trainer.minibatches,
+            "publish_every": config.trainer.publish_every, "explorers": config.explorer.count,
+            "ends": config.run.steps is None, "deterministic": is_deterministic(config),
+            "deadline": config.buffer.group_deadline_s is None, "fails": config.policies["fake"]["fail_share"],
+            "nan": bool(config.backends["fake"]["nan_at"]), "evaluations": bool(config.evaluations),
+            "tasksets": len(config.tasksets),
+        }.items():  # fmt: skip
+            settings.setdefault(name, set()).add(value)
+        faults += Counter({name: getattr(planned, name) for name in Faults.__slots__ if name != "share"})
+    assert settings["max_staleness"] >= {0, 1, 2}
+    assert settings["group_size"] == {1, 2, 3, 4, 5, 6}
+    assert settings["partitions"] == {1, 2, 3, 4, 5}
+    assert settings["shares"] == {1, 2, 3}
+    assert all(len(values) > 1 for values in settings.values()), settings
+    assert all(faults[name] for name in Faults.__slots__ if name != "share"), faults
+
+
+def test_kills_between_any_two_ticks_and_at_every_commit(tmp_path: Path) -> None:
+    simulation = run(tmp_path, 3, Faults(share=0.1, kills=60), run__steps=8)
+    assert simulation.plan.happened["kills"] > 40
+
+
+def test_processes_that_stand_still_come_back_to_a_changed_world(tmp_path: Path) -> None:
+    simulation = run(tmp_path, 4, Faults(share=0.08, pauses=12, takeovers=4), run__steps=8)
+    assert simulation.plan.happened["pauses"] > 6
+    assert 5 in {one.exit_code for one in simulation.processes}
+
+
+def test_a_user_drains_the_run(tmp_path: Path) -> None:
+    simulation = run(tmp_path, 5, Faults(share=0.01, drains=1))
+    assert simulation.plan.happened["drains"] == 1
+    laws = simulation.watch
+    assert isinstance(laws, Laws)
+    assert laws.finished is not None
+    assert laws.finished.reason == "drained"
+    assert laws.version < 10
+
+
+def test_a_rule_of_the_run_ends_it_for_all(tmp_path: Path) -> None:
+    simulation = Simulation(make_config(backends={"fake": {"nan_at": [3, 4, 5]}}), folder=tmp_path, seed=1)
+    simulation.run()
+    assert simulation.failed is not None
+    assert (simulation.failed.name, simulation.failed.exit_code) == ("trainer-0", 6)
+    assert simulation.audit().fine
+
+
+def test_a_failing_seed_tells_its_story_and_how_to_see_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_is_ever_lawful(self: Laws) -> None:
+        raise AssertionError("not lawful")
+
+    monkeypatch.setattr(Laws, "check_end", nothing_is_ever_lawful)
+    with pytest.raises(AssertionError, match="not lawful") as failed:
+        simulate(3, tmp_path)
+    notes = "\n".join(failed.value.__notes__)
+    assert "again: python -m tests.simulation 3" in notes
+    assert "[feeder]" in notes
+    assert "trainer-0: " in notes
+
+
+def test_a_run_that_hangs_is_told_apart(tmp_path: Path) -> None:
+    simulation = Simulation(make_config(verifier__count=0), folder=tmp_path, seed=1)
+    with pytest.raises(AssertionError, match="the run does not end") as hung:
+        simulation.run(max_ticks=500)
+    assert "explorer-0: {'role': 'explorer'" in "\n".join(hung.value.__notes__)
