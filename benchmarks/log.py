@@ -59,7 +59,10 @@ def _rate_rows(load: Load, ours: float, reference: float) -> list[dict[str, Any]
     return [
         _row(f"log: {load.name} records, read-transform-publish", "records/s", ours, reference, "sqlite3 alone"),
         _row(
-            f"log: {load.name} records, read-transform-publish", "MB/s", ours * megabytes, reference * megabytes,
+            f"log: {load.name} records, read-transform-publish",
+            "MB/s",
+            ours * megabytes,
+            reference * megabytes,
             "sqlite3 alone",
         ),
     ]
@@ -69,7 +72,11 @@ def _row(
     name: str, unit: str, ours: float, reference: float | None = None, reference_name: str | None = None
 ) -> dict[str, Any]:
     return {
-        "name": name, "unit": unit, "ours": ours, "reference": reference, "reference_name": reference_name,
+        "name": name,
+        "unit": unit,
+        "ours": ours,
+        "reference": reference,
+        "reference_name": reference_name,
         "ratio": ours / reference if reference else None,
     }
 
@@ -94,10 +101,12 @@ def _carry_with_rftstream(folder: Path, load: Load) -> float:
     producer.start()
     values = _values(load)
     for start in range(0, load.num_records, load.batch):
-        producer.commit([
-            NewRecord("rollouts", number % NUM_PARTITIONS, b"%d" % number, values[number % 16], HEADERS)
-            for number in range(start, start + load.batch)
-        ])
+        producer.commit(
+            [
+                NewRecord("rollouts", number % NUM_PARTITIONS, b"%d" % number, values[number % 16], HEADERS)
+                for number in range(start, start + load.batch)
+            ]
+        )
     member = transport.member("verifier", ["rollouts"], name="verifier")
     for place, position in member.committed(member.assignment()).items():
         member.seek(place, position.offset)
@@ -123,8 +132,13 @@ def _carry_with_rftstream(folder: Path, load: Load) -> float:
 def _carry_with_sqlite3(folder: Path, load: Load) -> float:
     """Records per second."""
     db = sqlite3.connect(folder / "log.sqlite", isolation_level=None)
-    for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=NORMAL", "cache_size=-16384",
-                   "wal_autocheckpoint=4096"):
+    for pragma in (
+        "page_size=8192",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "cache_size=-16384",
+        "wal_autocheckpoint=4096",
+    ):
         db.execute(f"PRAGMA {pragma}")
     for table in ("rollouts", "verified"):
         db.execute(f"CREATE TABLE {table}(id INTEGER PRIMARY KEY, at REAL, key BLOB, headers BLOB, value BLOB)")
@@ -133,11 +147,19 @@ def _carry_with_sqlite3(folder: Path, load: Load) -> float:
     headers = b"".join(name.encode() + value for name, value in HEADERS)
     for start in range(0, load.num_records, load.batch):
         db.execute("BEGIN IMMEDIATE")
-        db.executemany("INSERT INTO rollouts VALUES (?, ?, ?, ?, ?)", sorted(
-            ((number % NUM_PARTITIONS) << 40 | number // NUM_PARTITIONS, time.time(), b"%d" % number,
-             values[number % 16], headers)
-            for number in range(start, start + load.batch)
-        ))
+        db.executemany(
+            "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?)",
+            sorted(
+                (
+                    (number % NUM_PARTITIONS) << 40 | number // NUM_PARTITIONS,
+                    time.time(),
+                    b"%d" % number,
+                    values[number % 16],
+                    headers,
+                )
+                for number in range(start, start + load.batch)
+            ),
+        )
         db.execute("COMMIT")
     positions = dict.fromkeys(range(NUM_PARTITIONS), 0)
     share = load.batch // NUM_PARTITIONS
@@ -192,7 +214,10 @@ def _idle_row(seconds: float = 10.0) -> dict[str, Any]:
         reference = time.process_time() - before
         db.close()
     return _row(
-        "log: idle CPU of a waiting reader", "% of a core", 100 * ours / seconds, 100 * reference / seconds,
+        "log: idle CPU of a waiting reader",
+        "% of a core",
+        100 * ours / seconds,
+        100 * reference / seconds,
         "sqlite3 asked every 5 ms",
     )
 

@@ -351,7 +351,7 @@ def to_dict_flat(value: Any) -> dict[str, Any]:
 
 def _check_whole(config: RunConfig) -> None:
     if not config.tasksets:
-        raise ConfigError("tasksets: none given; add one, e.g. [tasksets.train] source = \"jsonl:data/train.jsonl\"")
+        raise ConfigError('tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl"')
     if (config.model.path is None) == (config.model.make is None):
         raise ConfigError("model: expected either path or [model.make]")
     if config.trainer.publish_every > config.feeder.max_staleness + 1:
@@ -368,11 +368,14 @@ def _check_whole(config: RunConfig) -> None:
     ):
         raise ConfigError("run: nothing ends it; give steps, hours, stop_reward, or passes for every taskset")
     for name, section in config.tasksets.items():
-        check_sampling(sampling_for(config, section.sampling, where=f"tasksets.{name}.sampling"),
-                       where=f"tasksets.{name}.sampling")
+        check_sampling(
+            sampling_for(config, section.sampling, where=f"tasksets.{name}.sampling"), where=f"tasksets.{name}.sampling"
+        )
     for name, evaluation in config.evaluations.items():
-        check_sampling(sampling_for(config, evaluation.sampling, where=f"evaluations.{name}.sampling"),
-                       where=f"evaluations.{name}.sampling")
+        check_sampling(
+            sampling_for(config, evaluation.sampling, where=f"evaluations.{name}.sampling"),
+            where=f"evaluations.{name}.sampling",
+        )
         if max(evaluation.k, default=1) > evaluation.n:
             raise ConfigError(f"evaluations.{name}.k: got {max(evaluation.k)}, expected at most n = {evaluation.n}")
 

@@ -95,4 +95,3 @@ def _package_folder(module: str, package: str) -> Path:
     if found is None or found.origin is None:
         raise ConfigError(f"convert: the package {package} is not installed; pip install {package}")
     return Path(found.origin).parent
-

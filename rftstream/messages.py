@@ -782,7 +782,23 @@ MESSAGES: dict[str, type] = {
 """Contract name -> type. The name travels in the header `contract`; `schemas/<name>.json` is the contract."""
 
 Message = (
-    Task | Rollout | PartialRollout | VerifiedRollout | Demonstration | Feedback | Experience | BatchManifest
-    | GroupOutcome | WeightsAnnounced | StepRecord | EvalResult | RunManifest | Claim | RunState | TasksEnded
-    | RunFinished | Request | DeadLetter
+    Task
+    | Rollout
+    | PartialRollout
+    | VerifiedRollout
+    | Demonstration
+    | Feedback
+    | Experience
+    | BatchManifest
+    | GroupOutcome
+    | WeightsAnnounced
+    | StepRecord
+    | EvalResult
+    | RunManifest
+    | Claim
+    | RunState
+    | TasksEnded
+    | RunFinished
+    | Request
+    | DeadLetter
 )

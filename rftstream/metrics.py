@@ -9,44 +9,50 @@ REGISTRY = CollectorRegistry(auto_describe=True)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
-RECORDS_IN = Counter(
-    "rftstream_records_in", "Records taken from a topic.", ["role", "topic"], registry=REGISTRY)
-RECORDS_OUT = Counter(
-    "rftstream_records_out", "Records committed to a topic.", ["role", "topic"], registry=REGISTRY)
+RECORDS_IN = Counter("rftstream_records_in", "Records taken from a topic.", ["role", "topic"], registry=REGISTRY)
+RECORDS_OUT = Counter("rftstream_records_out", "Records committed to a topic.", ["role", "topic"], registry=REGISTRY)
 BYTES_OUT = Counter(
-    "rftstream_bytes_out", "Bytes of records committed to a topic.", ["role", "topic"], registry=REGISTRY)
+    "rftstream_bytes_out", "Bytes of records committed to a topic.", ["role", "topic"], registry=REGISTRY
+)
 TRANSACTIONS = Counter(
-    "rftstream_transactions", "Transactions by how they ended: committed, aborted, lost, refused.", ["role", "result"],
-    registry=REGISTRY)
+    "rftstream_transactions",
+    "Transactions by how they ended: committed, aborted, lost, refused.",
+    ["role", "result"],
+    registry=REGISTRY,
+)
 COMMIT_SECONDS = Histogram(
-    "rftstream_commit_seconds", "Time of one commit.", ["role"], buckets=_SECONDS, registry=REGISTRY)
+    "rftstream_commit_seconds", "Time of one commit.", ["role"], buckets=_SECONDS, registry=REGISTRY
+)
 STEP_SECONDS = Histogram(
-    "rftstream_step_seconds", "Time of one slice of a role's own work.", ["role"], buckets=_SECONDS, registry=REGISTRY)
-IN_HAND = Gauge(
-    "rftstream_in_hand", "Records taken and not yet committed as finished.", ["role"], registry=REGISTRY)
-DEAD = Counter(
-    "rftstream_dead_letters", "Records given up, by reason.", ["role", "reason"], registry=REGISTRY)
+    "rftstream_step_seconds", "Time of one slice of a role's own work.", ["role"], buckets=_SECONDS, registry=REGISTRY
+)
+IN_HAND = Gauge("rftstream_in_hand", "Records taken and not yet committed as finished.", ["role"], registry=REGISTRY)
+DEAD = Counter("rftstream_dead_letters", "Records given up, by reason.", ["role", "reason"], registry=REGISTRY)
 REBALANCES = Counter(
-    "rftstream_rebalances", "Changes of the partitions that this worker owns.", ["role"], registry=REGISTRY)
-PARTITIONS = Gauge(
-    "rftstream_partitions", "Partitions that this worker owns.", ["role"], registry=REGISTRY)
+    "rftstream_rebalances", "Changes of the partitions that this worker owns.", ["role"], registry=REGISTRY
+)
+PARTITIONS = Gauge("rftstream_partitions", "Partitions that this worker owns.", ["role"], registry=REGISTRY)
 VERSION = Gauge(
-    "rftstream_policy_version", "Version of the weights: trained, or sampled with.", ["role"], registry=REGISTRY)
+    "rftstream_policy_version", "Version of the weights: trained, or sampled with.", ["role"], registry=REGISTRY
+)
 WEIGHTS_SECONDS = Histogram(
-    "rftstream_weights_seconds", "Time to publish (trainer) or take over (explorer, evaluator) a version.", ["role"],
-    buckets=_SECONDS, registry=REGISTRY)
+    "rftstream_weights_seconds",
+    "Time to publish (trainer) or take over (explorer, evaluator) a version.",
+    ["role"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
 SAMPLED_TOKENS = Counter(
-    "rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"], registry=REGISTRY)
-ROLLOUTS = Counter(
-    "rftstream_rollouts", "Rollouts finished, by status.", ["status"], registry=REGISTRY)
-VERDICTS = Counter(
-    "rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
-GROUPS = Counter(
-    "rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
-ADMITTED = Gauge(
-    "rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
-TRAIN = Gauge(
-    "rftstream_train", "The last StepRecord's metrics, by name.", ["metric"], registry=REGISTRY)
+    "rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"], registry=REGISTRY
+)
+ROLLOUTS = Counter("rftstream_rollouts", "Rollouts finished, by status.", ["status"], registry=REGISTRY)
+VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
+GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
+ADMITTED = Gauge("rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
+TRAIN = Gauge("rftstream_train", "The last StepRecord's metrics, by name.", ["metric"], registry=REGISTRY)
 EVALUATION = Gauge(
-    "rftstream_evaluation", "The newest result of an evaluation, by metric.", ["evaluation", "metric"],
-    registry=REGISTRY)
+    "rftstream_evaluation",
+    "The newest result of an evaluation, by metric.",
+    ["evaluation", "metric"],
+    registry=REGISTRY,
+)

@@ -9,5 +9,6 @@ from rftstream.runtime.role import Role, RoleContext
 def build(context: RoleContext) -> Role:
     config = context.config
     step = BufferStep(feeder=config.feeder, buffer=config.buffer, shares=config.trainer.shares, clock=context.clock)
-    return Role(name="buffer", consumes=("verified",), follows=("control",), produces=("batches", "outcomes", "dead"),
-                step=step)
+    return Role(
+        name="buffer", consumes=("verified",), follows=("control",), produces=("batches", "outcomes", "dead"), step=step
+    )

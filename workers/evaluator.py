@@ -18,6 +18,14 @@ def build(context: RoleContext) -> Role:
         name: build_evaluation(name, section, open_taskset(f"eval:{name}", section, config), config)
         for name, section in config.evaluations.items()
     }
-    step = EvaluatorStep(config=config, evaluations=evaluations, policy=policy, loop=loop, scorer=scorer(context),
-                         follower=WeightsFollower(store, spec.name), store=store, clock=context.clock)
+    step = EvaluatorStep(
+        config=config,
+        evaluations=evaluations,
+        policy=policy,
+        loop=loop,
+        scorer=scorer(context),
+        follower=WeightsFollower(store, spec.name),
+        store=store,
+        clock=context.clock,
+    )
     return Role(name="evaluator", consumes=("weights",), follows=("control",), produces=("evals",), step=step)

@@ -20,5 +20,6 @@ def build(context: RoleContext) -> Role:
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
         clock=context.clock,
     )
-    return Role(name="explorer", consumes=("tasks",), follows=("weights", "outcomes"), produces=("rollouts", "dead"),
-                step=step)
+    return Role(
+        name="explorer", consumes=("tasks",), follows=("weights", "outcomes"), produces=("rollouts", "dead"), step=step
+    )

@@ -43,5 +43,6 @@ def build(context: RoleContext) -> Role:
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
         clock=context.clock,
     )
-    return Role(name="feeder", consumes=(), follows=("steps", "outcomes", "control"), produces=("tasks", "control"),
-                step=step)
+    return Role(
+        name="feeder", consumes=(), follows=("steps", "outcomes", "control"), produces=("tasks", "control"), step=step
+    )

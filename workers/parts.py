@@ -19,8 +19,9 @@ from rftstream.runtime.role import RoleContext
 
 def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -> ModelSpec:
     config = context.config
-    return prepare_model(config.model, context.folder.model, config.run.seed, device=context.device or device,
-                         threads=threads)
+    return prepare_model(
+        config.model, context.folder.model, config.run.seed, device=context.device or device, threads=threads
+    )
 
 
 def context_length(spec: ModelSpec, renderer: Renderer) -> int | None:
@@ -32,8 +33,13 @@ def turn_loop(context: RoleContext, policy_name: str, spec: ModelSpec) -> tuple[
     renderer = open_renderer(spec)
     policy_class, options = context.config.build_part("policy", policy_name)
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock)
-    loop = TurnLoop(policy=policy, renderer=renderer, make_environment=environment_maker(context.config),
-                    context=context_length(spec, renderer), now=context.clock.now)
+    loop = TurnLoop(
+        policy=policy,
+        renderer=renderer,
+        make_environment=environment_maker(context.config),
+        context=context_length(spec, renderer),
+        now=context.clock.now,
+    )
     return policy, loop
 
 

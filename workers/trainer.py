@@ -13,8 +13,7 @@ def build(context: RoleContext) -> Role:
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     backend_class, backend_options = config.build_part("backend", settings.backend)
     algorithm_class, algorithm_options = config.build_part("algorithm", settings.algorithm)
-    optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas,
-                                  eps=settings.adam_eps)
+    optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
     step = TrainerStep(
         config=config,
         model=spec,
@@ -24,5 +23,10 @@ def build(context: RoleContext) -> Role:
         final=context.folder.final,
         clock=context.clock,
     )
-    return Role(name="trainer", consumes=("batches",), follows=("evals", "control"),
-                produces=("weights", "steps", "control"), step=step)
+    return Role(
+        name="trainer",
+        consumes=("batches",),
+        follows=("evals", "control"),
+        produces=("weights", "steps", "control"),
+        step=step,
+    )

@@ -9,6 +9,11 @@ from workers.parts import scorer
 
 def build(context: RoleContext) -> Role:
     settings = context.config.verifier
-    step = VerifierStep(scorer=scorer(context), max_concurrent=settings.max_concurrent, tries=settings.tries,
-                        max_dead_share=settings.max_dead_share, clock=context.clock)
+    step = VerifierStep(
+        scorer=scorer(context),
+        max_concurrent=settings.max_concurrent,
+        tries=settings.tries,
+        max_dead_share=settings.max_dead_share,
+        clock=context.clock,
+    )
     return Role(name="verifier", consumes=("rollouts",), follows=(), produces=("verified", "dead"), step=step)

@@ -13,8 +13,13 @@ from rftstream.cli.options import examples
 @click.command()
 @click.argument("model", type=click.Choice(["smollm2"]))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True,
-              help="Of the weights in the folder.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of the weights in the folder.",
+)
 def convert(model: str, folder: Path, dtype: str) -> None:
     """Make a Hugging Face model folder of a MODEL that comes inside a Python package, without a hub.
 

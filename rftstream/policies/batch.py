@@ -79,9 +79,7 @@ class Batch:
         """One token for each row that is alive; the rows that finished with it, and why."""
         positions_B = self.positions_BL[:, -1].cpu().numpy() + 1
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
-        tokens_B, logprobs_B = self._sampler.draw(
-            self.logits_BV, positions_B, self._num_sampled_B, seen_BV, counts_BV
-        )
+        tokens_B, logprobs_B = self._sampler.draw(self.logits_BV, positions_B, self._num_sampled_B, seen_BV, counts_BV)
         self._last_B = tokens_B
         if counts_BV is not None:
             rows_B = torch.arange(self.num_rows, device=self._device)

@@ -162,7 +162,5 @@ class _Sampling:
             self.spans.pop()
         else:
             start, whole = self.num_tokens, count
-        self.spans.append(
-            VersionSpan(start=start, count=whole, trainer_epoch=name.trainer_epoch, version=name.version)
-        )
+        self.spans.append(VersionSpan(start=start, count=whole, trainer_epoch=name.trainer_epoch, version=name.version))
         self.num_tokens += count

@@ -53,7 +53,9 @@ class BatchAssembly:
             if len(share.experiences) != message.count or digest != message.digest:
                 raise ContractError(
                     f"batch {message.batch_sequence}: found {len(share.experiences)} experiences with digest {digest}, "
-                    f"expected {message.count} with {message.digest}; the log is damaged", where=str(record))
+                    f"expected {message.count} with {message.digest}; the log is damaged",
+                    where=str(record),
+                )
             share.closed.append((message, tuple(share.experiences), record.offset + 1))
             share.experiences, share.encoded = [], []
             share.next_sequence += 1
@@ -61,8 +63,11 @@ class BatchAssembly:
     @staticmethod
     def _check(share: _Share, sequence: int, received: Received) -> None:
         if sequence != share.next_sequence:
-            raise ContractError(f"found batch {sequence}, expected batch {share.next_sequence}; batches follow each "
-                                "other without a gap", where=str(received.record))
+            raise ContractError(
+                f"found batch {sequence}, expected batch {share.next_sequence}; batches follow each "
+                "other without a gap",
+                where=str(received.record),
+            )
 
     @property
     def num_ready(self) -> int:

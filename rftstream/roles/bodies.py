@@ -33,8 +33,10 @@ class Bodies:
         finally:
             reader.close()
         if not records or records[0].offset != offset:
-            raise PositionMissing(f"{place}@{offset}: the record of an open group is gone from the log; "
-                                  "retention deleted what was still needed")
+            raise PositionMissing(
+                f"{place}@{offset}: the record of an open group is gone from the log; "
+                "retention deleted what was still needed"
+            )
         message = codec.from_record(records[0])
         assert isinstance(message, VerifiedRollout)
         return message

@@ -125,8 +125,12 @@ class BufferStep:
         if ids is None:
             self._read[record.place] = record.offset + 1
             return
-        self._take(record, VerifiedRollout(ids=ids, rollout=None, verdict=None, reason=UnscorableReason.undecodable,
-                                           detail=str(error)))
+        self._take(
+            record,
+            VerifiedRollout(
+                ids=ids, rollout=None, verdict=None, reason=UnscorableReason.undecodable, detail=str(error)
+            ),
+        )
 
     def _take(self, record: Record, verified: VerifiedRollout) -> None:
         place = record.place
@@ -239,11 +243,17 @@ class BufferStep:
         for share, experiences in experiences_of.items():
             encoded = [codec.encode(one) for one in experiences]
             manifest = BatchManifest(
-                batch_sequence=self._next_batch, share=share, num_shares=self._shares, count=len(experiences),
+                batch_sequence=self._next_batch,
+                share=share,
+                num_shares=self._shares,
+                count=len(experiences),
                 digest=codec.digest_of_experiences(encoded),
-                groups=tuple(group.group_id for group in by_share[share]), num_groups=len(groups),
-                total_groups=self._total_groups + len(groups), last=last,
-                admitted=self._admitted if last else None, max_staleness=max(0, staleness),
+                groups=tuple(group.group_id for group in by_share[share]),
+                num_groups=len(groups),
+                total_groups=self._total_groups + len(groups),
+                last=last,
+                admitted=self._admitted if last else None,
+                max_staleness=max(0, staleness),
                 metrics=values,
             )
             outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
@@ -259,13 +269,23 @@ class BufferStep:
                 rollout, verdict = verified.rollout, verified.verdict
                 assert rollout is not None and verdict is not None
                 self._tally.verdict(verdict, rollout.metrics)
-                experiences.append(Experience(
-                    ids=verified.ids, batch_sequence=self._next_batch, share=share, position=len(experiences),
-                    loss_kind=LossKind.rl, segments=rollout.segments, reward=verdict.reward,
-                    sampling=rollout.sampling, truncated=rollout.status is RolloutStatus.truncated,
-                    parts=verdict.parts, metrics=verdict.metrics, additions=verdict.additions,
-                    attachments=rollout.attachments,
-                ))
+                experiences.append(
+                    Experience(
+                        ids=verified.ids,
+                        batch_sequence=self._next_batch,
+                        share=share,
+                        position=len(experiences),
+                        loss_kind=LossKind.rl,
+                        segments=rollout.segments,
+                        reward=verdict.reward,
+                        sampling=rollout.sampling,
+                        truncated=rollout.status is RolloutStatus.truncated,
+                        parts=verdict.parts,
+                        metrics=verdict.metrics,
+                        additions=verdict.additions,
+                        attachments=rollout.attachments,
+                    )
+                )
         return experiences
 
     def _outcomes(self) -> list[Publish]:
@@ -276,11 +296,22 @@ class BufferStep:
         for group, result, reason in self._written:
             self._tally.group(group.taskset, result, group.summaries)
             metrics.GROUPS.labels(str(result)).inc()
-            records.append(Publish("outcomes", 0, GroupOutcome(
-                group_id=group.group_id, taskset=group.taskset, sequence=group.sequence, result=result, reason=reason,
-                rollouts=group.summaries, decided_at=now,
-                batch_sequence=self._next_batch if result is GroupResult.batched else None,
-            )))
+            records.append(
+                Publish(
+                    "outcomes",
+                    0,
+                    GroupOutcome(
+                        group_id=group.group_id,
+                        taskset=group.taskset,
+                        sequence=group.sequence,
+                        result=result,
+                        reason=reason,
+                        rollouts=group.summaries,
+                        decided_at=now,
+                        batch_sequence=self._next_batch if result is GroupResult.batched else None,
+                    ),
+                )
+            )
         late, self._late = self._late, []
         return records + [Publish("outcomes", 0, one) for one in late]
 
@@ -306,17 +337,26 @@ class BufferStep:
             self._last_written = manifests[0].last
             self._tally, self._refilled = Tally(), 0
         elif self._settings.zero_variance == "replace" and self._refilled >= self._settings.max_refill:
-            self._stop = StopRule("no_signal", (
-                f"buffer: {self._refilled} groups in a row had no spread in their rewards and no batch came together "
-                "(buffer.max_refill); make the tasks easier or harder, or the groups larger"
-            ))
+            self._stop = StopRule(
+                "no_signal",
+                (
+                    f"buffer: {self._refilled} groups in a row had no spread in their rewards and no batch came together "
+                    "(buffer.max_refill); make the tasks easier or harder, or the groups larger"
+                ),
+            )
 
     def _outcome_late(self, verified: VerifiedRollout) -> GroupOutcome:
         ids = verified.ids
         summary = sibling_of(verified, TopicPartition("verified", 0), 0).summary
         return GroupOutcome(
-            group_id=ids.group_id, taskset=ids.taskset, sequence=ids.sequence, result=GroupResult.expired,
-            reason="late", rollouts=(summary,), late=True, decided_at=self._clock.now(),
+            group_id=ids.group_id,
+            taskset=ids.taskset,
+            sequence=ids.sequence,
+            result=GroupResult.expired,
+            reason="late",
+            rollouts=(summary,),
+            late=True,
+            decided_at=self._clock.now(),
         )
 
     # ------------------------------------------------------------------------------------------ the rest

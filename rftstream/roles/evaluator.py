@@ -84,8 +84,10 @@ class _Running:
 
     @property
     def finished(self) -> bool:
-        return all(sample.reply is not None or (sample.attempt is not None and not _scorable(sample.attempt))
-                   for sample in self.samples.values())
+        return all(
+            sample.reply is not None or (sample.attempt is not None and not _scorable(sample.attempt))
+            for sample in self.samples.values()
+        )
 
 
 class EvaluatorStep:
@@ -178,7 +180,8 @@ class EvaluatorStep:
             for evaluation in self._evaluations.values():
                 last = self._finished is not None and announced.name == self._finished.name
                 if (announced.name.version % evaluation.section.every == 0 or last) and not self._has(
-                        evaluation, announced.name):
+                    evaluation, announced.name
+                ):
                     return _Due(evaluation, announced)
         return self._requested()
 
@@ -194,8 +197,11 @@ class EvaluatorStep:
             if request.expires_at < self._clock.now():
                 continue
             version = request.arguments.get("version")
-            announced = (self._follower.newest() if version is None else next(
-                (one for one in self._follower.in_force() if one.name.version == version), None))
+            announced = (
+                self._follower.newest()
+                if version is None
+                else next((one for one in self._follower.in_force() if one.name.version == version), None)
+            )
             wanted = request.arguments.get("evaluation")
             for evaluation in self._evaluations.values():
                 answered = f"{request.request_id}/{evaluation.name}" in self._answered
@@ -238,8 +244,9 @@ class EvaluatorStep:
                 key = f"{index}#{number}"
                 running.samples[key] = _Sample(problem, index)
                 running.waiting.append(key)
-        log.info("evaluating %s at version %d: %d samples", evaluation.name, due.announced.name.version,
-                 len(running.samples))
+        log.info(
+            "evaluating %s at version %d: %d samples", evaluation.name, due.announced.name.version, len(running.samples)
+        )
         return running
 
     def _work(self, running: _Running) -> None:
@@ -247,16 +254,22 @@ class EvaluatorStep:
         while running.waiting and self._loop.num_open < self._config.evaluator.max_concurrent:
             key = running.waiting.popleft()
             sample = running.samples[key]
-            self._loop.start(key, problem=sample.problem, sampling=evaluation.sampling,
-                             seed=derive_seed(self._config.run.seed, "evaluation", evaluation.name, key),
-                             environment=evaluation.section.environment, truncate=True)
+            self._loop.start(
+                key,
+                problem=sample.problem,
+                sampling=evaluation.sampling,
+                seed=derive_seed(self._config.run.seed, "evaluation", evaluation.name, key),
+                environment=evaluation.section.environment,
+                truncate=True,
+            )
         for attempt in self._loop.step():
             sample = running.samples[attempt.key]
             sample.attempt = attempt
             if _scorable(attempt):
                 rollout = _as_rollout(evaluation, sample, attempt)
-                self._scorer.submit(ScoreRequest(request_id=attempt.key, taskset=f"eval:{evaluation.name}",
-                                                 item=reward_input(rollout)))
+                self._scorer.submit(
+                    ScoreRequest(request_id=attempt.key, taskset=f"eval:{evaluation.name}", item=reward_input(rollout))
+                )
         for reply in self._scorer.poll(0.0 if self._loop.num_open else 0.02):
             if reply.request_id in running.samples:
                 running.samples[reply.request_id].reply = reply
@@ -276,22 +289,31 @@ class EvaluatorStep:
         if scored:
             values["mean"] = sum(scored) / len(scored)
             for k in section.k:
-                shares = [pass_at_k(len(group), sum(reward >= section.pass_reward for reward in group), k)
-                          for group in rewards.values() if len(group) >= k]
+                shares = [
+                    pass_at_k(len(group), sum(reward >= section.pass_reward for reward in group), k)
+                    for group in rewards.values()
+                    if len(group) >= k
+                ]
                 if shares:
                     values[f"pass@{k}"] = sum(shares) / len(shares)
         if attempts:
             values["length_mean"] = sum(attempt.num_tokens for attempt in attempts) / len(attempts)
-            values["truncated_share"] = (
-                sum(attempt.status is RolloutStatus.truncated for attempt in attempts) / len(attempts))
+            values["truncated_share"] = sum(attempt.status is RolloutStatus.truncated for attempt in attempts) / len(
+                attempts
+            )
         values["seconds"] = self._clock.now() - running.started_at
         evaluation = due.evaluation.name
         for name, value in values.items():
             metrics.EVALUATION.labels(evaluation, name).set(value)
         return EvalResult(
-            evaluation=evaluation, name=due.announced.name, num_tasks=due.evaluation.num_tasks, num_samples=section.n,
-            num_unscored=len(running.samples) - len(scored), metrics=values,
-            generations=self._store_generations(running), request_id=due.request_id,
+            evaluation=evaluation,
+            name=due.announced.name,
+            num_tasks=due.evaluation.num_tasks,
+            num_samples=section.n,
+            num_unscored=len(running.samples) - len(scored),
+            metrics=values,
+            generations=self._store_generations(running),
+            request_id=due.request_id,
             best=values.get("mean", -math.inf) > self._best.get(evaluation, -math.inf),
             evaluated_at=self._clock.now(),
         )
@@ -301,19 +323,32 @@ class EvaluatorStep:
         lines = []
         for key, sample in running.samples.items():
             score = sample.reply.score if sample.reply else None
-            lines.append(json.dumps({
-                "sample": key,
-                "prompt": [{"role": one.role, "content": one.content} for one in sample.problem.messages],
-                "answer": sample.problem.answer,
-                "completion": [{"role": turn.role, "content": turn.content}
-                               for turn in (sample.attempt.turns if sample.attempt else ())],
-                "reward": score.reward if score else None,
-                "reason": sample.reply.reason if sample.reply else sample.attempt.error if sample.attempt else None,
-                "num_tokens": sample.attempt.num_tokens if sample.attempt else 0,
-            }, ensure_ascii=False))
+            lines.append(
+                json.dumps(
+                    {
+                        "sample": key,
+                        "prompt": [{"role": one.role, "content": one.content} for one in sample.problem.messages],
+                        "answer": sample.problem.answer,
+                        "completion": [
+                            {"role": turn.role, "content": turn.content}
+                            for turn in (sample.attempt.turns if sample.attempt else ())
+                        ],
+                        "reward": score.reward if score else None,
+                        "reason": sample.reply.reason
+                        if sample.reply
+                        else sample.attempt.error
+                        if sample.attempt
+                        else None,
+                        "num_tokens": sample.attempt.num_tokens if sample.attempt else 0,
+                    },
+                    ensure_ascii=False,
+                )
+            )
         name = running.due.announced.name
-        target = (f"evals/{running.due.evaluation.name}/{name.trainer_epoch:06d}-{name.version:08d}"
-                  f"-{self._epoch}-{running.due.request_id or 'due'}.jsonl")
+        target = (
+            f"evals/{running.due.evaluation.name}/{name.trainer_epoch:06d}-{name.version:08d}"
+            f"-{self._epoch}-{running.due.request_id or 'due'}.jsonl"
+        )
         self._store.put(target, ("\n".join(lines) + "\n").encode())
         return target
 
@@ -348,8 +383,9 @@ class EvaluatorStep:
 
 
 def build_evaluation(name: str, section: EvaluationSection, taskset: Taskset, config: RunConfig) -> Evaluation:
-    return Evaluation(name, section, taskset,
-                      sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling"))
+    return Evaluation(
+        name, section, taskset, sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling")
+    )
 
 
 def _scorable(attempt: Attempt) -> bool:
@@ -357,7 +393,21 @@ def _scorable(attempt: Attempt) -> bool:
 
 
 def _as_rollout(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> Rollout:
-    ids = RolloutIds(rollout_id=attempt.key, group_id=str(sample.index), taskset=evaluation.name, sibling=0,
-                     group_size=1, sequence=0, min_version=0)
-    return Rollout(ids=ids, status=attempt.status, problem=sample.problem, turns=attempt.turns,
-                   segments=attempt.segments, num_tokens=attempt.num_tokens, sampling=evaluation.sampling)
+    ids = RolloutIds(
+        rollout_id=attempt.key,
+        group_id=str(sample.index),
+        taskset=evaluation.name,
+        sibling=0,
+        group_size=1,
+        sequence=0,
+        min_version=0,
+    )
+    return Rollout(
+        ids=ids,
+        status=attempt.status,
+        problem=sample.problem,
+        turns=attempt.turns,
+        segments=attempt.segments,
+        num_tokens=attempt.num_tokens,
+        sampling=evaluation.sampling,
+    )

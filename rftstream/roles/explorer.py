@@ -110,10 +110,21 @@ class ExplorerStep:
         return FOREVER
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
-        return Publish("rollouts", record.partition, Rollout(
-            ids=ids, status=RolloutStatus.undecodable, problem=None, turns=(), segments=(), num_tokens=0,
-            sampling=Sampling(), error=str(error), finished_at=self._clock.now(),
-        ))
+        return Publish(
+            "rollouts",
+            record.partition,
+            Rollout(
+                ids=ids,
+                status=RolloutStatus.undecodable,
+                problem=None,
+                turns=(),
+                segments=(),
+                num_tokens=0,
+                sampling=Sampling(),
+                error=str(error),
+                finished_at=self._clock.now(),
+            ),
+        )
 
     def health(self) -> Mapping[str, object]:
         version = self._policy.version
@@ -165,16 +176,28 @@ class ExplorerStep:
             else:
                 self._active[item.number] = item
                 self._loop.start(
-                    str(item.number), problem=task.problem, sampling=task.sampling, seed=task.seed,
-                    environment=task.environment, truncate=task.ids.taskset in self._truncate,
+                    str(item.number),
+                    problem=task.problem,
+                    sampling=task.sampling,
+                    seed=task.seed,
+                    environment=task.environment,
+                    truncate=task.ids.taskset in self._truncate,
                 )
         self._waiting = waiting
 
     def _rollout(self, task: Task, attempt: Attempt) -> Rollout:
         return Rollout(
-            ids=task.ids, status=attempt.status, problem=task.problem, turns=attempt.turns,
-            segments=attempt.segments, num_tokens=attempt.num_tokens, sampling=task.sampling, error=attempt.error,
-            metrics=attempt.metrics, started_at=attempt.started_at, finished_at=self._clock.now(),
+            ids=task.ids,
+            status=attempt.status,
+            problem=task.problem,
+            turns=attempt.turns,
+            segments=attempt.segments,
+            num_tokens=attempt.num_tokens,
+            sampling=task.sampling,
+            error=attempt.error,
+            metrics=attempt.metrics,
+            started_at=attempt.started_at,
+            finished_at=self._clock.now(),
         )
 
     def _finish(self, item: Item, rollout: Rollout) -> Done:
@@ -211,5 +234,14 @@ def _task(item: Item) -> Task:
 
 
 def _skipped(task: Task, now: float) -> Rollout:
-    return Rollout(ids=task.ids, status=RolloutStatus.skipped, problem=task.problem, turns=(), segments=(),
-                   num_tokens=0, sampling=task.sampling, error="its group was decided before", finished_at=now)
+    return Rollout(
+        ids=task.ids,
+        status=RolloutStatus.skipped,
+        problem=task.problem,
+        turns=(),
+        segments=(),
+        num_tokens=0,
+        sampling=task.sampling,
+        error="its group was decided before",
+        finished_at=now,
+    )

@@ -177,7 +177,8 @@ class FeederStep:
         """The next group's tasks; None when every taskset is at its end. Moves the cursor."""
         while True:
             left = {
-                name: source.weight for name, source in self._sources.items()
+                name: source.weight
+                for name, source in self._sources.items()
                 if source.weight > 0 and (source.size is None or cursor.drawn[name] < source.size)
             }
             if not left:
@@ -200,8 +201,9 @@ class FeederStep:
             return self._tasks(cursor, name, source, group, problem)
 
     def _tasks(self, cursor: _Cursor, name: str, source: Source, group: str, problem: Problem) -> list[Task]:
-        admission = Admission(self._admission.groups_per_batch, self._admission.max_staleness, cursor.admitted,
-                              self._admission.rejected)
+        admission = Admission(
+            self._admission.groups_per_batch, self._admission.max_staleness, cursor.admitted, self._admission.rejected
+        )
         min_version = admission.min_version(self._in_force)
         size = self._config.feeder.group_size
         now = self._clock.now()
@@ -209,12 +211,25 @@ class FeederStep:
         for sibling in range(size):
             rollout = rollout_id(group, sibling)
             ids = RolloutIds(
-                rollout_id=rollout, group_id=group, taskset=name, sibling=sibling, group_size=size,
-                sequence=cursor.admitted, min_version=min_version,
+                rollout_id=rollout,
+                group_id=group,
+                taskset=name,
+                sibling=sibling,
+                group_size=size,
+                sequence=cursor.admitted,
+                min_version=min_version,
             )
             seed = derive_seed(self._config.run.seed, rollout)
-            tasks.append(Task(ids=ids, problem=problem, sampling=source.sampling, seed=seed,
-                              environment=source.environment, created_at=now))
+            tasks.append(
+                Task(
+                    ids=ids,
+                    problem=problem,
+                    sampling=source.sampling,
+                    seed=seed,
+                    environment=source.environment,
+                    created_at=now,
+                )
+            )
         cursor.admitted += 1
         return tasks
 
@@ -288,5 +303,6 @@ class _Cursor:
     left_out: dict[str, int]
 
     def to_json(self) -> str:
-        return json.dumps({"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out},
-                          separators=(",", ":"))
+        return json.dumps(
+            {"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out}, separators=(",", ":")
+        )

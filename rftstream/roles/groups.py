@@ -37,8 +37,7 @@ def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) ->
         reward=verified.verdict.reward if verified.verdict else None,
         reason=verified.reason,
     )
-    return Sibling(summary, place, offset, oldest_version(rollout.segments) if rollout else None,
-                   verified.ids.sibling)
+    return Sibling(summary, place, offset, oldest_version(rollout.segments) if rollout else None, verified.ids.sibling)
 
 
 @dataclass(slots=True)
@@ -114,8 +113,9 @@ class OpenGroups:
         ids = verified.ids
         group = self.by_sequence.get(ids.sequence)
         if group is None:
-            group = Group(ids.group_id, ids.taskset, ids.sequence, ids.group_size, timestamp_s, sibling.offset,
-                          sibling.place)
+            group = Group(
+                ids.group_id, ids.taskset, ids.sequence, ids.group_size, timestamp_s, sibling.offset, sibling.place
+            )
             self.by_sequence[ids.sequence] = group
         group.siblings.setdefault(sibling.sibling, sibling)
         return group

@@ -68,17 +68,25 @@ class Progress:
 
     def to_state(self) -> dict[str, Any]:
         return {
-            "version": self.version, "positions": list(self.positions), "trained_groups": self.trained_groups,
-            "trained_rollouts": self.trained_rollouts, "skips_in_a_row": self.skips_in_a_row,
-            "rewards": list(self.rewards), "last_admitted": self.last_admitted,
+            "version": self.version,
+            "positions": list(self.positions),
+            "trained_groups": self.trained_groups,
+            "trained_rollouts": self.trained_rollouts,
+            "skips_in_a_row": self.skips_in_a_row,
+            "rewards": list(self.rewards),
+            "last_admitted": self.last_admitted,
         }
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Progress:
         return Progress(
-            version=state["version"], positions=tuple(state["positions"]), trained_groups=state["trained_groups"],
-            trained_rollouts=state["trained_rollouts"], skips_in_a_row=state["skips_in_a_row"],
-            rewards=deque(state["rewards"]), last_admitted=state["last_admitted"],
+            version=state["version"],
+            positions=tuple(state["positions"]),
+            trained_groups=state["trained_groups"],
+            trained_rollouts=state["trained_rollouts"],
+            skips_in_a_row=state["skips_in_a_row"],
+            rewards=deque(state["rewards"]),
+            last_admitted=state["last_admitted"],
         )
 
 
@@ -182,8 +190,13 @@ class TrainerStep:
                     self._backend.load(folder)
                 self._progress = progress
                 return
-            log.warning("checkpoint %d/%d: positions %s lie beyond the end %s of the log; the one before is taken",
-                        name.trainer_epoch, name.version, progress.positions, ends)
+            log.warning(
+                "checkpoint %d/%d: positions %s lie beyond the end %s of the log; the one before is taken",
+                name.trainer_epoch,
+                name.version,
+                progress.positions,
+                ends,
+            )
             refused.add(name)
         if self._recorded:
             log.warning("no usable checkpoint; training all recorded batches again from version 0")
@@ -231,8 +244,11 @@ class TrainerStep:
             self._newest.extend(kept)
             self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
         self._newest.append(name)
-        self._due |= {(evaluation, name) for evaluation, section in self._config.evaluations.items()
-                      if name.version % section.every == 0 and not self._has_result(evaluation, name)}
+        self._due |= {
+            (evaluation, name)
+            for evaluation, section in self._config.evaluations.items()
+            if name.version % section.every == 0 and not self._has_result(evaluation, name)
+        }
 
     def _has_result(self, evaluation: str, name: VersionName) -> bool:
         """As the evaluator sees it: of an older trainer too, if it is the state that the newer one began with."""
@@ -266,9 +282,15 @@ class TrainerStep:
         announced = self._publish(name, resumed=True)
         self._next = progress
         record = StepRecord(
-            name=name, batch_sequence=None, positions=progress.positions, trained_groups=progress.trained_groups,
-            trained_rollouts=progress.trained_rollouts, weights_digest=announced.weights_digest, metrics={},
-            resumed=True, recorded_at=self._clock.now(),
+            name=name,
+            batch_sequence=None,
+            positions=progress.positions,
+            trained_groups=progress.trained_groups,
+            trained_rollouts=progress.trained_rollouts,
+            weights_digest=announced.weights_digest,
+            metrics={},
+            resumed=True,
+            recorded_at=self._clock.now(),
         )
         return Transaction((Publish("weights", 0, announced), Publish("steps", 0, record)))
 
@@ -296,16 +318,27 @@ class TrainerStep:
         publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
         announced = self._publish(name) if publish_now else None
         now = self._clock.now()
-        values |= {"lr": lr, "step_s": trained - started, "publish_s": now - trained,
-                   "wait_s": started - self._waited_since}
+        values |= {
+            "lr": lr,
+            "step_s": trained - started,
+            "publish_s": now - trained,
+            "wait_s": started - self._waited_since,
+        }
         elapsed = now - self._waited_since
         if elapsed > 0:
             values |= {"rollouts_per_s": len(batch.experiences) / elapsed, "tokens_per_s": values["tokens"] / elapsed}
         record = StepRecord(
-            name=name, batch_sequence=batch.sequence, positions=batch.positions,
-            trained_groups=following.trained_groups, trained_rollouts=following.trained_rollouts,
-            weights_digest=announced.weights_digest if announced else None, metrics=values, skipped=update.skipped,
-            announced=announced is not None, last=reason is not None, recorded_at=now,
+            name=name,
+            batch_sequence=batch.sequence,
+            positions=batch.positions,
+            trained_groups=following.trained_groups,
+            trained_rollouts=following.trained_rollouts,
+            weights_digest=announced.weights_digest if announced else None,
+            metrics=values,
+            skipped=update.skipped,
+            announced=announced is not None,
+            last=reason is not None,
+            recorded_at=now,
         )
         self._next = following
         outputs = [Publish("steps", 0, record)]
@@ -315,10 +348,13 @@ class TrainerStep:
             outputs.append(self._finished(reason, name))
         if following.skips_in_a_row >= self._settings.max_skips_in_a_row:
             ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
-            self._stop = StopRule("nan", (
-                f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
-                f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts"
-            ))
+            self._stop = StopRule(
+                "nan",
+                (
+                    f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
+                    f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts"
+                ),
+            )
         return Transaction(tuple(outputs))
 
     def _update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
@@ -326,7 +362,9 @@ class TrainerStep:
         trainable = any(row.loss_mask.any() for row in rows)
         if trainable:
             plan = UpdatePlan(
-                lr=lr, minibatches=self._settings.minibatches, updates_per_batch=self._settings.updates_per_batch,
+                lr=lr,
+                minibatches=self._settings.minibatches,
+                updates_per_batch=self._settings.updates_per_batch,
                 max_grad_norm=self._settings.max_grad_norm,
                 tokens_per_microbatch=self._settings.tokens_per_microbatch,
             )
@@ -341,8 +379,15 @@ class TrainerStep:
 
     def _publish(self, name: VersionName, *, resumed: bool = False) -> WeightsAnnounced:
         started = time.perf_counter()
-        announced = publish(self._store, self._backend.served_tensors(), name, self._model.name, self._model.dtype,
-                            resumed=resumed, announced_at=self._clock.now())
+        announced = publish(
+            self._store,
+            self._backend.served_tensors(),
+            name,
+            self._model.name,
+            self._model.dtype,
+            resumed=resumed,
+            announced_at=self._clock.now(),
+        )
         metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - started)
         return announced
 
@@ -365,8 +410,9 @@ class TrainerStep:
 
     def _hours_over(self) -> bool:
         hours = self._config.run.hours
-        return (hours is not None and self._created_at is not None
-                and self._clock.now() - self._created_at >= hours * 3600)
+        return (
+            hours is not None and self._created_at is not None and self._clock.now() - self._created_at >= hours * 3600
+        )
 
     def _finish_now(self, reason: str) -> Transaction:
         """Ends the run between two batches."""
@@ -461,5 +507,3 @@ class TrainerStep:
     def close(self) -> None:
         if self._opened:
             self._backend.close()
-
-

@@ -53,8 +53,11 @@ class _OpenSegment:
         self.logprobs.extend(completion.behavior_logprobs.tolist())
         self.mask.extend([1] * len(completion.token_ids))
         for span in completion.versions:
-            self.versions.append(VersionSpan(start=start + span.start, count=span.count,
-                                             trainer_epoch=span.trainer_epoch, version=span.version))
+            self.versions.append(
+                VersionSpan(
+                    start=start + span.start, count=span.count, trainer_epoch=span.trainer_epoch, version=span.version
+                )
+            )
 
     def close(self) -> Segment:
         return Segment(
@@ -106,8 +109,9 @@ class TurnLoop:
     def num_open(self) -> int:
         return len(self._open)
 
-    def start(self, key: str, *, problem: Problem, sampling: Sampling, seed: int, environment: str,
-              truncate: bool = False) -> None:
+    def start(
+        self, key: str, *, problem: Problem, sampling: Sampling, seed: int, environment: str, truncate: bool = False
+    ) -> None:
         """`truncate`: a prompt longer than the context is cut from the left, else the attempt fails."""
         try:
             opened = self._make_environment(environment, problem, seed)
@@ -116,8 +120,14 @@ class TurnLoop:
             self._finished.append(_failed(key, f"environment {environment}: {error!r}", self._now()))
             return
         self._open[key] = state = _Open(
-            key=key, environment=opened, problem=problem, sampling=sampling, seed=seed, messages=messages,
-            started_at=self._now(), truncate=truncate,
+            key=key,
+            environment=opened,
+            problem=problem,
+            sampling=sampling,
+            seed=seed,
+            messages=messages,
+            started_at=self._now(),
+            truncate=truncate,
         )
         self._ask(state)
 
@@ -148,24 +158,35 @@ class TurnLoop:
         room = self._context - len(prompt)
         if room < 1:
             if not state.truncate or state.turns:
-                self._end(state, RolloutStatus.truncated if state.turns else RolloutStatus.failed,
-                          None if state.turns else
-                          f"a prompt of {len(prompt)} tokens leaves no room in the context of {self._context}")
+                self._end(
+                    state,
+                    RolloutStatus.truncated if state.turns else RolloutStatus.failed,
+                    None
+                    if state.turns
+                    else f"a prompt of {len(prompt)} tokens leaves no room in the context of {self._context}",
+                )
                 return
             keep = max(1, int(self._context) - state.sampling.max_tokens)
-            prompt = prompt[-min(keep, int(self._context) - 1):]
+            prompt = prompt[-min(keep, int(self._context) - 1) :]
             room = self._context - len(prompt)
         self._extend(state, prompt)
         limit = int(min(room, state.sampling.max_tokens - state.num_tokens))
-        self.policy.submit(SampleRequest(request_id=state.key, token_ids=tuple(prompt), sampling=state.sampling,
-                                         seed=state.seed + state.turn, max_tokens=limit))
+        self.policy.submit(
+            SampleRequest(
+                request_id=state.key,
+                token_ids=tuple(prompt),
+                sampling=state.sampling,
+                seed=state.seed + state.turn,
+                max_tokens=limit,
+            )
+        )
 
     def _extend(self, state: _Open, prompt: Sequence[int]) -> None:
         """The prompt joins the last segment if that is a prefix of it; else it opens a new one."""
         if state.segments:
             known = state.segments[-1].token_ids
-            if list(prompt[:len(known)]) == known:
-                state.segments[-1].prompt(prompt[len(known):])
+            if list(prompt[: len(known)]) == known:
+                state.segments[-1].prompt(prompt[len(known) :])
                 return
         segment = _OpenSegment([], [], [])
         segment.prompt(prompt)
@@ -179,8 +200,9 @@ class TurnLoop:
         text = self._renderer.decode(completion.token_ids.tolist())
         count = len(completion.token_ids)
         state.num_tokens += count
-        state.turns.append(Turn(role="assistant", content=text, num_tokens=count,
-                                finish_reason=completion.finish_reason))
+        state.turns.append(
+            Turn(role="assistant", content=text, num_tokens=count, finish_reason=completion.finish_reason)
+        )
         try:
             reply = state.environment.reply(text, completion.finish_reason)
             state.metrics.update({name: float(value) for name, value in reply.metrics.items()})
@@ -208,21 +230,34 @@ class TurnLoop:
             state.environment.close()
         except Exception as closing:  # the user's code, as above
             error = error or f"environment.close: {closing!r}"
-        self._finished.append(Attempt(
-            key=state.key, status=status, turns=tuple(state.turns),
-            segments=tuple(segment.close() for segment in state.segments), num_tokens=state.num_tokens, error=error,
-            metrics=state.metrics, started_at=state.started_at,
-        ))
+        self._finished.append(
+            Attempt(
+                key=state.key,
+                status=status,
+                turns=tuple(state.turns),
+                segments=tuple(segment.close() for segment in state.segments),
+                num_tokens=state.num_tokens,
+                error=error,
+                metrics=state.metrics,
+                started_at=state.started_at,
+            )
+        )
 
 
 def _failed(key: str, error: str, now: float) -> Attempt:
-    return Attempt(key=key, status=RolloutStatus.failed, turns=(), segments=(), num_tokens=0, error=error, metrics={},
-                   started_at=now)
+    return Attempt(
+        key=key,
+        status=RolloutStatus.failed,
+        turns=(),
+        segments=(),
+        num_tokens=0,
+        error=error,
+        metrics={},
+        started_at=now,
+    )
 
 
 def oldest_version(segments: Sequence[Segment]) -> int | None:
     """The oldest version that sampled a token; None if nothing was sampled."""
     versions = [span.version for segment in segments for span in segment.versions]
     return min(versions) if versions else None
-
-

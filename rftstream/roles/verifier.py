@@ -42,8 +42,7 @@ _UNSCORED = {
 
 
 class VerifierStep:
-    def __init__(self, *, scorer: Scorer, max_concurrent: int, tries: int, max_dead_share: float, clock: Clock
-                 ) -> None:
+    def __init__(self, *, scorer: Scorer, max_concurrent: int, tries: int, max_dead_share: float, clock: Clock) -> None:
         self._scorer = scorer
         self._max_concurrent = max_concurrent
         self._tries = tries
@@ -93,8 +92,9 @@ class VerifierStep:
         return 0.0 if self._done or self._scorer.num_active else FOREVER
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
-        return Publish("verified", record.partition,
-                       self._verified(ids, None, None, UnscorableReason.undecodable, str(error)))
+        return Publish(
+            "verified", record.partition, self._verified(ids, None, None, UnscorableReason.undecodable, str(error))
+        )
 
     def health(self) -> Mapping[str, object]:
         return {"scoring": len(self._active)}
@@ -107,8 +107,11 @@ class VerifierStep:
         assert isinstance(rollout, Rollout)
         if reply.score is not None:
             verdict = Verdict(
-                reward=reply.score.reward, scorer=reply.scorer, scorer_version=reply.scorer_version,
-                parts=dict(reply.score.parts), metrics=dict(reply.score.metrics),
+                reward=reply.score.reward,
+                scorer=reply.scorer,
+                scorer_version=reply.scorer_version,
+                parts=dict(reply.score.parts),
+                metrics=dict(reply.score.metrics),
             )
             verified = self._verified(rollout.ids, rollout, verdict, None, None)
             try:
@@ -122,27 +125,49 @@ class VerifierStep:
         self._recent.append(True)
         reply = replace(reply, detail=reply.detail.encode(errors="backslashreplace").decode())
         reason = UnscorableReason(reply.reason or "error")
-        log.warning("%s: no reward from %s after %d tries: %s: %s", rollout.ids.rollout_id, reply.scorer, self._tries,
-                    reason, reply.detail.strip().rpartition("\n")[2])
+        log.warning(
+            "%s: no reward from %s after %d tries: %s: %s",
+            rollout.ids.rollout_id,
+            reply.scorer,
+            self._tries,
+            reason,
+            reply.detail.strip().rpartition("\n")[2],
+        )
         metrics.DEAD.labels("verifier", str(reason)).inc()
-        letter = dead_letter(item.received.record, role="verifier", reason=str(reason), detail=reply.detail,
-                             tries=self._tries, now=self._clock.now())
+        letter = dead_letter(
+            item.received.record,
+            role="verifier",
+            reason=str(reason),
+            detail=reply.detail,
+            tries=self._tries,
+            now=self._clock.now(),
+        )
         self._finish(item, self._verified(rollout.ids, rollout, None, reason, reply.detail[:2000]), letter)
         self._check_rate(reply)
 
     def _check_rate(self, reply: ScoreReply) -> None:
         failed = sum(self._recent)
         if len(self._recent) == JUDGED_OVER and failed > self._max_dead_share * JUDGED_OVER:
-            raise StopRule("dead_letters", (
-                f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, "
-                f"expected at most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: "
-                f"{reply.detail.strip().rpartition(chr(10))[2]}. Mend the reward, then `rftstream resume`"
-            ))
+            raise StopRule(
+                "dead_letters",
+                (
+                    f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, "
+                    f"expected at most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: "
+                    f"{reply.detail.strip().rpartition(chr(10))[2]}. Mend the reward, then `rftstream resume`"
+                ),
+            )
 
-    def _verified(self, ids: RolloutIds, rollout: Rollout | None, verdict: Verdict | None,
-                  reason: UnscorableReason | None, detail: str | None) -> VerifiedRollout:
-        return VerifiedRollout(ids=ids, rollout=rollout, verdict=verdict, reason=reason, detail=detail,
-                               verified_at=self._clock.now())
+    def _verified(
+        self,
+        ids: RolloutIds,
+        rollout: Rollout | None,
+        verdict: Verdict | None,
+        reason: UnscorableReason | None,
+        detail: str | None,
+    ) -> VerifiedRollout:
+        return VerifiedRollout(
+            ids=ids, rollout=rollout, verdict=verdict, reason=reason, detail=detail, verified_at=self._clock.now()
+        )
 
     def _finish(self, item: Item, verified: VerifiedRollout, *more: Publish, value: bytes | None = None) -> None:
         metrics.VERDICTS.labels(str(verified.reason or "scored")).inc()

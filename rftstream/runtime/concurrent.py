@@ -204,8 +204,9 @@ class ConcurrentService(Service):
     def _undecodable(self, number: int, record: Record, error: ContractError) -> Done:
         log.error("%s; message sent to dead", error)
         metrics.DEAD.labels(self.role, "undecodable").inc()
-        letter = dead_letter(record, role=self.role, reason="undecodable", detail=str(error), tries=1,
-                             now=self.clock.now())
+        letter = dead_letter(
+            record, role=self.role, reason="undecodable", detail=str(error), tries=1, now=self.clock.now()
+        )
         ids = None if codec.is_foreign(record) else codec.ids_from_headers(record)
         if ids is None:
             return Done(number, (letter,))
@@ -229,8 +230,12 @@ class ConcurrentService(Service):
         num_bytes = sum(result.num_bytes for result in self._results)
         waited = self.clock.now() - self._oldest_result_at
         nothing_else = idle and self.step.idle_s() == FOREVER
-        if not (nothing_else or waited >= LINGER_S or num_bytes >= MAX_TRANSACTION_BYTES
-                or len(self._results) >= MAX_TRANSACTION_RECORDS):
+        if not (
+            nothing_else
+            or waited >= LINGER_S
+            or num_bytes >= MAX_TRANSACTION_BYTES
+            or len(self._results) >= MAX_TRANSACTION_RECORDS
+        ):
             return False
         return self._commit()
 
@@ -307,8 +312,11 @@ class ConcurrentService(Service):
         for place, position in self._member.committed(list(self._trackers)).items():
             number, tracker = self._trackers[place]
             now_done = PartitionTracker(position)
-            done = [result for result in self._results
-                    if result.work.place == place and not now_done.deliver(result.work.offset)]
+            done = [
+                result
+                for result in self._results
+                if result.work.place == place and not now_done.deliver(result.work.offset)
+            ]
             tracker.committed(position, [result.work.offset for result in done])
             self._trackers[place] = (number, tracker)
             gone = {id(result) for result in done}

@@ -1,7 +1,7 @@
 """A process of one role: logs, port, signals, limits, and the loop that ticks the service until it is done.
 
-    SIGTERM, SIGINT   finish what is in hand within a deadline, leave, exit 0; a second one: at once
-    the end of the supervisor is the end of its workers
+SIGTERM, SIGINT   finish what is in hand within a deadline, leave, exit 0; a second one: at once
+the end of the supervisor is the end of its workers
 """
 
 from __future__ import annotations
@@ -291,4 +291,3 @@ def _end_after(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
-

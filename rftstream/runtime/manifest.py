@@ -21,8 +21,13 @@ _WARNED = ("trainer.lr",)
 def make_manifest(config: RunConfig, run_id: str, digests: Mapping[str, str], now: float) -> RunManifest:
     """The run's first record: what it is."""
     return RunManifest(
-        run=run_id, created_at=now, config=to_toml(config), digests=dict(digests),
-        partitions=config.transport.partitions, shares=config.trainer.shares, seed=config.run.seed,
+        run=run_id,
+        created_at=now,
+        config=to_toml(config),
+        digests=dict(digests),
+        partitions=config.transport.partitions,
+        shares=config.trainer.shares,
+        seed=config.run.seed,
         rftstream_version=__version__,
     )
 

@@ -19,11 +19,15 @@ def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> Desired
     control = read_control(run.transport)
     before = control.state.state if control.state is not None else DesiredState.running
     if control.finished is not None:
-        raise ConfigError(f"{run.folder.path}: the run is finished ({control.finished.reason}); "
-                          "`rftstream resume` with more steps goes on with it")
+        raise ConfigError(
+            f"{run.folder.path}: the run is finished ({control.finished.reason}); "
+            "`rftstream resume` with more steps goes on with it"
+        )
     if before is DesiredState.draining and state is not DesiredState.draining:
-        raise ConfigError(f"{run.folder.path}: the run is draining, which is not taken back; "
-                          "`rftstream resume` goes on with it once it has ended")
+        raise ConfigError(
+            f"{run.folder.path}: the run is draining, which is not taken back; "
+            "`rftstream resume` goes on with it once it has ended"
+        )
     if before is not state:
         message = RunState(state=state, by=_who(), reason=reason, since=time.time())
         producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")

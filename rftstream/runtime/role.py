@@ -185,8 +185,9 @@ class Log:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
 
-    def read(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None, bodies: bool = True
-             ) -> Iterator[Record]:
+    def read(
+        self, topic: str, *, start: Mapping[TopicPartition, int] | None = None, bodies: bool = True
+    ) -> Iterator[Record]:
         """Everything on the topic up to its end at the time of the call."""
         admin = self.transport.admin
         ends = admin.end_offsets(topic)
@@ -222,7 +223,20 @@ def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: i
     if value is not None and len(value) > MAX_LETTER_BYTES:
         detail = f"{len(value)} bytes, too large to be held by another record: see where it stands. {detail}"
         value = None
-    return Publish("dead", 0, DeadLetter(
-        topic=record.topic, partition=record.partition, offset=record.offset, key=record.key, value=value,
-        headers=record.headers, role=role, reason=reason, detail=detail[:4000], tries=tries, dead_at=now,
-    ))
+    return Publish(
+        "dead",
+        0,
+        DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            key=record.key,
+            value=value,
+            headers=record.headers,
+            role=role,
+            reason=reason,
+            detail=detail[:4000],
+            tries=tries,
+            dead_at=now,
+        ),
+    )

@@ -1,13 +1,13 @@
 """Runs: where a run's files are, how one is made and found again, who is running it.
 
-    runs/<name>/            the run folder; its name is the run's id (a second run of the name gets <name>-2, ...)
-      config.toml           the resolved config; every process of the run reads this one
-      log/                  the embedded log
-      model/                the model, where it was made on the spot
-      weights/              the default object store: versions, checkpoints, generations
-      logs/<process>.log    one file a process
-      final/                the trained model, once the run is finished
-      run.lock              held by the `run` or `resume` that supervises
+runs/<name>/            the run folder; its name is the run's id (a second run of the name gets <name>-2, ...)
+  config.toml           the resolved config; every process of the run reads this one
+  log/                  the embedded log
+  model/                the model, where it was made on the spot
+  weights/              the default object store: versions, checkpoints, generations
+  logs/<process>.log    one file a process
+  final/                the trained model, once the run is finished
+  run.lock              held by the `run` or `resume` that supervises
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def find_run(run: str | Path) -> RunFolder:
         folder = RunFolder(path.resolve())
         if not folder.exists():
             raise ConfigError(
-                f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file")
+                f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file"
+            )
         return folder
     config = configs.load([path])
     folders = candidates(config)

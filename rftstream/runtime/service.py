@@ -152,8 +152,9 @@ class Service:
     def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
         run = self.context.folder.run_id
         return [
-            codec.to_record(output.message, output.topic, output.partition, run=run, writer_epoch=epoch,
-                            value=output.value)
+            codec.to_record(
+                output.message, output.topic, output.partition, run=run, writer_epoch=epoch, value=output.value
+            )
             for output in outputs
         ]
 
@@ -182,8 +183,11 @@ def check_manifest(config: RunConfig, manifest: RunManifest) -> None:
         ("transport.partitions", config.transport.partitions, manifest.partitions),
         ("trainer.shares", config.trainer.shares, manifest.shares),
         ("run.seed", config.run.seed, manifest.seed),
-        ("tasksets", sorted(config.tasksets),
-         sorted(key.removeprefix("taskset.") for key in manifest.digests if key.startswith("taskset."))),
+        (
+            "tasksets",
+            sorted(config.tasksets),
+            sorted(key.removeprefix("taskset.") for key in manifest.digests if key.startswith("taskset.")),
+        ),
     ):
         if ours != theirs:
             raise ConfigError(
@@ -206,8 +210,16 @@ def build_service(
 ) -> Service:
     """The service of a role, composed by `workers`."""
     build = role_builder(role_name)
-    context = RoleContext(config=config, folder=folder, clock=clock, transport=transport, process=process,
-                          device=device, simulated=simulated, own_store=own_store)
+    context = RoleContext(
+        config=config,
+        folder=folder,
+        clock=clock,
+        transport=transport,
+        process=process,
+        device=device,
+        simulated=simulated,
+        own_store=own_store,
+    )
     return service_of(build(context), context)
 
 

@@ -144,16 +144,27 @@ class SingleService(Service):
             self._known_epoch = before.epoch if before else 0
         self._check_taken_over()
         self._tried = claim = Claim(
-            role=self.role, epoch=before.epoch + 1 if before else 1, host=socket.gethostname(), pid=os.getpid(),
-            process=self.process, claimed_at=self.clock.now(),
+            role=self.role,
+            epoch=before.epoch + 1 if before else 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=self.process,
+            claimed_at=self.clock.now(),
         )
         self._producer.commit(self.encode([Publish("control", 0, claim)], epoch=claim.epoch))
         self.claim = claim
         self._known_epoch = claim.epoch
         self.claims[self.role] = claim
         if before is not None:
-            log.info("%s takes over from %s, process %d on %s (epoch %d -> %d)", self.process, before.process,
-                     before.pid, before.host, before.epoch, claim.epoch)
+            log.info(
+                "%s takes over from %s, process %d on %s (epoch %d -> %d)",
+                self.process,
+                before.process,
+                before.pid,
+                before.host,
+                before.epoch,
+                claim.epoch,
+            )
 
     def _read_control(self) -> None:
         """`control` to its end; what is there now decides who is in force."""
@@ -230,8 +241,11 @@ class SingleService(Service):
         log.error("%s; message sent to dead", error)
         metrics.DEAD.labels(self.role, "undecodable").inc()
         if record.topic in self.declaration.consumes:
-            self._letters.append(dead_letter(record, role=self.role, reason="undecodable", detail=str(error), tries=1,
-                                             now=self.clock.now()))
+            self._letters.append(
+                dead_letter(
+                    record, role=self.role, reason="undecodable", detail=str(error), tries=1, now=self.clock.now()
+                )
+            )
         if not codec.is_foreign(record):
             self.step.undecodable(record, error)
 

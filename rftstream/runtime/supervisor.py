@@ -1,9 +1,9 @@
 """Starts the roles of a run as processes, watches them, and starts again what died (PROTOCOL "Exits").
 
-    exit 0              done; not started again (a single role that leaves before the end of the run is)
-    exit 1, signal      started again, after a pause that grows from 0.2 to 10 s
-    exit 2, 3, 4, 6     the run ends with this exit code
-    exit 5              another took the role over: left alone while that one lives
+exit 0              done; not started again (a single role that leaves before the end of the run is)
+exit 1, signal      started again, after a pause that grows from 0.2 to 10 s
+exit 2, 3, 4, 6     the run ends with this exit code
+exit 5              another took the role over: left alone while that one lives
 """
 
 from __future__ import annotations

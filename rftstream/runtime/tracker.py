@@ -102,8 +102,10 @@ def decode_finished(position: Position) -> set[int]:
                 finished.update(range(offset, offset + length))
             offset += length
     except ValueError:
-        raise ContractError(f"position metadata: got {position.metadata[:40]!r}, expected run lengths in base 36; "
-                            "another program may have committed for this group") from None
+        raise ContractError(
+            f"position metadata: got {position.metadata[:40]!r}, expected run lengths in base 36; "
+            "another program may have committed for this group"
+        ) from None
     return finished
 
 

@@ -22,7 +22,5 @@ from rftstream.testing.conformance_transactions import TransactionConformance
 __all__ = ["Bench", "ConformanceHarness", "TransportConformance", "run_in_threads", "run_peer"]
 
 
-class TransportConformance(
-    ReadingConformance, TransactionConformance, GroupConformance, TogetherConformance
-):
+class TransportConformance(ReadingConformance, TransactionConformance, GroupConformance, TogetherConformance):
     """All of it. A subclass gives the `harness` fixture."""

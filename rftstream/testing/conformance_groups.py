@@ -105,7 +105,8 @@ class GroupConformance(BenchFixtures):
         beside = ",".join(str(records[text].offset) for text in finished[2:]).ljust(MAX_METADATA_BYTES)
         bench.producer(transport).commit(
             [new(target, 0, text) for text in finished],
-            positions={place: Position(records["2"].offset, beside)}, snapshot=member.snapshot(),
+            positions={place: Position(records["2"].offset, beside)},
+            snapshot=member.snapshot(),
         )
         transport.close()
 
@@ -119,7 +120,8 @@ class GroupConformance(BenchFixtures):
         assert texts(todo) == ["2", "3", "4", "6", "7", "9"]
         bench.producer(transport).commit(
             [new(target, 0, text) for text in texts(todo)],
-            positions={place: Position(member.position(place))}, snapshot=member.snapshot(),
+            positions={place: Position(member.position(place))},
+            snapshot=member.snapshot(),
         )
         assert sorted(texts(bench.all_records(target)), key=int) == [f"{number}" for number in range(10)]
         assert transport.admin.lag(group, source) == {place: 0}
@@ -139,9 +141,7 @@ class GroupConformance(BenchFixtures):
         assert bench.all_records(target) == []
         assert bench.transport.admin.committed(group)[lost] == Position(0)
         (kept,) = first[1].assignment()
-        producer.commit(
-            [new(target, 0, "kept")], positions={kept: Position(0, "kept")}, snapshot=first[1].snapshot()
-        )
+        producer.commit([new(target, 0, "kept")], positions={kept: Position(0, "kept")}, snapshot=first[1].snapshot())
         assert texts(bench.all_records(target)) == ["kept"]
 
     def test_a_partition_that_came_back_is_another_assignment(self, bench: Bench) -> None:

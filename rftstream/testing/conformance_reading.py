@@ -77,7 +77,8 @@ class ReadingConformance(BenchFixtures):
         bench.write([NewRecord(topic, 0, b"k", b"v" * 200_000, (("h", b"1"),)), NewRecord(topic, 0, b"t", None)])
         found = bench.all_records(topic, bodies=False)
         assert [(record.key, record.value, record.headers) for record in found] == [
-            (b"k", None, (("h", b"1"),)), (b"t", None, ()),
+            (b"k", None, (("h", b"1"),)),
+            (b"t", None, ()),
         ]
 
     def test_reading_begins_where_it_is_told(self, bench: Bench) -> None:

@@ -17,9 +17,7 @@ def write_many(transport: Transport, topic: str, writer: int, num_records: int) 
     producer.start()
     width = transport.admin.topics()[topic].partitions
     for start in range(0, num_records, 20):
-        producer.commit(
-            [new(topic, number % width, f"{writer}/{number}") for number in range(start, start + 20)]
-        )
+        producer.commit([new(topic, number % width, f"{writer}/{number}") for number in range(start, start + 20)])
 
 
 def carry_all(transport: Transport, group: str, source: str, target: str, worker: int, total: int) -> int:
@@ -117,8 +115,9 @@ class TogetherConformance(BenchFixtures):
 
     def test_a_transaction_is_never_seen_half(self, bench: Bench) -> None:
         first, second = bench.topic(), bench.topic()
-        _, looks = bench.harness.peers([(write_transactions, (first, second, 60)),
-                                        (watch_transactions, (first, second, 60))])
+        _, looks = bench.harness.peers(
+            [(write_transactions, (first, second, 60)), (watch_transactions, (first, second, 60))]
+        )
         assert looks >= 1
 
     def test_wait_ends_soon_after_a_commit(self, bench: Bench) -> None:

@@ -18,7 +18,8 @@ class TransactionConformance(BenchFixtures):
         bench.write([new(source, 1, "in")])
         bench.producer().commit(
             [new(first, 0, "a"), new(first, 1, "b"), new(second, 0, "c")],
-            positions={place: Position(1, "beside")}, group=group,
+            positions={place: Position(1, "beside")},
+            group=group,
         )
         other = bench.connect()
         assert sorted(texts(bench.all_records(first, second, transport=other))) == ["a", "b", "c"]
@@ -32,7 +33,8 @@ class TransactionConformance(BenchFixtures):
         with pytest.raises(RecordTooLarge):
             producer.commit(
                 [new(first, 0, "a"), new(first, 1, "b"), NewRecord(second, 0, b"c", b"x" * 100)],
-                positions={place: Position(0, "changed")}, group=group,
+                positions={place: Position(0, "changed")},
+                group=group,
             )
         assert bench.all_records(first, second) == []
         assert bench.transport.admin.committed(group)[place] == Position(0)
@@ -97,9 +99,7 @@ class TransactionConformance(BenchFixtures):
         older.commit([new(topic, 0, "older")])
         newer = bench.producer(bench.connect(), name)
         with pytest.raises(ProducerLost):
-            older.commit(
-                [new(topic, 0, "zombie")], positions={TopicPartition(topic, 0): Position(1)}, group=group
-            )
+            older.commit([new(topic, 0, "zombie")], positions={TopicPartition(topic, 0): Position(1)}, group=group)
         newer.commit([new(topic, 0, "newer")])
         with pytest.raises(ProducerLost):
             older.commit([new(topic, 0, "zombie")])

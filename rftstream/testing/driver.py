@@ -1,11 +1,11 @@
 """One role alone on a log in memory: put records on its topics, let it work, look at what it writes.
 
-    run = MemoryRun(config, folder=tmp_path)
-    verifier = RoleDriver(run, "verifier")
-    run.put_manifest()
-    run.put("rollouts", rollout)
-    verifier.work()
-    assert run.messages("verified")[0].verdict.reward == 1.0
+run = MemoryRun(config, folder=tmp_path)
+verifier = RoleDriver(run, "verifier")
+run.put_manifest()
+run.put("rollouts", rollout)
+verifier.work()
+assert run.messages("verified")[0].verdict.reward == 1.0
 """
 
 from __future__ import annotations
@@ -76,5 +76,3 @@ class RoleDriver:
         while not self.service.done:
             self.run.clock.advance(max(self.tick(), TICK_S))
         self.service.close()
-
-

@@ -20,8 +20,8 @@ class Faults:
     """At most so many of each. The seed chooses between those that can happen at a point."""
 
     share: float = 0.02
-    """Chance, at each point, that something happens. Points: between two ticks of a process, before and after each
-    commit, before and after each object that is put into the store."""
+    """Chance, at each point, that something happens. Points: between two ticks of a process; before and after each
+    commit, each start of a producer, and each object that is put into the store."""
     kills: int = 0
     """SIGKILL; started again a while later."""
     pauses: int = 0

@@ -69,7 +69,7 @@ class Simulation(MemoryRun):
         super().__init__(config, folder=folder)
         self.seed = seed
         self.random = Random(seed)
-        self.log.fault = self._at_commit
+        self.log.fault = self._at_producer
         self.store.fault = self._at
         self.plan = FaultPlan(faults, self.random)
         self.watch = watch
@@ -237,7 +237,7 @@ class Simulation(MemoryRun):
 
     # ------------------------------------------------------------------------------------------ faults
 
-    def _at_commit(self, point: str, process: str) -> None:
+    def _at_producer(self, point: str, process: str) -> None:
         if point == AFTER_COMMIT and self._current is not None and self.watch is not None:
             self.watch()
         self._at(point)

@@ -78,7 +78,9 @@ class Cursors:
                 break
             num_left = len(waiting) - index
             batch = log.read(
-                place, self._positions[place], end,
+                place,
+                self._positions[place],
+                end,
                 max_records=-(-left_records // num_left),
                 max_bytes=left_bytes // num_left,
                 first_bytes=left_bytes if found else None,

@@ -132,8 +132,9 @@ class EmbeddedAdmin:
                         old_tombstones[key] = row_id
                 gone += [(row_id,) for key, row_id in old_tombstones.items() if key not in has_older]
                 db.executemany("DELETE FROM records WHERE id = ?", gone)
-                db.execute("UPDATE partitions SET num_removed = num_removed + ? WHERE id = ?",
-                           (len(gone), partition_id))
+                db.execute(
+                    "UPDATE partitions SET num_removed = num_removed + ? WHERE id = ?", (len(gone), partition_id)
+                )
 
     def delete_topics(self, topics: Collection[str]) -> None:
         for topic in topics:

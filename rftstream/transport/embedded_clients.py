@@ -106,8 +106,8 @@ class EmbeddedProducer:
         # Durable: an epoch that a loss of power took back would let two producers have the same one.
         with self._store.write(durable=True) as db:
             (self._epoch,) = db.execute(
-                "INSERT INTO producers VALUES (?, 1)"
-                " ON CONFLICT DO UPDATE SET epoch = epoch + 1 RETURNING epoch", (self._id,)
+                "INSERT INTO producers VALUES (?, 1) ON CONFLICT DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
+                (self._id,),
             ).fetchone()
 
     def commit(
@@ -148,9 +148,7 @@ class EmbeddedProducer:
                     "INSERT INTO records VALUES (?, ?, ?, ?, ?)",
                     [(row_id, timestamp_s, *body) for row_id, body in enumerate(bodies, first)],
                 )
-                db.execute(
-                    "UPDATE partitions SET next_offset = ? WHERE id = ?", (span[0] + len(bodies), partition_id)
-                )
+                db.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (span[0] + len(bodies), partition_id))
             if moved:
                 db.executemany(
                     "INSERT OR REPLACE INTO positions(group_name, partition_id, offset, metadata) VALUES (?, ?, ?, ?)",

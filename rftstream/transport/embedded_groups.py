@@ -32,9 +32,7 @@ class GroupState:
     """Of this one."""
 
 
-def join(
-    store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, bell: str
-) -> int:
+def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, bell: str) -> int:
     """The number of the new member."""
     now_s = store.clock()
     with store.write() as db:
@@ -144,9 +142,7 @@ def _share_out_anew(db: sqlite3.Connection, group: str) -> None:
     }
     owners: dict[TopicPartition, int] = {}
     before: dict[int, int | None] = {}
-    for partition_id, owner in db.execute(
-        "SELECT partition_id, owner FROM assignments WHERE group_name = ?", (group,)
-    ):
+    for partition_id, owner in db.execute("SELECT partition_id, owner FROM assignments WHERE group_name = ?", (group,)):
         before[partition_id] = owner
         if owner is not None and partition_id in ids:
             owners[ids[partition_id]] = owner
@@ -160,6 +156,4 @@ def _share_out_anew(db: sqlite3.Connection, group: str) -> None:
             if before.get(partition_id) != shared.get(place)
         ],
     )
-    db.execute(
-        "INSERT INTO groups VALUES (?, 1) ON CONFLICT DO UPDATE SET generation = generation + 1", (group,)
-    )
+    db.execute("INSERT INTO groups VALUES (?, 1) ON CONFLICT DO UPDATE SET generation = generation + 1", (group,))

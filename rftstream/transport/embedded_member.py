@@ -101,8 +101,12 @@ class EmbeddedMember:
         self.bell = self._store.bells.of_member(self._group)
         try:
             self._member = groups.join(
-                self._store, group=self._group, name=self._name, topics=self.topics,
-                session_timeout_s=self._session_timeout_s, bell=self.bell.path if self.bell is not None else "",
+                self._store,
+                group=self._group,
+                name=self._name,
+                topics=self.topics,
+                session_timeout_s=self._session_timeout_s,
+                bell=self.bell.path if self.bell is not None else "",
             )
         except BaseException:
             if self.bell is not None:
@@ -156,9 +160,7 @@ class EmbeddedMember:
                 self._join_again()
                 return
             if state.assignment != self._assignment:
-                changed = [
-                    place for place, number in self._assignment.items() if state.assignment.get(place) != number
-                ]
+                changed = [place for place, number in self._assignment.items() if state.assignment.get(place) != number]
                 self._cursors.forget(changed)
                 self._cursors.wake()
                 self._assignment = state.assignment

@@ -86,9 +86,7 @@ class TopicRow:
 
 
 class Store:
-    def __init__(
-        self, folder: Path, *, clock: Callable[[], float], create: bool, busy_timeout_s: float
-    ) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float], create: bool, busy_timeout_s: float) -> None:
         self.folder = folder
         self.clock = clock
         self.path = folder / "log.sqlite"
@@ -246,8 +244,15 @@ class Store:
         }
 
     def read_partition(
-        self, place: TopicPartition, offset: int, end: int,
-        *, max_records: int, max_bytes: int, first_bytes: int | None, bodies: bool,
+        self,
+        place: TopicPartition,
+        offset: int,
+        end: int,
+        *,
+        max_records: int,
+        max_bytes: int,
+        first_bytes: int | None,
+        bodies: bool,
     ) -> Batch:
         base = self.partition_id(place) << OFFSET_BITS
         value = "value" if bodies else "NULL"
@@ -284,7 +289,10 @@ class Store:
         try:
             # The threads of a process may hand a transport on, never share it.
             db = sqlite3.connect(
-                self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False,
+                self.path,
+                timeout=self._busy_timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
                 cached_statements=256,
             )
             try:
@@ -305,9 +313,7 @@ class Store:
     def _prepare(self, db: sqlite3.Connection) -> None:
         if not self._is_ours(db):
             if not self._lock.acquire(self._busy_timeout_s):
-                raise TransactionAborted(
-                    f"{self.path}: cannot make the log: {describe_holder(self._lock.holder())}"
-                )
+                raise TransactionAborted(f"{self.path}: cannot make the log: {describe_holder(self._lock.holder())}")
             try:
                 if not self._is_ours(db):
                     self._create(db)
@@ -367,8 +373,10 @@ class Store:
                 f"{self.path}: locked by a process that is not one of rftstream's writers"
                 f" ({describe_holder(self._lock.holder())}); close what has the file open for writing"
             )
-        return TransactionAborted(f"{self.path}: {error} ({getattr(error, 'sqlite_errorname', '?')}); nothing of the"
-                                  f" transaction is visible; check the disk, `PRAGMA integrity_check` tells more")
+        return TransactionAborted(
+            f"{self.path}: {error} ({getattr(error, 'sqlite_errorname', '?')}); nothing of the"
+            f" transaction is visible; check the disk, `PRAGMA integrity_check` tells more"
+        )
 
     def _read_error(self, error: sqlite3.Error) -> TransportError:
         return TransportError(

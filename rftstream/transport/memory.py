@@ -92,13 +92,15 @@ class MemoryAdmin:
                 newest = {record.key: record.offset for record in partition.records}
                 first = {record.key: record.offset for record in reversed(partition.records)}
                 partition.keep(
-                    lambda record, newest=newest, first=first: record.key is None  # type: ignore[misc]
-                    or (
-                        newest[record.key] == record.offset
-                        and not (
-                            record.value is None
-                            and record.timestamp_s < forgotten_s
-                            and first[record.key] == record.offset
+                    lambda record, newest=newest, first=first: (
+                        record.key is None  # type: ignore[misc]
+                        or (
+                            newest[record.key] == record.offset
+                            and not (
+                                record.value is None
+                                and record.timestamp_s < forgotten_s
+                                and first[record.key] == record.offset
+                            )
                         )
                     )
                 )

@@ -146,9 +146,7 @@ class MemoryMember:
         return self._assignment is not before or self._cursors.ready(self._view)
 
     def _join(self) -> None:
-        self._member = self._log.join(
-            self._group, Subscriber(self._topics, self._log.clock(), self._session_timeout_s)
-        )
+        self._member = self._log.join(self._group, Subscriber(self._topics, self._log.clock(), self._session_timeout_s))
         self._refresh()
 
     def _keep_alive(self) -> None:
@@ -177,8 +175,10 @@ class MemoryProducer:
         self._epoch: int | None = None
 
     def start(self) -> None:
+        self._fault("before_start")
         with self._log.changed:
             self._epoch = self._log.epochs[self._id] = self._log.epochs.get(self._id, 0) + 1
+        self._fault("after_start")
 
     def commit(
         self,
@@ -195,8 +195,7 @@ class MemoryProducer:
         if positions and owner is None:
             raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         self._check_sizes(records, positions or {})
-        if log.fault is not None:
-            log.fault("before_commit", self._process)
+        self._fault("before_commit")
         with log.changed:
             newest = log.epochs.get(self._id)
             if newest != self._epoch:
@@ -219,11 +218,14 @@ class MemoryProducer:
             if positions and owner is not None:
                 log.group(owner).positions.update(positions)
             log.note_change()
-        if log.fault is not None:
-            log.fault("after_commit", self._process)
+        self._fault("after_commit")
 
     def close(self) -> None:
         self._epoch = None
+
+    def _fault(self, point: str) -> None:
+        if self._log.fault is not None:
+            self._log.fault(point, self._process)
 
     def _check_sizes(self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position]) -> None:
         for record in records:
@@ -256,6 +258,4 @@ class MemoryProducer:
 
 
 def _without_body(record: Record) -> Record:
-    return Record(
-        record.topic, record.partition, record.offset, record.timestamp_s, record.key, None, record.headers
-    )
+    return Record(record.topic, record.partition, record.offset, record.timestamp_s, record.key, None, record.headers)

@@ -56,7 +56,8 @@ class MemoryLog:
         self.real_time = clock is time.time if real_time is None else real_time
         self.fault: Fault | None = None
         """Called as fault(point, process) at "before_commit" (nothing written yet) and "after_commit" (all visible,
-        the caller has not heard of it yet); what it raises comes out of `commit`."""
+        the caller has not heard of it yet), "before_start" and "after_start" of a producer; what it raises comes out of
+        `commit` or `start`."""
         self.changed = threading.Condition(threading.RLock())
         self.num_changes = 0
         self.settings: dict[str, TopicSettings] = {}

@@ -47,8 +47,10 @@ def _processes(config: RunConfig) -> Iterator[str]:
     partitions = config.transport.partitions
     for role, count in (("explorer", config.explorer.count), ("verifier", config.verifier.count)):
         if count > partitions:
-            yield (f"{role}.count: {count} workers share {partitions} partitions, so {count - partitions} of them will "
-                   "have nothing to do; raise transport.partitions (fixed once the run exists)")
+            yield (
+                f"{role}.count: {count} workers share {partitions} partitions, so {count - partitions} of them will "
+                "have nothing to do; raise transport.partitions (fixed once the run exists)"
+            )
         if count == 0:
             yield f"{role}.count: 0, so the run waits until `rftstream worker --role {role}` is started by hand"
     if config.evaluations and config.evaluator.count == 0:
@@ -65,13 +67,17 @@ def _processes(config: RunConfig) -> Iterator[str]:
 def _groups(config: RunConfig) -> Iterator[str]:
     group_size, least = config.feeder.group_size, config.buffer.min_siblings
     if group_size < least:
-        yield (f"feeder.group_size: {group_size} is below buffer.min_siblings = {least}; "
-               f"{plural(group_size, 'scored sibling')} will do")
+        yield (
+            f"feeder.group_size: {group_size} is below buffer.min_siblings = {least}; "
+            f"{plural(group_size, 'scored sibling')} will do"
+        )
     if group_size == 1 and config.trainer.algorithm == "grpo":
         yield "feeder.group_size: 1, but grpo compares siblings: there will be no gradient; use 4 or more"
     if config.trainer.minibatches > config.feeder.groups_per_batch:
-        yield (f"trainer.minibatches: {config.trainer.minibatches}, but a batch has only "
-               f"{plural(config.feeder.groups_per_batch, 'group')}, which stay together")
+        yield (
+            f"trainer.minibatches: {config.trainer.minibatches}, but a batch has only "
+            f"{plural(config.feeder.groups_per_batch, 'group')}, which stay together"
+        )
     if config.trainer.lr == 0:
         yield "trainer.lr: 0, so nothing is learned"
 
@@ -116,13 +122,17 @@ def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int |
         if found is None or context is None:
             continue
         if found.too_long:
-            yield (f"{place}: {plural(found.too_long, 'prompt')} of {found.problems:,} longer than the context of "
-                   f"{context:,}, {found.too_long_means}")
+            yield (
+                f"{place}: {plural(found.too_long, 'prompt')} of {found.problems:,} longer than the context of "
+                f"{context:,}, {found.too_long_means}"
+            )
         wanted = sampling_for(config, section.sampling, where=f"{place}.sampling").max_tokens
         room = context - min(found.longest, context - 1)
         if found.longest and room < wanted:
-            yield (f"{place}: the longest prompt ({found.longest:,} tokens) leaves {plural(room, 'token')} of the "
-                   f"context for a completion, less than max_tokens = {wanted:,}")
+            yield (
+                f"{place}: the longest prompt ({found.longest:,} tokens) leaves {plural(room, 'token')} of the "
+                f"context for a completion, less than max_tokens = {wanted:,}"
+            )
 
 
 def _end(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
@@ -132,14 +142,18 @@ def _end(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
     groups = sum((section.passes or 0) * measured[place].problems for place, section in drawn.items())
     batches = groups // config.feeder.groups_per_batch
     if batches < config.run.steps:
-        yield (f"run.steps: {config.run.steps:,}, but the tasksets end after {plural(groups, 'group')}, which make "
-               f"{batches:,} batches; raise passes or lower steps")
+        yield (
+            f"run.steps: {config.run.steps:,}, but the tasksets end after {plural(groups, 'group')}, which make "
+            f"{batches:,} batches; raise passes or lower steps"
+        )
 
 
 def _disk(disk: DiskEstimate | None) -> Iterator[str]:
     if disk is not None and not disk.fits:
-        yield (f"disk: the run may need {size(disk.total_bytes)}, and {size(disk.free_bytes)} are free; free some, set "
-               "run.folder, or lower keep_checkpoints and weights.keep")
+        yield (
+            f"disk: the run may need {size(disk.total_bytes)}, and {size(disk.free_bytes)} are free; free some, set "
+            "run.folder, or lower keep_checkpoints and weights.keep"
+        )
 
 
 def _sections(config: RunConfig) -> Iterator[tuple[str, TasksetSection | EvaluationSection]]:

@@ -238,16 +238,22 @@ def _foreign(log: Log, rows: tuple[Rows, ...], partials: Rows, outcomes: Outcome
     sentences = []
     for here, before in ((rollouts, tasks), (partials, tasks), (verified, rollouts), (batches, verified)):
         if len(strangers := ledger.missing(here.rollout_R, before.rollout_R)):
-            sentences.append(f"{here.topic}: {plural(len(strangers), 'rollout')} that {before.topic} does not have: "
-                             + _examples(log, here.topic, strangers, "rollout_id"))
+            sentences.append(
+                f"{here.topic}: {plural(len(strangers), 'rollout')} that {before.topic} does not have: "
+                + _examples(log, here.topic, strangers, "rollout_id")
+            )
     if len(strangers := ledger.missing(outcomes.group_G, tasks.group_R)):
-        sentences.append(f"outcomes: {plural(len(strangers), 'group')} that was never admitted: "
-                         + _examples(log, "outcomes", strangers, "group_id"))
+        sentences.append(
+            f"outcomes: {plural(len(strangers), 'group')} that was never admitted: "
+            + _examples(log, "outcomes", strangers, "group_id")
+        )
     if len(strangers := ledger.missing(outcomes.rollout_N, verified.rollout_R)):
         sentences.append(f"outcomes: {plural(len(strangers), 'rollout')} named that verified does not have")
     if len(double := np.unique(ledger.repeated(outcomes.rollout_N))):
-        sentences.append(f"outcomes: {plural(len(double), 'rollout')} named by more than one record: "
-                         + _examples(log, "verified", double, "rollout_id"))
+        sentences.append(
+            f"outcomes: {plural(len(double), 'rollout')} named by more than one record: "
+            + _examples(log, "verified", double, "rollout_id")
+        )
     return sentences
 
 
@@ -261,8 +267,10 @@ def _lost(log: Log, rows: tuple[Rows, ...], outcomes: Outcomes) -> list[str]:
         (verified, "the buffer", "outcomes", outcomes.rollout_N),
     ):
         if len(lost := ledger.missing(here.rollout_R[here.passed_R], found)):
-            sentences.append(f"{here.topic}: {plural(len(lost), 'rollout')} that {readers} passed, with nothing on "
-                             f"{after}: {_examples(log, here.topic, lost, 'rollout_id')}")
+            sentences.append(
+                f"{here.topic}: {plural(len(lost), 'rollout')} that {readers} passed, with nothing on "
+                f"{after}: {_examples(log, here.topic, lost, 'rollout_id')}"
+            )
     return sentences
 
 
@@ -273,8 +281,10 @@ def _incomplete(log: Log, tasks: Rows) -> list[str]:
     wrong = groups[counts != tasks.number_R[first][sizes]]
     if not len(wrong):
         return []
-    return [f"tasks: {plural(len(wrong), 'group')} with other than group_size siblings: "
-            + _examples(log, "tasks", wrong, "group_id")]
+    return [
+        f"tasks: {plural(len(wrong), 'group')} with other than group_size siblings: "
+        + _examples(log, "tasks", wrong, "group_id")
+    ]
 
 
 def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows) -> list[str]:
@@ -285,15 +295,19 @@ def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows) -> li
     held = ledger.in_batch(batches.rollout_R, batches.number_R)
     absent = np.isin(promised, held, invert=True)
     if absent.any():
-        sentences.append(f"batches: {plural(int(absent.sum()), 'rollout')} not in the batch that the outcome says: "
-                         + _examples(log, "verified", outcomes.rollout_N[batched][absent], "rollout_id"))
+        sentences.append(
+            f"batches: {plural(int(absent.sum()), 'rollout')} not in the batch that the outcome says: "
+            + _examples(log, "verified", outcomes.rollout_N[batched][absent], "rollout_id")
+        )
     newest = int(outcomes.batch_G.max(initial=-1))  # later batches had their outcomes written after we looked
     early = batches.number_R <= newest
     unnamed = early & np.isin(batches.rollout_R, outcomes.rollout_N[batched], invert=True)
     if unnamed.any():
         strangers = np.unique(batches.rollout_R[unnamed])
-        sentences.append(f"batches: {plural(len(strangers), 'rollout')} that no outcome batched: "
-                         + _examples(log, "batches", strangers, "rollout_id"))
+        sentences.append(
+            f"batches: {plural(len(strangers), 'rollout')} that no outcome batched: "
+            + _examples(log, "batches", strangers, "rollout_id")
+        )
     return sentences
 
 
@@ -302,18 +316,24 @@ def _batches_against_steps(steps: InForce, outcomes: Outcomes, shares: ledger.Sh
     sentences = []
     places = ((share, batch) for batch in range(steps.version) for share in range(num_shares))
     if absent := [place for place in places if place not in shares.announced]:
-        sentences.append(f"batches: {plural(len(absent), 'manifest')} missing below version {steps.version}, first of "
-                         f"batch {absent[0][1]}, share {absent[0][0]}")
+        sentences.append(
+            f"batches: {plural(len(absent), 'manifest')} missing below version {steps.version}, first of "
+            f"batch {absent[0][1]}, share {absent[0][0]}"
+        )
     wrong = [place for place in sorted(shares.announced) if shares.announced[place] != shares.counted[place]]
     orphans = [place for place in sorted(shares.counted) if place not in shares.announced]
     for share, batch in (wrong + orphans)[:NUM_EXAMPLES]:
         expected = shares.announced.get((share, batch), "a manifest")
-        sentences.append(f"batches[{share}]: {plural(shares.counted[share, batch], 'experience')} of batch {batch}, "
-                         f"expected {expected}")
+        sentences.append(
+            f"batches[{share}]: {plural(shares.counted[share, batch], 'experience')} of batch {batch}, "
+            f"expected {expected}"
+        )
     trained = len(np.unique(outcomes.group_G[outcomes.fate_G == TRAINED]))
     if trained != steps.trained_groups:
-        sentences.append(f"steps: {plural(steps.trained_groups, 'trained group')} by version {steps.version}, "
-                         f"expected {trained:,} as outcomes says")
+        sentences.append(
+            f"steps: {plural(steps.trained_groups, 'trained group')} by version {steps.version}, "
+            f"expected {trained:,} as outcomes says"
+        )
     return sentences
 
 

@@ -212,19 +212,30 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     main = panel(0, slice(0, 2), "Reward", "mean over scored rollouts", [*tasksets[: MAX_LINES - 1], *reward])
     _label_resumes(main, axis)
     panel(0, 2, "Held-out evaluation", "mean and pass@k", evaluations(history, axis), empty="no evaluation yet")
-    panel(1, 0, "Completion length", "tokens",
-          [*of("length_mean", "mean"), *of("truncated_share", "truncated", scale=100, right=True)],
-          from_zero=True, right_unit="truncated, %")
-    panel(1, 1, "Staleness", "versions", [*of("staleness_mean", "mean"), *of("staleness_max", "max")],
-          from_zero=True)
+    panel(
+        1,
+        0,
+        "Completion length",
+        "tokens",
+        [*of("length_mean", "mean"), *of("truncated_share", "truncated", scale=100, right=True)],
+        from_zero=True,
+        right_unit="truncated, %",
+    )
+    panel(1, 1, "Staleness", "versions", [*of("staleness_mean", "mean"), *of("staleness_max", "max")], from_zero=True)
     panel(1, 2, "Groups without signal", "% of decided groups", shares(history, axis), from_zero=True)
     loss = panel(2, 0, "Loss", "", of("loss", ""))
     _mark_skipped(loss, history, axis)
     panel(2, 1, "Gradient norm", "before clipping", of("grad_norm", ""), log_if_wide=True)
     panel(2, 2, "Entropy", "nats per token", of("entropy", ""), from_zero=True)
-    panel(3, 0, "Trainer against sampler", "KL (k3), 0.001 nats per token",
-          [*of("mismatch_k3", "KL", scale=1000), *of("ess", "ESS", right=True)], log_if_wide=True,
-          right_unit="effective sample size, share")
+    panel(
+        3,
+        0,
+        "Trainer against sampler",
+        "KL (k3), 0.001 nats per token",
+        [*of("mismatch_k3", "KL", scale=1000), *of("ess", "ESS", right=True)],
+        log_if_wide=True,
+        right_unit="effective sample size, share",
+    )
     panel(3, 1, "Rates", "rollouts per s", [
         *rates(history, axis, "rollouts_per_s", "rollouts", "rollouts/s"),
         *rates(history, axis, "tokens_per_s", "tokens", "tokens/s", right=True),
@@ -279,8 +290,18 @@ def _panel(
         handles += twin.get_lines()
     shown = [handle for handle in handles if not handle.get_label().startswith("_")]
     if shown:
-        ax.legend(handles=shown, loc="lower left", bbox_to_anchor=(0.0, 0.985), ncols=len(shown), frameon=False,
-                  fontsize=8, handlelength=1.3, columnspacing=1.2, labelcolor=INK, borderaxespad=0.1)
+        ax.legend(
+            handles=shown,
+            loc="lower left",
+            bbox_to_anchor=(0.0, 0.985),
+            ncols=len(shown),
+            frameon=False,
+            fontsize=8,
+            handlelength=1.3,
+            columnspacing=1.2,
+            labelcolor=INK,
+            borderaxespad=0.1,
+        )
     return ax
 
 
@@ -304,8 +325,11 @@ def _draw_lines(
         color = line.color or default
         width = window(len(line.y)) if line.smooth else 1
         marked = len(line.x) <= NUM_MARKED
-        style: dict[str, Any] = {"color": color, "linestyle": (0, (4, 2)) if line.dashed else "-",
-                                 "label": line.label or "_"}
+        style: dict[str, Any] = {
+            "color": color,
+            "linestyle": (0, (4, 2)) if line.dashed else "-",
+            "label": line.label or "_",
+        }
         if width > 1:
             faint = {"color": color, "alpha": 0.3 if len(line.y) < 1000 else 0.18, "linewidth": 0.8, "label": "_"}
             ax.plot(line.x, line.y, **faint)
@@ -331,24 +355,42 @@ def _x_limits(ax: Any, axis: Axis) -> None:
     places = np.concatenate([axis.steps, axis.resumes, [0.0]])
     span = max(float(places.max()), 1.0 if axis.whole else 1e-9)
     ax.set_xlim(-0.02 * span, 1.03 * span)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=10 if ax.get_position().width > 0.4 else 6, steps=[1, 2, 2.5, 5, 10],
-                                           integer=axis.whole))
+    ax.xaxis.set_major_locator(
+        MaxNLocator(nbins=10 if ax.get_position().width > 0.4 else 6, steps=[1, 2, 2.5, 5, 10], integer=axis.whole)
+    )
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
 def _label_resumes(ax: Any, axis: Axis) -> None:
     for x in axis.resumes[:12]:
-        ax.annotate("resumed", (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -4), textcoords="offset points",
-                    rotation=90, va="top", fontsize=7, color=FAINT)
+        ax.annotate(
+            "resumed",
+            (x, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -4),
+            textcoords="offset points",
+            rotation=90,
+            va="top",
+            fontsize=7,
+            color=FAINT,
+        )
 
 
 def _mark_skipped(ax: Any, history: History, axis: Axis) -> None:
     skipped = axis.steps[[step.skipped for step in history.steps]] if history.steps else axis.steps
     if len(skipped):
-        ax.plot(skipped, np.full(len(skipped), 0.02), "|", transform=ax.get_xaxis_transform(), color="#B00020",
-                markersize=9)
-        ax.text(0.99, 0.94, f"{plural(len(skipped), 'batch') if len(skipped) == 1 else f'{len(skipped)} batches'}"
-                            " skipped (not finite)", transform=ax.transAxes, ha="right", fontsize=8, color="#B00020")
+        ax.plot(
+            skipped, np.full(len(skipped), 0.02), "|", transform=ax.get_xaxis_transform(), color="#B00020", markersize=9
+        )
+        ax.text(
+            0.99,
+            0.94,
+            f"{plural(len(skipped), 'batch') if len(skipped) == 1 else f'{len(skipped)} batches'} skipped (not finite)",
+            transform=ax.transAxes,
+            ha="right",
+            fontsize=8,
+            color="#B00020",
+        )
 
 
 def _floats(values: Any) -> Floats:

@@ -79,7 +79,8 @@ def write_for_ever(pipe: Connection, folder: Path) -> None:
         key = b"%d/%d" % (os.getpid(), number)
         producer.commit(
             [NewRecord(topic, index % 2, key, value) for topic in ("a", "b") for index in range(16)],
-            positions={A0: Position(number)}, group="g",
+            positions={A0: Position(number)},
+            group="g",
         )
         pipe.send(number)
 
@@ -103,7 +104,8 @@ def write_until_full(pipe: Connection, folder: Path, max_bytes: int) -> None:
         try:
             producer.commit(
                 [NewRecord("a", index % 2, b"%d" % num_committed, b"x" * 65_536) for index in range(10)],
-                positions={A0: Position(num_committed + 1)}, group="g",
+                positions={A0: Position(num_committed + 1)},
+                group="g",
             )
             num_committed += 1
         except LogFull as error:

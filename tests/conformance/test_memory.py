@@ -101,9 +101,7 @@ def test_a_fault_at_a_commit(log: MemoryLog, point: str, visible: int) -> None:
     producer.start()
     log.fault = fault
     with pytest.raises(CrashError):
-        producer.commit(
-            [NewRecord("a", 0, b"k", b"v")], positions={TopicPartition("a", 0): Position(1)}, group="g"
-        )
+        producer.commit([NewRecord("a", 0, b"k", b"v")], positions={TopicPartition("a", 0): Position(1)}, group="g")
     log.fault = None
     assert heard[-1] == (point, "explorer-0")
     assert transport.admin.end_offsets("a")[TopicPartition("a", 0)] == visible

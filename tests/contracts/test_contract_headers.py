@@ -186,7 +186,7 @@ def test_tombstones_are_no_messages() -> None:
 
 
 def test_messages_are_written_to_their_topic_only() -> None:
-    with pytest.raises(ContractError, match="tasks .*rollout"):
+    with pytest.raises(ContractError, match=r"tasks .*rollout"):
         to_record(SAMPLES["rollout.v1"], "tasks", 0, run="run")
 
 

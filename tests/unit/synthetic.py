@@ -41,12 +41,15 @@ class SyntheticLog:
     def __init__(self, transport: Transport, *, partitions: int = 2, shares: int = 1, group_size: int = 2) -> None:
         self.transport, self.partitions, self.shares, self.group_size = transport, partitions, shares, group_size
         if not transport.admin.topics():
-            transport.admin.ensure_topics({
-                name: TopicSettings(
-                    partitions=num_partitions(topic, partitions=partitions, shares=shares), compacted=topic.compacted
-                )
-                for name, topic in TOPICS.items()
-            })
+            transport.admin.ensure_topics(
+                {
+                    name: TopicSettings(
+                        partitions=num_partitions(topic, partitions=partitions, shares=shares),
+                        compacted=topic.compacted,
+                    )
+                    for name, topic in TOPICS.items()
+                }
+            )
             for group, topics in GROUPS.items():
                 transport.admin.commit_initial(group, topics)
         self._producer = transport.producer("synthetic")
@@ -61,11 +64,14 @@ class SyntheticLog:
 
     def put_all(self, entries: Iterable[tuple[str, Message, int | None]]) -> None:
         """One transaction."""
-        self._producer.commit([
-            codec.to_record(message, topic, self._partition(topic, message) if partition is None else partition,
-                            run="synthetic")
-            for topic, message, partition in entries
-        ])
+        self._producer.commit(
+            [
+                codec.to_record(
+                    message, topic, self._partition(topic, message) if partition is None else partition, run="synthetic"
+                )
+                for topic, message, partition in entries
+            ]
+        )
 
     def put_raw(self, *records: NewRecord) -> None:
         self._producer.commit(records)
@@ -85,8 +91,15 @@ class SyntheticLog:
     def siblings(self, sequence: int) -> tuple[RolloutIds, ...]:
         group = ids.group_id("sums", 0, sequence, 0)
         return tuple(
-            RolloutIds(rollout_id=ids.rollout_id(group, i), group_id=group, taskset="sums", sibling=i,
-                       group_size=self.group_size, sequence=sequence, min_version=0)
+            RolloutIds(
+                rollout_id=ids.rollout_id(group, i),
+                group_id=group,
+                taskset="sums",
+                sibling=i,
+                group_size=self.group_size,
+                sequence=sequence,
+                min_version=0,
+            )
             for i in range(self.group_size)
         )
 
@@ -108,8 +121,15 @@ class SyntheticLog:
         self.sample(*sequences)
         self.verify(*sequences)
 
-    def batch(self, batch: int, sequences: Sequence[int], *, unscored: Sequence[str] = (), last: bool = False,
-              leave_out: Sequence[str] = ()) -> None:
+    def batch(
+        self,
+        batch: int,
+        sequences: Sequence[int],
+        *,
+        unscored: Sequence[str] = (),
+        last: bool = False,
+        leave_out: Sequence[str] = (),
+    ) -> None:
         """A batch with its outcomes. `unscored` siblings have no reward; `leave_out` is for logs gone wrong."""
         entries: list[tuple[str, Message, int | None]] = []
         counts = [0] * self.shares
@@ -138,8 +158,16 @@ class SyntheticLog:
     def late(self, sequence: int, sibling: int, result: GroupResult = GroupResult.expired) -> None:
         self.put("outcomes", outcome([self.siblings(sequence)[sibling]], result, late=True))
 
-    def step(self, version: int, *, epoch: int = 1, resumed: bool = False, at: float = 0.0,
-             metrics: dict[str, float] | None = None, last: bool = False) -> None:
+    def step(
+        self,
+        version: int,
+        *,
+        epoch: int = 1,
+        resumed: bool = False,
+        at: float = 0.0,
+        metrics: dict[str, float] | None = None,
+        last: bool = False,
+    ) -> None:
         self.put("steps", StepRecord(
             name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=None if resumed else version - 1,
             positions=(0,) * self.shares, trained_groups=self.trained[version],
@@ -152,10 +180,15 @@ def task(one: RolloutIds) -> Task:
     return Task(ids=one, problem=PROBLEM, sampling=Sampling(), seed=7)
 
 
-def rollout(one: RolloutIds, *, num_tokens: int = 2, status: RolloutStatus = RolloutStatus.completed,
-            version: int = 0) -> Rollout:
+def rollout(
+    one: RolloutIds, *, num_tokens: int = 2, status: RolloutStatus = RolloutStatus.completed, version: int = 0
+) -> Rollout:
     return Rollout(
-        ids=one, status=status, problem=PROBLEM, num_tokens=num_tokens, sampling=Sampling(),
+        ids=one,
+        status=status,
+        problem=PROBLEM,
+        num_tokens=num_tokens,
+        sampling=Sampling(),
         turns=(Turn(role="assistant", content="3", num_tokens=num_tokens, finish_reason="stop"),),
         segments=(segment(num_tokens, version),),
     )
@@ -179,13 +212,25 @@ def verified(one: RolloutIds, *, reward: float = 1.0, reason: UnscorableReason |
 
 def experience(one: RolloutIds, batch: int, share: int, position: int) -> Experience:
     return Experience(
-        ids=one, batch_sequence=batch, share=share, position=position, loss_kind=LossKind.rl, segments=(segment(),),
-        reward=1.0, sampling=Sampling(),
+        ids=one,
+        batch_sequence=batch,
+        share=share,
+        position=position,
+        loss_kind=LossKind.rl,
+        segments=(segment(),),
+        reward=1.0,
+        sampling=Sampling(),
     )
 
 
-def outcome(siblings: Sequence[RolloutIds], result: GroupResult, *, batch: int | None = None,
-            unscored: Sequence[str] = (), late: bool = False) -> GroupOutcome:
+def outcome(
+    siblings: Sequence[RolloutIds],
+    result: GroupResult,
+    *,
+    batch: int | None = None,
+    unscored: Sequence[str] = (),
+    late: bool = False,
+) -> GroupOutcome:
     first = siblings[0]
     return GroupOutcome(
         group_id=first.group_id, taskset=first.taskset, sequence=first.sequence, result=result, reason="test",

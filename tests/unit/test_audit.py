@@ -120,10 +120,12 @@ def test_latecomers_are_pending_until_they_are_expired(log: SyntheticLog) -> Non
 def test_a_latecomer_of_a_batched_group_is_not_trained(log: SyntheticLog) -> None:
     log.flow(0)
     late = log.siblings(0)[1].rollout_id
-    log.put_all([
-        ("outcomes", outcome([log.siblings(0)[0]], GroupResult.batched, batch=0), None),
-        ("batches", experience(log.siblings(0)[0], 0, 0, 0), None),
-    ])
+    log.put_all(
+        [
+            ("outcomes", outcome([log.siblings(0)[0]], GroupResult.batched, batch=0), None),
+            ("batches", experience(log.siblings(0)[0], 0, 0, 0), None),
+        ]
+    )
     log.put("outcomes", outcome([log.siblings(0)[1]], GroupResult.batched, batch=0, late=True))
     report = audit(log.transport)
     assert counts(report.rollouts) == {"admitted": 2, "batched": 1, "expired": 1}

@@ -26,8 +26,9 @@ def evaluation(version: int, name: str = "held-out", **metrics: float) -> EvalRe
                       num_unscored=0, metrics=metrics, generations=None)  # fmt: skip
 
 
-def history(*steps: StepRecord, resumes: tuple[StepRecord, ...] = (), evaluations: tuple[EvalResult, ...] = ()
-            ) -> History:
+def history(
+    *steps: StepRecord, resumes: tuple[StepRecord, ...] = (), evaluations: tuple[EvalResult, ...] = ()
+) -> History:
     return History(steps=steps, resumes=resumes, evaluations=evaluations, current=steps[-1] if steps else None)
 
 

@@ -252,9 +252,7 @@ def test_warnings_of_workers_are_passed_on_and_last_words_only_once(tmp_path: Pa
     assert stage.said == ["buffer-0: no room on the disk"]
     stage.exit("buffer-0", 1, saying="something else broke, at length")
     stage.poll(1)
-    assert stage.said[1:] == [
-        "buffer-0 ended (exit 1): something else broke, at length; starting again in 0.2 s"
-    ]
+    assert stage.said[1:] == ["buffer-0 ended (exit 1): something else broke, at length; starting again in 0.2 s"]
 
 
 # ------------------------------------------------------------------------------------------------ real processes
@@ -354,9 +352,7 @@ def test_the_zygote_forks_workers_that_are_the_same_commands(tmp_path: Path, zyg
     assert waiting.poll() in (0, -signal.SIGTERM), "stopped before or after it could say how"
 
 
-def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(
-    tmp_path: Path, zygote: ZygoteSpawner
-) -> None:
+def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(tmp_path: Path, zygote: ZygoteSpawner) -> None:
     first = zygote.spawn(rftstream(tmp_path, "first", *WAITING))
     wait_for(lambda: first.poll() is None and first.pid is not None)
     pid = first.pid
@@ -422,9 +418,7 @@ def test_the_workers_of_a_run_file(tmp_path: Path) -> None:
         "explorer": {"count": 3, "policy": "fake", "devices": ["cuda:0", "cuda:1"], "threads": 2},
         "verifier": {"count": 0}, "trainer": {"backend": "fake"},
     })  # fmt: skip
-    commands = {
-        command.process: command for _, command in worker_commands(config, RunFolder(tmp_path), model=None)
-    }
+    commands = {command.process: command for _, command in worker_commands(config, RunFolder(tmp_path), model=None)}
     assert sorted(commands) == ["buffer-0", "explorer-0", "explorer-1", "explorer-2", "feeder-0", "trainer-0"]
     devices = [commands[f"explorer-{i}"].arguments[-1] for i in range(3)]
     assert devices == ["cuda:0", "cuda:1", "cuda:0"]
