@@ -169,11 +169,17 @@ def _made_model(make: MakeModel, folder: Path, seed: int) -> str:
     name = "made-" + hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
     if not (folder / RECIPE).is_file():
         _make_atomically(folder, make, seed, recipe)
-    if read_json(folder / RECIPE) != recipe:
+    if (found := read_json(folder / RECIPE)) != recipe:
         raise ConfigError(
-            f"model.make: {folder} holds a model made from another recipe; remove the folder or use its settings"
+            f"model.make: {folder} holds a model made from another recipe: {_difference(found, recipe)}; "
+            "take back the change, or start a new run"
         )
     return name
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    then, now = ({**recipe.get("make", {}), **recipe, "make": None} for recipe in (before, after))
+    return ", ".join(f"{key} {then.get(key)!r} -> {now.get(key)!r}" for key in now if then.get(key) != now.get(key))
 
 
 def _make_atomically(folder: Path, make: MakeModel, seed: int, recipe: dict[str, Any]) -> None:

@@ -339,10 +339,8 @@ class BufferStep:
         elif self._settings.zero_variance == "replace" and self._refilled >= self._settings.max_refill:
             self._stop = StopRule(
                 "no_signal",
-                (
-                    f"buffer: {self._refilled} groups in a row had no spread in their rewards and no batch came together "
-                    "(buffer.max_refill); make the tasks easier or harder, or the groups larger"
-                ),
+                f"buffer: {self._refilled} groups in a row had no spread in their rewards and no batch came together "
+                "(buffer.max_refill); make the tasks easier or harder, or the groups larger",
             )
 
     def _outcome_late(self, verified: VerifiedRollout) -> GroupOutcome:

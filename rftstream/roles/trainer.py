@@ -8,14 +8,10 @@ checkpoint in force, publish its state as the anchor of the new epoch, train the
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rftstream import metrics
 from rftstream.algorithms.base import Algorithm
@@ -37,57 +33,20 @@ from rftstream.messages import (
 )
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch, BatchAssembly
+from rftstream.roles.final import leave_final
+from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import learning_rate
+from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore
-from rftstream.weights.lineage import Lineage
 from rftstream.weights.publisher import publish
-from rftstream.weights.retention import to_delete
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
 BATCHES_AHEAD = 2
 """Read while one is trained; more stay on the log, however many were recorded."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the trainer knows beside the weights; all of it is in the checkpoint."""
-
-    version: int = 0
-    positions: tuple[int, ...] = ()
-    trained_groups: int = 0
-    trained_rollouts: int = 0
-    skips_in_a_row: int = 0
-    rewards: deque[float] = field(default_factory=deque)
-    """Of the last steps, for stop_reward."""
-    last_admitted: int | None = None
-    """Of the last batch, if it was marked as the run's last: how many groups there were in all."""
-
-    def to_state(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "positions": list(self.positions),
-            "trained_groups": self.trained_groups,
-            "trained_rollouts": self.trained_rollouts,
-            "skips_in_a_row": self.skips_in_a_row,
-            "rewards": list(self.rewards),
-            "last_admitted": self.last_admitted,
-        }
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Progress:
-        return Progress(
-            version=state["version"],
-            positions=tuple(state["positions"]),
-            trained_groups=state["trained_groups"],
-            trained_rollouts=state["trained_rollouts"],
-            skips_in_a_row=state["skips_in_a_row"],
-            rewards=deque(state["rewards"]),
-            last_admitted=state["last_admitted"],
-        )
 
 
 class TrainerStep:
@@ -122,14 +81,7 @@ class TrainerStep:
     def _reset(self) -> None:
         self._epoch = 0
         self._progress = Progress()
-        self._lineage = Lineage()
-        self._recorded: set[VersionName] = set()
-        self._newest: deque[VersionName] = deque(maxlen=self._config.weights.keep)
-        """Announced versions in force, as many as retention keeps."""
-        self._due: set[tuple[str, VersionName]] = set()
-        """Evaluations that somebody still has to make."""
-        self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
-        self._best: dict[str, VersionName] = {}
+        self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._kept_checkpoints: list[VersionName] = []
         self._assembly = BatchAssembly(self._settings.shares, 0)
         self._created_at: float | None = None
@@ -177,8 +129,7 @@ class TrainerStep:
         refused: set[VersionName] = set()
 
         def usable(name: VersionName) -> bool:
-            known = name in self._recorded or name.version == 0
-            return known and self._lineage.in_force(name) and name not in refused
+            return self._versions.in_force(name) and name not in refused
 
         while (found := self._checkpoints.newest(usable)) is not None:
             name, state = found
@@ -198,7 +149,7 @@ class TrainerStep:
                 ends,
             )
             refused.add(name)
-        if self._recorded:
+        if self._versions.any_recorded:
             log.warning("no usable checkpoint; training all recorded batches again from version 0")
         if self._touched:
             self._backend.close()
@@ -212,47 +163,17 @@ class TrainerStep:
             case Experience() | BatchManifest():
                 self._assembly.add(received)
             case StepRecord() as step:
-                if self._accepts(step.name, step.resumed):
-                    self._recorded.add(step.name)
+                self._versions.record(step)
             case WeightsAnnounced() as announced:
-                self._note_announced(announced.name)
+                self._versions.announce(announced.name)
             case EvalResult() as result:
-                self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
-                self._due = {due for due in self._due if not self._has_result(*due)}
-                if result.best:
-                    self._best[result.evaluation] = result.name
+                self._versions.evaluate(result)
             case RunManifest() as manifest:
                 self._created_at = manifest.created_at
             case TasksEnded() as ended:
                 self._ended = ended
             case None if received.record.key == b"end":
                 self._ended = None
-
-    def _accepts(self, name: VersionName, resumed: bool) -> bool:
-        if not self._lineage.accepts(name.trainer_epoch):
-            return False
-        if resumed and name.trainer_epoch > self._lineage.epoch:
-            self._lineage.start(name)
-        return True
-
-    def _note_announced(self, name: VersionName) -> None:
-        if not self._lineage.in_force(name):
-            return
-        if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
-            kept = [one for one in self._newest if self._lineage.in_force(one)]
-            self._newest.clear()
-            self._newest.extend(kept)
-            self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
-        self._newest.append(name)
-        self._due |= {
-            (evaluation, name)
-            for evaluation, section in self._config.evaluations.items()
-            if name.version % section.every == 0 and not self._has_result(evaluation, name)
-        }
-
-    def _has_result(self, evaluation: str, name: VersionName) -> bool:
-        """As the evaluator sees it: of an older trainer too, if it is the state that the newer one began with."""
-        return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         if record.topic == "batches":
@@ -350,10 +271,8 @@ class TrainerStep:
             ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
             self._stop = StopRule(
                 "nan",
-                (
-                    f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
-                    f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts"
-                ),
+                f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
+                f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts",
             )
         return Transaction(tuple(outputs))
 
@@ -422,13 +341,7 @@ class TrainerStep:
 
     def _finished(self, reason: str, name: VersionName) -> Publish:
         """`final/` is there before the run is said to be finished."""
-        self._final.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".final-", dir=self._final.parent))
-        self._backend.export(folder)
-        if self._final.exists():
-            shutil.rmtree(self._final)
-        folder.chmod(0o755)
-        folder.rename(self._final)
+        leave_final(self._final, self._backend.export)
         return Publish("control", 0, RunFinished(reason=reason, name=name, finished_at=self._clock.now()))
 
     # ------------------------------------------------------------------------------------------ afterwards
@@ -442,12 +355,11 @@ class TrainerStep:
         for output in transaction.outputs:
             match output.message:
                 case StepRecord() as step:
-                    self._accepts(step.name, step.resumed)
-                    self._recorded.add(step.name)
+                    self._versions.record(step)
                     for metric, value in step.metrics.items():
                         metrics.TRAIN.labels(metric).set(value)
                 case WeightsAnnounced() as announced:
-                    self._note_announced(announced.name)
+                    self._versions.announce(announced.name)
                 case RunFinished():
                     finished = True
         self._anchor_due = False
@@ -457,7 +369,7 @@ class TrainerStep:
         due = self._progress.version % self._settings.checkpoint_every == 0
         if (trained and due) or finished or self._stop is not None:
             self._checkpoint()
-        self._trim()
+        self._versions.trim(self._store, self._kept_checkpoints)
         self._done = finished
         self._waited_since = self._clock.now()
 
@@ -468,23 +380,7 @@ class TrainerStep:
             return
         self._log.transport.admin.make_durable()
         self._checkpoints.write(name, self._backend.save, self._progress.to_state())
-        self._kept_checkpoints = self._checkpoints.trim(in_force=self._usable)
-
-    def _usable(self, name: VersionName) -> bool:
-        return name in self._recorded and self._lineage.in_force(name)
-
-    def _trim(self) -> None:
-        """Deletes weight objects that nothing needs any more."""
-        gone = to_delete(
-            self._store.list("versions/"),
-            in_force=list(self._newest),
-            newest_keep=self._config.weights.keep,
-            kept_checkpoints=self._kept_checkpoints,
-            due_evaluations=[name for _, name in self._due],
-            best=self._best.values(),
-        )
-        for name in gone:
-            self._store.delete(name)
+        self._kept_checkpoints = self._checkpoints.trim(in_force=self._versions.in_force)
 
     # ------------------------------------------------------------------------------------------ the rest
 

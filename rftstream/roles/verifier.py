@@ -150,11 +150,9 @@ class VerifierStep:
         if len(self._recent) == JUDGED_OVER and failed > self._max_dead_share * JUDGED_OVER:
             raise StopRule(
                 "dead_letters",
-                (
-                    f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, "
-                    f"expected at most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: "
-                    f"{reply.detail.strip().rpartition(chr(10))[2]}. Mend the reward, then `rftstream resume`"
-                ),
+                f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, expected "
+                f"at most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: "
+                f"{reply.detail.strip().rpartition(chr(10))[2]}. Mend the reward, then `rftstream resume`",
             )
 
     def _verified(

@@ -412,10 +412,15 @@ def test_a_live_run_cannot_be_run_twice(place: Workplace) -> None:
     view.assert_nothing_lost()
 
 
-def test_a_run_folder_that_cannot_be_written(place: Workplace) -> None:
+def test_a_run_folder_that_cannot_be_written(place: Workplace, small_disk: Path) -> None:
     place.write("taken", "a file")
-    for run_dir in ("taken", "taken/run", "/proc/run"):
-        refused(place.call("run", "tiny.toml", "--run-dir", run_dir), "expected a run folder that can be written")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    for run_dir, why in (
+        ("taken", "File exists"), ("taken/run", "Not a directory"), ("/proc/run", "No such file or directory"),
+        (small_disk / "run", "Read-only file system"),
+    ):  # fmt: skip
+        said = f"{why}, expected a run folder that can be written"
+        refused(place.call("run", "tiny.toml", "--run-dir", run_dir), said)
     refused(place.call("run", "tiny.toml", *sets("run.folder=taken")), "expected a run folder that can be written")
 
 

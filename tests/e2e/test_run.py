@@ -61,6 +61,9 @@ def test_the_arithmetic_example_from_start_to_end(place: Workplace) -> None:
     )
     check_model_folder(final)
     check_commands(place, "arithmetic")
+    refused = place.look("resume", "arithmetic", *sets("run.steps=40", "model.make.width=32"))
+    assert refused.code == 2
+    assert "another recipe: width 64 -> 32; take back the change" in refused.err
 
 
 def check_model_folder(folder: Path) -> None:
@@ -218,6 +221,9 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) ->
     assert (stopped.result["reason"], stopped.result["error"]) == ("interrupted", None)
     assert 3 <= stopped.result["steps"] < 40
     place.assert_nobody_left(1.0)
+    for name in ("explorer-0", "verifier-0", "trainer-0"):
+        assert "left: stopped" in view.log_of(name)
+        assert "a successor does the rest" not in view.log_of(name), "what waits for weights is given back"
     before = view.assert_nothing_lost()
     assert before.groups.trained == 2 * before.version
 

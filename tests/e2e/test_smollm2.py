@@ -86,7 +86,7 @@ def check_rewards(view: RunView) -> None:
         assert one.verdict is not None
         problem = one.rollout.problem
         entry = {"question": problem.messages[-1].content, "answer": problem.answer, "metadata": problem.info}
-        assert one.verdict.reward == pytest.approx(scorer(one.rollout.turns[-1].content, entry))
+        assert one.verdict.reward == pytest.approx(scorer(one.rollout.turns[-1].content.strip(), entry))
         assert "reasoning_gym" in one.verdict.scorer
 
 

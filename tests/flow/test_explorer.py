@@ -449,6 +449,20 @@ def test_told_to_leave_it_finishes_what_it_has_in_hand(tmp_path: Path) -> None:
     assert scene.log.group("explorer").members == {}
 
 
+def test_told_to_leave_it_gives_back_what_waits_for_newer_weights(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.announce(0)
+    scene.admit(0)
+    scene.admit(1, min_version=1)
+    explorer = RoleDriver(scene, "explorer")
+    explorer.work()
+    explorer.stop()
+    assert sequences_of(scene) == [0, 0]
+    scene.announce(1)
+    RoleDriver(scene, "explorer", process="successor").work()
+    assert sequences_of(scene) == [0, 0, 1, 1]
+
+
 def test_it_leaves_when_the_run_is_finished(tmp_path: Path) -> None:
     from rftstream.messages import RunFinished
 

@@ -35,7 +35,7 @@ def test_it_is_made_once(tmp_path):
     assert tiny.make(tmp_path) == spec
     assert marked.stat().st_mtime_ns == times
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
-    with pytest.raises(ConfigError, match="another recipe"):
+    with pytest.raises(ConfigError, match="another recipe: seed 0 -> 1; take back"):
         tiny.make(tmp_path, seed=1)
 
 

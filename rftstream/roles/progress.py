@@ -1,0 +1,46 @@
+"""What the trainer knows beside the weights."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Progress:
+    """All of it is in the checkpoint."""
+
+    version: int = 0
+    positions: tuple[int, ...] = ()
+    trained_groups: int = 0
+    trained_rollouts: int = 0
+    skips_in_a_row: int = 0
+    rewards: deque[float] = field(default_factory=deque)
+    """Of the last steps, for stop_reward."""
+    last_admitted: int | None = None
+    """Of the last batch, if it was marked as the run's last: how many groups there were in all."""
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "positions": list(self.positions),
+            "trained_groups": self.trained_groups,
+            "trained_rollouts": self.trained_rollouts,
+            "skips_in_a_row": self.skips_in_a_row,
+            "rewards": list(self.rewards),
+            "last_admitted": self.last_admitted,
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Progress:
+        return Progress(
+            version=state["version"],
+            positions=tuple(state["positions"]),
+            trained_groups=state["trained_groups"],
+            trained_rollouts=state["trained_rollouts"],
+            skips_in_a_row=state["skips_in_a_row"],
+            rewards=deque(state["rewards"]),
+            last_admitted=state["last_admitted"],
+        )

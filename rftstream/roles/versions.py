@@ -1,0 +1,82 @@
+"""The trainer's account of versions: which are in force, and whose weights somebody still needs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+
+from rftstream.config import EvaluationSection
+from rftstream.messages import EvalResult, StepRecord, VersionName
+from rftstream.weights.lineage import Lineage
+from rftstream.weights.retention import to_delete
+from rftstream.weights.store import ObjectStore
+
+
+class Versions:
+    """Told of every record of `steps`, `weights` and `evals`, in log order."""
+
+    def __init__(self, evaluations: Mapping[str, EvaluationSection], keep: int) -> None:
+        self._evaluations = evaluations
+        self._keep = keep
+        self._lineage = Lineage()
+        self._recorded: set[VersionName] = set()
+        self._newest: deque[VersionName] = deque(maxlen=keep)
+        """Announced versions in force, as many as are kept."""
+        self._due: set[tuple[str, VersionName]] = set()
+        """Evaluations that somebody still has to make."""
+        self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
+        self._best: dict[str, VersionName] = {}
+
+    @property
+    def any_recorded(self) -> bool:
+        return bool(self._recorded)
+
+    def record(self, step: StepRecord) -> None:
+        """A step; that of a trainer which another has replaced does not count."""
+        if not self._lineage.accepts(step.name.trainer_epoch):
+            return
+        if step.resumed and step.name.trainer_epoch > self._lineage.epoch:
+            self._lineage.start(step.name)
+        self._recorded.add(step.name)
+
+    def announce(self, name: VersionName) -> None:
+        if not self._lineage.in_force(name):
+            return
+        if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
+            kept = [one for one in self._newest if self._lineage.in_force(one)]
+            self._newest.clear()
+            self._newest.extend(kept)
+            self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
+        self._newest.append(name)
+        self._due |= {
+            (evaluation, name)
+            for evaluation, section in self._evaluations.items()
+            if name.version % section.every == 0 and not self._has_result(evaluation, name)
+        }
+
+    def evaluate(self, result: EvalResult) -> None:
+        self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
+        self._due = {due for due in self._due if not self._has_result(*due)}
+        if result.best:
+            self._best[result.evaluation] = result.name
+
+    def in_force(self, name: VersionName) -> bool:
+        """Whether a checkpoint of this version counts. Version 0 always does: it is what every trainer begins with."""
+        return (name in self._recorded or name.version == 0) and self._lineage.in_force(name)
+
+    def trim(self, store: ObjectStore, kept_checkpoints: Collection[VersionName]) -> None:
+        """Deletes weight objects that nothing needs any more."""
+        gone = to_delete(
+            store.list("versions/"),
+            in_force=list(self._newest),
+            newest_keep=self._keep,
+            kept_checkpoints=kept_checkpoints,
+            due_evaluations=[name for _, name in self._due],
+            best=self._best.values(),
+        )
+        for name in gone:
+            store.delete(name)
+
+    def _has_result(self, evaluation: str, name: VersionName) -> bool:
+        """As the evaluator sees it: of an older trainer too, if it is the state that the newer one began with."""
+        return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))

@@ -1,0 +1,140 @@
+"""The worked examples of docs/extending.md do what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from my_algorithms import LeaveOneOut
+from my_environments import HigherLower
+from my_policies import Uniform
+from my_tasksets import Backwards
+
+from rftstream import config, plugins
+from rftstream.algorithms.base import Denominators, MicroBatch
+from rftstream.messages import (
+    Array,
+    ChatMessage,
+    Experience,
+    LossKind,
+    Problem,
+    RolloutIds,
+    Sampling,
+    Segment,
+    VersionName,
+    VersionSpan,
+)
+from rftstream.models import ModelSpec
+from rftstream.policies.base import SampleRequest
+from rftstream.rendering import FakeRenderer
+from rftstream.rewards.base import RewardInput
+from rftstream.rewards.resolve import build_reward
+from rftstream.testing import ManualClock
+
+
+def reward_input(completion: str, answer: str) -> RewardInput:
+    return RewardInput(completion=completion, answer=answer, prompt="", messages=(), info={}, data_source="",
+                       num_tokens=1, truncated=False)  # fmt: skip
+
+
+def run_config(**more: Mapping[str, Any]) -> config.RunConfig:
+    return config.from_dict({
+        "run": {"name": "examples", "steps": 1}, "model": {"path": "fake"},
+        "tasksets": {"sums": {"source": "arithmetic"}}, **more,
+    })  # fmt: skip
+
+
+def test_reward() -> None:
+    name = "my_rewards:closeness"
+    score = build_reward(name, run_config(rewards={name: {"scale": 5}}))
+    assert score(reward_input("7", "7")).reward == 1.0
+    assert score(reward_input("6", "7")).reward == pytest.approx(0.8)
+    assert score(reward_input("1", "7")).reward == 0.0
+    wrong = score(reward_input("seven", "7"))
+    assert (wrong.reward, wrong.metrics) == (0.0, {"is_number": 0.0})
+    with pytest.raises(ValueError, match="seven"):
+        score(reward_input("7", "seven"))
+
+
+def test_taskset() -> None:
+    settings = plugins.build_config(Backwards, {"size": 5, "length": 4, "letters": "xyz"}, where="options")
+    words = [Backwards(settings, location="", columns={}, system="Spell it backwards.") for _ in range(2)]
+    problems = [words[0].problem(index) for index in range(len(words[0]))]
+    assert [words[1].problem(index) for index in reversed(range(5))] == problems[::-1]
+    assert words[0].digest == words[1].digest
+    for problem in problems:
+        assert problem.answer == problem.messages[-1].content[::-1]
+        assert problem.messages[0].role == "system"
+
+
+def test_environment() -> None:
+    problem = Problem(messages=(ChatMessage(role="user", content="1 to 9?"),), answer="6")
+    game = HigherLower(HigherLower.Config(max_guesses=3), problem=problem, seed=0)
+    assert game.start() == problem.messages
+    assert [message.content for message in game.reply("5", "stop").messages] == ["higher"]
+    again = HigherLower(HigherLower.Config(max_guesses=3), problem=problem, seed=0)
+    again.load(game.save() or b"")
+    assert [message.content for message in again.reply("?", "stop").messages] == ["a number, please"]
+    last = again.reply("6", "stop")
+    assert last.done
+    assert last.metrics == {"guesses": 3, "found": True}
+
+
+def experience(group: str, sibling: int, reward: float) -> Experience:
+    ids = RolloutIds(rollout_id=f"{group}/{sibling}", group_id=group, taskset="t", sibling=sibling, group_size=2,
+                     sequence=0, min_version=0)  # fmt: skip
+    segment = Segment(
+        token_ids=Array.of([5, 6, 7], "int32"), behavior_logprobs=Array.of([0, -1, -2], "float32"),
+        loss_mask=Array.of([0, 1, 1], "uint8"),
+        versions=(VersionSpan(start=1, count=2, trainer_epoch=1, version=0),),
+    )  # fmt: skip
+    return Experience(ids=ids, batch_sequence=0, share=0, position=0, loss_kind=LossKind.rl, segments=(segment,),
+                      reward=reward, sampling=Sampling())  # fmt: skip
+
+
+def test_algorithm_by_hand() -> None:
+    import torch
+
+    algorithm = LeaveOneOut(LeaveOneOut.Config(tis_cap=2.0))
+    batch = [experience("t/0/0/0", 0, 1.0), experience("t/0/0/0", 1, 0.25), experience("t/0/1/0", 0, 1.0)]
+    rows, _ = algorithm.prepare(batch)
+    assert [float(row.advantages[1]) for row in rows] == [0.75, -0.75, 0.0]
+    assert [row.group for row in rows] == [0, 0, 1]
+
+    policy_BT = torch.tensor([[9.0, -1.0, -1.0], [9.0, -0.5, -5.0]], requires_grad=True)
+    micro = MicroBatch(
+        loss_mask_BT=torch.tensor(np.stack([row.loss_mask for row in rows[:2]])),
+        behavior_logprobs_BT=torch.tensor(np.stack([row.behavior_logprobs for row in rows[:2]])),
+        advantages_BT=torch.tensor(np.stack([row.advantages for row in rows[:2]])),
+    )
+    loss, _ = algorithm.loss(policy_BT, micro, Denominators(num_tokens=4, num_rows=2))
+    loss.backward()
+    # -w A / 4 at sampled tokens, w = min(exp(policy - behaviour), 2); nothing at the prompt
+    weights = [[1.0, 2.0], [np.exp(0.5), np.exp(-3.0)]]
+    wanted = [[0.0, *(-w * a / 4 for w in row)] for row, a in zip(weights, (0.75, -0.75), strict=True)]
+    assert policy_BT.grad is not None
+    np.testing.assert_allclose(policy_BT.grad.numpy(), wanted, rtol=1e-6)
+
+
+def test_policy(tmp_path: Path) -> None:
+    renderer = FakeRenderer()
+    spec = ModelSpec(name="fake", folder=tmp_path, dtype="float32", context=None)
+    policy = Uniform(Uniform.Config(slots=2), model=spec, renderer=renderer, clock=ManualClock())
+    requests = [
+        SampleRequest(request_id=str(seed), token_ids=(1,), sampling=Sampling(), seed=seed, max_tokens=8)
+        for seed in range(3)
+    ]
+    for request in requests:
+        policy.submit(request)
+    assert policy.step() == []  # no weights, no tokens
+    policy.load({}, VersionName(trainer_epoch=1, version=4))
+    first, second = policy.step()
+    assert policy.num_active == 1
+    assert 1 <= len(first.token_ids) <= 8
+    np.testing.assert_allclose(np.exp(first.behavior_logprobs), 1 / 256, rtol=1e-6)
+    assert [(span.count, span.version) for span in second.versions] == [(len(second.token_ids), 4)]
+    policy.submit(requests[0])
+    assert policy.step()[1].token_ids.tolist() == first.token_ids.tolist()

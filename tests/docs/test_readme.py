@@ -1,0 +1,106 @@
+"""The blocks of the README that are marked `<!-- run: NAME -->` run, in order and with few steps, in a fresh folder.
+
+What a block shows has to be what comes out, but for numbers; `...` stands for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.reading import ROOT, Block, blocks
+
+README = ROOT / "README.md"
+STEPS = 5
+MORE_STEPS = 8
+BLOCKS = [block for block in blocks(README) if block.kind]
+RUNS = sorted({block.name for block in BLOCKS if block.kind == "run"})
+
+
+def test_what_can_be_run_is_marked() -> None:
+    for block in blocks(README, "console"):
+        assert block.kind == "run", f"mark it, or let it be no console: {block.commands}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_commands_run(name: str, tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    for block in (block for block in BLOCKS if (block.kind, block.name) == ("run", name)):
+        if name.endswith(", together"):
+            together(block, place)
+        else:
+            for command in block.commands:
+                run(command, place)
+            compare(block, place)
+
+
+def make_place(folder: Path) -> Path:
+    """As a fresh checkout, with the files that the README tells to make."""
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("runs"))
+    for block in BLOCKS:
+        if block.kind == "file":
+            (folder / block.name).parent.mkdir(exist_ok=True)
+            (folder / block.name).write_text(block.text, encoding="utf-8")
+    return folder
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "RFTSTREAM__RUN__STEPS": str(STEPS)}
+
+
+def short(command: str) -> str:
+    """Only a resume's steps are not those of the environment."""
+    return re.sub(r"run\.steps=\d+", f"run.steps={MORE_STEPS}", command)
+
+
+def run(command: str, place: Path) -> None:
+    done = subprocess.run(
+        short(command), shell=True, cwd=place, env=environment(), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    (place / "output").write_text(done.stdout, encoding="utf-8")
+
+
+def together(block: Block, place: Path) -> None:
+    """Each command in a terminal of its own, and all of them come to their end."""
+    running = [
+        subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=place, env=environment(), stdout=subprocess.DEVNULL)
+        for command in block.commands
+    ]
+    try:
+        assert [process.wait(timeout=240) for process in running] == [0] * len(running)
+    finally:
+        for process in running:
+            process.kill()
+    run("rftstream audit examples/arithmetic.toml", place)
+
+
+def compare(block: Block, place: Path) -> None:
+    """Each line that the block shows is one of the last command's output."""
+    found = [skeleton(line) for line in (place / "output").read_text(encoding="utf-8").splitlines()]
+    for line in block.text.splitlines():
+        if line.startswith("$ ") or line == "...":
+            continue
+        wanted = skeleton(line)
+        fits = [
+            one
+            for one in found
+            if one == wanted or (wanted.endswith("...") and one.startswith(wanted.removesuffix("...")))
+        ]
+        assert fits, f"not in the output: {line}\n{wanted}\n" + "\n".join(found)
+
+
+def skeleton(line: str) -> str:
+    """Without what differs from run to run."""
+    line = re.sub(r"(?<=@)\S+|sums/[\d/]+|\b[0-9a-f]{12}\b", "#", line)
+    line = re.sub(r"[-+]?\d[\d.,:-]*\d|\d", "#", line)
+    line = re.sub(r"# (s|min|h|[kMG]?B)\b", "#", line)
+    return " ".join(line.split())

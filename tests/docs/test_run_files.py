@@ -1,0 +1,32 @@
+"""Every run file in docs and examples can be loaded; fragments together with what they leave out."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rftstream import config
+from rftstream.runtime.preflight import check_part_names
+from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
+
+BASE = {
+    "run": {"name": "base", "steps": 1},
+    "model": {"path": "fake"},
+    "tasksets": {"base": {"source": "arithmetic"}},
+}
+BLOCKS = [block for page in PAGES for block in blocks(page, "toml")]
+FILES = sorted([*(ROOT / "examples").glob("*.toml"), *(ROOT / "tests" / "docs").rglob("*.toml")])
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{shown(block.page)}-{block.text.split()[0]}")
+def test_blocks_load(block: Block) -> None:
+    values = tomllib.loads(block.text)
+    loaded = config.from_dict(BASE | values if "run" not in values else values)
+    check_part_names(loaded)
+
+
+@pytest.mark.parametrize("file", FILES, ids=shown)
+def test_files_load(file: Path) -> None:
+    check_part_names(config.load([file], env={}))

@@ -1,0 +1,134 @@
+"""Commands, settings, topics, metrics and keys that the docs name exist, and those that exist are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import configuration
+
+from rftstream.cli import COMMANDS
+from rftstream.config import RunConfig, load
+from rftstream.messages import MESSAGES, StepRecord
+from rftstream.metrics import REGISTRY
+from rftstream.runtime.launch import RunResult
+from rftstream.runtime.runs import OpenRun
+from rftstream.testing import MemoryRun, Simulation
+from rftstream.topics import TOPICS
+from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
+
+OPERATIONS = read(ROOT / "docs" / "operations.md")
+FILES = (".py", ".json", ".toml", ".lock", ".log")
+SECTIONS = {item.name for item in dataclasses.fields(RunConfig)} - {"base"}
+
+
+def commands(text: str) -> Iterator[str]:
+    yield from re.findall(r"\brftstream ([a-z]+)\b", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_commands_exist(page: Path) -> None:
+    shell = [line for block in blocks(page, "console", "sh") for line in block.commands or block.text.splitlines()]
+    named = [name for text in (*code(page), *shell) for name in commands(text)]
+    assert set(named) <= set(COMMANDS)
+
+
+def test_every_command_is_told() -> None:
+    assert set(commands(read(ROOT / "docs" / "cli.md"))) >= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_settings_exist(page: Path) -> None:
+    """`trainer.lr` in backticks, with or without a value."""
+    known = configuration.keys()
+    for text in code(page):
+        key = re.match(r"(\w+)\.(\w+(?:\.\w+)?)\b", text)
+        if key is None or key[1] not in SECTIONS or text.endswith(FILES) or "(" in text:
+            continue
+        name = key[0].split(".")
+        if name[0] in ("policies", "backends", "algorithms", "rewards", "environments"):
+            continue
+        if name[0] in ("tasksets", "evaluations"):
+            name[1] = "NAME"
+        assert ".".join(name) in known, f"{text}: no such setting"
+
+
+def test_topics_and_contracts_are_told() -> None:
+    text = read(ROOT / "docs" / "contracts.md")
+    table = text.partition("<!-- generated: topics -->")[2].partition("<!-- end -->")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(TOPICS)
+    for contract in MESSAGES:
+        assert f"\n### {contract}\n" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_prometheus_metrics_exist(page: Path) -> None:
+    known = {f"{one.name}_total" if one.type == "counter" else one.name for one in REGISTRY.collect()}
+    modules = {"rftstream_version"}
+    named = {text for text in code(page) if re.fullmatch(r"rftstream_\w+", text)}
+    assert named - modules <= known
+
+
+def test_exit_codes_are_those_of_the_table() -> None:
+    codes = set(re.findall(r"^\| (\d) \|", OPERATIONS, re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"\bexit (?:code )?(\d)\b", read(page))) <= codes, shown(page)
+
+
+# ------------------------------------------------------------------------------------------------ of a small run
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    simulation = Simulation(load([ROOT / "tests/docs/examples/own_parts.toml"]), folder=tmp_path_factory.mktemp("run"))
+    simulation.run()
+    return simulation
+
+
+def keys_told(command: str) -> set[str]:
+    section = OPERATIONS.partition("## For scripts")[2]
+    row = re.search(rf"^\| `{command}`.*?\| (.+) \|$", section, re.MULTILINE)
+    assert row is not None
+    return set(re.findall(r"`(\w+)`", row[1]))
+
+
+def test_json_of_run() -> None:
+    assert keys_told("run") == {item.name for item in dataclasses.fields(RunResult)}
+
+
+def test_json_of_views(simulation: MemoryRun) -> None:
+    from rftstream.views.check import check
+    from rftstream.views.inspect import record_to_json
+    from rftstream.views.status import read_status
+
+    assert keys_told("audit") == set(simulation.audit().to_json())
+    assert keys_told("inspect") == set(record_to_json(simulation.records("steps")[-1]))
+    assert keys_told("check") == set(check(simulation.config).to_json())
+    run = OpenRun(simulation.folder, simulation.config, simulation.transport())
+    assert keys_told("status") == set(read_status(run).to_json())
+
+
+def test_audit_counts(simulation: MemoryRun) -> None:
+    for key in simulation.audit().to_json()["rollouts"]:
+        assert f"`{key}`" in OPERATIONS
+
+
+def metrics_told() -> set[str]:
+    table = OPERATIONS.partition("## Metrics of a step")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([\w/]+)`", cell)}
+
+
+def named(metric: str) -> str:
+    """As the docs call it: `part/exact` is one of `part/NAME`."""
+    kind, slash, _ = metric.partition("/")
+    return f"{kind}/{'TASKSET' if kind == 'reward' else 'NAME'}" if slash else metric
+
+
+def test_metrics_of_a_step_are_told(simulation: MemoryRun) -> None:
+    steps = [message for message in simulation.messages("steps") if isinstance(message, StepRecord)]
+    of_the_example = {"batches"}  # of its own backend
+    assert {named(metric) for step in steps for metric in step.metrics} - of_the_example <= metrics_told()
