@@ -148,11 +148,12 @@ class VerifierStep:
     def _check_rate(self, reply: ScoreReply) -> None:
         failed = sum(self._recent)
         if len(self._recent) == JUDGED_OVER and failed > self._max_dead_share * JUDGED_OVER:
+            said = reply.detail.strip().rpartition("\n")[2]
             raise StopRule(
                 "dead_letters",
-                f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, expected "
-                f"at most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: "
-                f"{reply.detail.strip().rpartition(chr(10))[2]}. Mend the reward, then `rftstream resume`",
+                f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, expected at "
+                f"most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: {said}. "
+                "Mend the reward, then `rftstream resume`",
             )
 
     def _verified(

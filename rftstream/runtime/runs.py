@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "buffer": ("verified",),
 }
 """Consumer groups and the topics whose positions they commit."""
+
+
+LOOKING_S = 0.3
+"""How long a run's lock may be held by somebody who only looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class RunFolder:
             ) from None
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor)
             except BlockingIOError:
                 pid = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
                 raise ConfigError(
@@ -114,6 +119,19 @@ class RunFolder:
             yield
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """BlockingIOError if it stays taken: whoever looks whether a run is live has its lock for a moment, too."""
+    deadline = time.monotonic() + LOOKING_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 @dataclass(frozen=True, slots=True)
