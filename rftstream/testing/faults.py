@@ -22,6 +22,8 @@ class Faults:
     share: float = 0.02
     """Chance, at each point, that something happens. Points: between two ticks of a process; before and after each
     commit, each start of a producer, and each object that is put into the store."""
+    roles: tuple[str, ...] = ()
+    """What happens to a process happens to those of these roles alone; (): to all."""
     kills: int = 0
     """SIGKILL; started again a while later."""
     pauses: int = 0
@@ -54,13 +56,14 @@ class FaultPlan:
 
     def __init__(self, faults: Faults, random: Random) -> None:
         self._share = faults.share
-        self._left = Counter({name: count for name, count in asdict(faults).items() if name != "share" and count})
+        self._roles = faults.roles
+        self._left = Counter({name: count for name, count in asdict(faults).items() if name in _WHERE and count})
         self._random = random
         self.happened: Counter[str] = Counter()
 
-    def draw(self, point: str) -> str | None:
-        """What happens here, if anything does."""
-        if not self._left or self._random.random() >= self._share:
+    def draw(self, point: str, role: str) -> str | None:
+        """What happens here to a process of this role, if anything does."""
+        if not self._left or (self._roles and role not in self._roles) or self._random.random() >= self._share:
             return None
         possible = [name for name in sorted(self._left) if (where := _WHERE[name]) is None or point in where]
         if not possible:

@@ -18,9 +18,6 @@ from rftstream.runtime.service import Service, build_service
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill
 from rftstream.testing.memory_run import START_TIME_S, MemoryRun
 
-TICK_S = 0.001
-"""How far each tick moves the clock."""
-
 DRAIN_S = 30.0
 """For a process that was told to leave; then it is ended as it is."""
 
@@ -63,9 +60,11 @@ class Simulation(MemoryRun):
         seed: int = 0,
         faults: Faults = Faults(),  # noqa: B008  # it is frozen
         restart_s: float = 1.0,
+        tick_s: float = 0.001,
         watch: Callable[[], None] | None = None,
     ) -> None:
-        """`watch` is called after every commit and every tick; what it raises ends the simulation."""
+        """`tick_s`: how far each tick moves the clock. `watch` is called after every commit and every tick; what it
+        raises ends the simulation."""
         super().__init__(config, folder=folder)
         self.seed = seed
         self.random = Random(seed)
@@ -78,6 +77,7 @@ class Simulation(MemoryRun):
         self.story: list[str] = []
         """What happened beside the ordinary, to be read when a seed fails."""
         self._restart_s = restart_s
+        self._tick_s = tick_s
         self._current: SimulatedProcess | None = None
         self._num_held = 0
         self._seen_changes = 0
@@ -122,7 +122,7 @@ class Simulation(MemoryRun):
         due = [one for one in free if one.wake_at <= now and one.paused_until <= now]
         if due:
             self._tick(self.random.choice(due))
-            self.clock.advance(TICK_S)
+            self.clock.advance(self._tick_s)
             return
         times = [max(one.wake_at, one.paused_until) for one in free] + [at for at, _ in self._agenda]
         if until is not None:
@@ -247,7 +247,7 @@ class Simulation(MemoryRun):
         process = self._current
         if process is None:  # not a process of the run
             return
-        match self.plan.draw(point):
+        match self.plan.draw(point, process.role):
             case "kills":
                 raise Kill(point)
             case "pauses":

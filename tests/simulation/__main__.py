@@ -48,8 +48,10 @@ def main() -> int:
         if arguments.verbose:
             print(simulation.to_text(), flush=True)
     took = time.perf_counter() - began
-    print(f"{num_done} of {len(seeds)} seeds fine, {num_ticks} ticks in {took:.1f} s, {60 * num_done / took:.0f} seeds "
-          f"a minute; {dict(sorted(happened.items()))}; failing: {failing or 'none'}")
+    print(
+        f"{num_done} of {len(seeds)} seeds fine, {num_ticks} ticks in {took:.1f} s, {60 * num_done / took:.0f} seeds "
+        f"a minute; {dict(sorted(happened.items()))}; failing: {failing or 'none'}"
+    )
     return 1 if failing else 0
 
 

@@ -13,6 +13,9 @@ from rftstream.errors import RewardError
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 
+SLOW = 20.0
+"""Tokens a second of each rollout: whole steps go by meanwhile."""
+
 UNSCORABLE = f"{__name__}:unscorable_now_and_then"
 
 
@@ -47,7 +50,7 @@ def draw_config(random: Random) -> RunConfig:
             "max_body_bytes": random.choice([1, 2000, 1 << 28]),
         },
         "trainer": {
-            "backend": "fake", "checkpoint_every": random.randint(1, 4), "shares": random.randint(1, 3),
+            "backend": "fake", "checkpoint_every": random.choice([1, 2, 3, 4, 20]), "shares": random.randint(1, 3),
             "publish_every": random.randint(1, max_staleness + 1), "minibatches": random.randint(1, 2),
             "max_skips_in_a_row": 3,
         },
@@ -55,7 +58,7 @@ def draw_config(random: Random) -> RunConfig:
         "weights": {"keep": random.randint(2, 3)},
         "policies": {"fake": {
             "answer_depends_on": random.choice(["task", "weights"]),
-            "tokens_per_s": random.choice([0.0, 300.0]), "mean_tokens": random.choice([0.0, 6.0]), "sigma": 1.0,
+            "tokens_per_s": random.choice([0.0, 300.0, SLOW]), "mean_tokens": random.choice([0.0, 6.0]), "sigma": 1.0,
             "fail_share": 0.0 if calm else 0.1,
         }},
         "backends": {"fake": {"nan_at": () if random.random() < 0.7 else (random.randint(0, 8),)}},
@@ -75,7 +78,9 @@ def draw_config(random: Random) -> RunConfig:
 
 def draw_faults(random: Random) -> Faults:
     return Faults(
-        share=random.choice([0.01, 0.03, 0.06]), kills=random.randint(0, 6), pauses=random.randint(0, 4),
+        share=random.choice([0.01, 0.03, 0.06, 0.12]),
+        roles=random.choice([(), (), (), ("trainer",), ("trainer", "explorer"), ("feeder", "buffer"), ("verifier",)]),
+        kills=random.randint(0, 6), pauses=random.randint(0, 4),
         restarts=random.randint(0, 2), takeovers=random.randint(0, 2), joins=random.randint(0, 2),
         aborts=random.randint(0, 4), unknowns=random.randint(0, 2), user_pauses=random.randint(0, 1),
         drains=int(random.random() < 0.1),
@@ -86,7 +91,10 @@ def simulate(seed: int, folder: Path, *, calm: bool = False) -> tuple[Simulation
     """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong."""
     random = Random(f"grid {seed}")
     config, faults = draw_config(random), draw_faults(random)
-    simulation = Simulation(config, folder=folder, seed=seed, faults=Faults() if calm else faults)
+    tick_s = random.choice([0.001, 0.001, 0.01, 0.1])
+    if config.policies["fake"]["tokens_per_s"] == SLOW:
+        tick_s = max(tick_s, 1 / SLOW)
+    simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=Faults() if calm else faults)
     simulation.watch = laws = Laws(simulation)
     try:
         simulation.run()

@@ -64,7 +64,7 @@ class Laws:
         self._num_changes = log.num_changes
         new_tasks: list[Task] = []
         for place, partition in log.partitions.items():
-            for record in partition.records[self._seen[place]:]:
+            for record in partition.records[self._seen[place] :]:
                 self._look(record, new_tasks)
             self._seen[place] = len(partition.records)
         if new_tasks:
@@ -210,7 +210,8 @@ class Laws:
             assert (name.trainer_epoch, name.version) == (epoch, version + 1), "a version left out"
             assert step.batch_sequence == version
         assert step.trained_groups == sum(
-            one.num_groups for (batch, share), one in self.manifests.items() if share == 0 and batch < name.version)
+            one.num_groups for (batch, share), one in self.manifests.items() if share == 0 and batch < name.version
+        )
         if step.weights_digest is not None:
             known = self.digests.setdefault(name.version, step.weights_digest)
             assert known == step.weights_digest, f"version {name} is not what it was before a restart"
@@ -277,5 +278,3 @@ class Laws:
 
     def __str__(self) -> str:
         return f"version {self.version}, {len(self.admitted)} groups admitted, {len(self.outcomes)} decided"
-
-

@@ -19,6 +19,7 @@ from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deter
 from tests.simulation.laws import Laws
 
 SEEDS_A_TEST = 5
+KINDS = [name for name in Faults.__slots__ if name not in ("share", "roles")]
 EVERYTHING = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, joins=1, aborts=2, unknowns=2,
                     user_pauses=1)  # fmt: skip
 
@@ -47,8 +48,15 @@ def run(folder: Path, seed: int, faults: Faults = Faults(), **settings: Any) -> 
 
 def test_fifty_steps_of_the_whole_set(tmp_path: Path) -> None:
     held_out = {"source": "arithmetic", "options": {"size": 10}, "every": 10}
-    simulation = run(tmp_path, 1, run__steps=50, feeder__groups_per_batch=4, feeder__group_size=4,
-                     evaluations={"held-out": held_out}, backends={"fake": {"skill_rate": 1.0}})
+    simulation = run(
+        tmp_path,
+        1,
+        run__steps=50,
+        feeder__groups_per_batch=4,
+        feeder__group_size=4,
+        evaluations={"held-out": held_out},
+        backends={"fake": {"skill_rate": 1.0}},
+    )
     assert {one.exit_code for one in simulation.processes} == {0}
     steps = [one for one in simulation.messages("steps") if isinstance(one, StepRecord) and not one.resumed]
     assert [one.name.version for one in steps] == list(range(1, 51))
@@ -96,13 +104,13 @@ def test_the_grid_has_all_that_may_matter() -> None:
             "tasksets": len(config.tasksets),
         }.items():  # fmt: skip
             settings.setdefault(name, set()).add(value)
-        faults += Counter({name: getattr(planned, name) for name in Faults.__slots__ if name != "share"})
+        faults += Counter({name: getattr(planned, name) for name in KINDS})
     assert settings["max_staleness"] >= {0, 1, 2}
     assert settings["group_size"] == {1, 2, 3, 4, 5, 6}
     assert settings["partitions"] == {1, 2, 3, 4, 5}
     assert settings["shares"] == {1, 2, 3}
     assert all(len(values) > 1 for values in settings.values()), settings
-    assert all(faults[name] for name in Faults.__slots__ if name != "share"), faults
+    assert all(faults[name] for name in KINDS), faults
 
 
 def test_kills_between_any_two_ticks_and_at_every_commit(tmp_path: Path) -> None:
@@ -134,7 +142,9 @@ def test_a_rule_of_the_run_ends_it_for_all(tmp_path: Path) -> None:
     assert simulation.audit().fine
 
 
-def test_a_failing_seed_tells_its_story_and_how_to_see_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_seed_tells_its_story_and_how_to_see_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def nothing_is_ever_lawful(self: Laws) -> None:
         raise AssertionError("not lawful")
 
