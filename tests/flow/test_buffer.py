@@ -129,7 +129,10 @@ def test_which_groups_make_a_batch_does_not_depend_on_timing(tmp_path: Path, ord
     buffer.work()
     assert batches_of(scene) == [[0, 1], [3, 4], [6, 8], [9, 10]]
     assert {n: result for n, (result, _) in results_of(scene).items() if result != "batched"} == {
-        2: "filtered", 5: "dead", 7: "filtered"}
+        2: "filtered",
+        5: "dead",
+        7: "filtered",
+    }
 
 
 def test_rejected_groups_are_decided_at_once_and_never_wait_for_a_batch(tmp_path: Path) -> None:
@@ -237,8 +240,13 @@ def test_the_deadline_counts_by_the_log_and_outlives_a_restart(tmp_path: Path) -
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_each_sibling_that_comes_late_gets_one_record_of_its_own(tmp_path: Path, restarts: bool) -> None:
-    scene = Scene(tmp_path, feeder__group_size=4, feeder__groups_per_batch=1, buffer__group_deadline_s=1.0,
-                  transport__partitions=1)
+    scene = Scene(
+        tmp_path,
+        feeder__group_size=4,
+        feeder__groups_per_batch=1,
+        buffer__group_deadline_s=1.0,
+        transport__partitions=1,
+    )
     buffer = RoleDriver(scene, "buffer")
     scene.verify(0, (1.0,), only=(0,))
     scene.verify(1, (1.0, 0.0), only=(0, 3))
@@ -253,7 +261,12 @@ def test_each_sibling_that_comes_late_gets_one_record_of_its_own(tmp_path: Path,
         buffer.work()
     late = outcomes_of(scene, late=True)
     assert [(one.sequence, one.rollouts[0].rollout_id[-1], len(one.rollouts)) for one in late] == [
-        (0, "1", 1), (1, "1", 1), (0, "2", 1), (1, "2", 1), (0, "3", 1)]
+        (0, "1", 1),
+        (1, "1", 1),
+        (0, "2", 1),
+        (1, "2", 1),
+        (0, "3", 1),
+    ]
     assert {(one.result, one.reason) for one in late} == {(GroupResult.expired, "late")}
     assert batches_of(scene) == [[1]]
     assert len(outcomes_of(scene)) == 3

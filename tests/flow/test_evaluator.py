@@ -158,8 +158,12 @@ def picky(completion: str, prompt: str) -> float:
 
 
 def test_what_cannot_be_scored_is_counted_and_in_no_mean(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path, evaluations={"held-out": {
-        **HELD_OUT, "reward": f"{__name__}:picky", "n": 2, "k": [1, 2], "options": {"size": 30}}})
+    scene = scene_of(
+        tmp_path,
+        evaluations={
+            "held-out": {**HELD_OUT, "reward": f"{__name__}:picky", "n": 2, "k": [1, 2], "options": {"size": 30}}
+        },
+    )
     scene.announce(0)
     RoleDriver(scene, "evaluator").work()
     (result,) = results_of(scene)

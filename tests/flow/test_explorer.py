@@ -153,8 +153,9 @@ def test_after_a_rollback_older_weights_wait_for_who_needs_newer_ones(tmp_path: 
     work_for(scene, explorer, seconds=8.0)
     rollouts = rollouts_of(scene)
     assert {one.ids.sequence: versions_of(one) for one in rollouts.values()} == {0: [(3, 40)], 1: [(1, 40)]}
-    assert {span.trainer_epoch for one in rollouts.values() for span in one.segments[0].versions
-            if one.ids.sequence == 1} == {2}
+    assert {
+        span.trainer_epoch for one in rollouts.values() for span in one.segments[0].versions if one.ids.sequence == 1
+    } == {2}
     scene.announce(2, epoch=2)
     work_for(scene, explorer, seconds=1.0)
     assert sequences_of(scene) == [0, 0, 1, 1]
@@ -235,7 +236,10 @@ def test_tasks_of_a_decided_group_are_skipped(tmp_path: Path) -> None:
     explorer = RoleDriver(scene, "explorer")
     explorer.work()
     assert Counter((one.ids.sequence, one.status) for one in rollouts_of(scene).values()) == {
-        (0, "completed"): 2, (1, "skipped"): 2, (2, "completed"): 2}
+        (0, "completed"): 2,
+        (1, "skipped"): 2,
+        (2, "completed"): 2,
+    }
     scene.decide(3, GroupResult.dead)
     explorer.work()
     skipped = [one for one in rollouts_of(scene).values() if one.status is RolloutStatus.skipped]
@@ -266,7 +270,8 @@ def test_an_undecodable_task_yields_its_record_and_a_dead_letter(tmp_path: Path)
     assert broken.problem is None
     letters = [one for one in scene.messages("dead") if isinstance(one, DeadLetter)]
     assert [(one.topic, one.partition, one.value, one.reason) for one in letters] == [
-        ("tasks", 0, b"\xc1", "undecodable")] * 2
+        ("tasks", 0, b"\xc1", "undecodable")
+    ] * 2
     assert [one.offset for one in letters] == [2, 3]
     assert all("tasks[0]@" in one.detail for one in letters)
 
@@ -277,7 +282,8 @@ def test_a_policy_that_fails(tmp_path: Path) -> None:
     scene.admit(0)
     RoleDriver(scene, "explorer").work()
     assert {(one.status, one.error) for one in rollouts_of(scene).values()} == {
-        (RolloutStatus.failed, "the fake policy was told to fail")}
+        (RolloutStatus.failed, "the fake policy was told to fail")
+    }
 
 
 @pytest.mark.parametrize("where", ["start", "reply", "close"])
@@ -368,8 +374,12 @@ def test_a_prompt_longer_than_the_context_fails(tmp_path: Path) -> None:
 
 
 def test_a_prompt_longer_than_the_context_is_cut_where_the_taskset_says_so(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, model__context=10, sampling__max_tokens=4,
-                  tasksets={"sums": {"source": "arithmetic", "too_long": "truncate"}})
+    scene = Scene(
+        tmp_path,
+        model__context=10,
+        sampling__max_tokens=4,
+        tasksets={"sums": {"source": "arithmetic", "too_long": "truncate"}},
+    )
     scene.announce(0)
     scene.admit(0, prompt="what is     1+2=")
     RoleDriver(scene, "explorer").work()
@@ -511,8 +521,11 @@ def test_turns_end_with_the_rollouts_tokens(tmp_path: Path) -> None:
 
 
 def test_turns_end_with_the_context(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, model__context=30,
-                  environments={"tests.flow.environments:Conversation": {"turns": 5, "reply_length": 20}})
+    scene = Scene(
+        tmp_path,
+        model__context=30,
+        environments={"tests.flow.environments:Conversation": {"turns": 5, "reply_length": 20}},
+    )
     for rollout in turns_of(scene, "Conversation"):
         assert rollout.status is RolloutStatus.truncated
         assert rollout.error is None

@@ -109,7 +109,7 @@ def test_max_staleness_zero_is_strictly_synchronous(tmp_path: Path) -> None:
     for version in range(5):
         feeder.work()
         assert len(groups_of(scene)) == 2 * (version + 1)
-        assert {task.ids.min_version for task in groups_of(scene)[2 * version:]} == {version}
+        assert {task.ids.min_version for task in groups_of(scene)[2 * version :]} == {version}
         scene.step(version + 1)
 
 
@@ -165,8 +165,13 @@ def test_it_admits_no_more_than_the_steps_need(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group_size", [1, 2, 5])
 @pytest.mark.parametrize("partitions", [1, 2, 7])
 def test_groups_partitions_ids_and_seeds(tmp_path: Path, group_size: int, partitions: int) -> None:
-    scene = scene_of(tmp_path, feeder__group_size=group_size, transport__partitions=partitions, run__seed=11,
-                     feeder__groups_per_batch=5)
+    scene = scene_of(
+        tmp_path,
+        feeder__group_size=group_size,
+        transport__partitions=partitions,
+        run__seed=11,
+        feeder__groups_per_batch=5,
+    )
     RoleDriver(scene, "feeder").work()
     records = scene.records("tasks")
     assert len(records) == 10 * group_size
@@ -208,8 +213,11 @@ def test_tasksets_by_weight_each_with_its_own_sampling(tmp_path: Path) -> None:
 
 
 def test_passes_each_in_another_order_then_the_end(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path, feeder__groups_per_batch=20,
-                     tasksets={"sums": {"source": "arithmetic", "options": {"size": 6}, "passes": 2}})
+    scene = scene_of(
+        tmp_path,
+        feeder__groups_per_batch=20,
+        tasksets={"sums": {"source": "arithmetic", "options": {"size": 6}, "passes": 2}},
+    )
     RoleDriver(scene, "feeder").work()
     places = [task.ids.group_id.split("/")[1:3] for task in groups_of(scene)]
     assert [taskset_pass for taskset_pass, _ in places] == ["0"] * 6 + ["1"] * 6

@@ -16,8 +16,11 @@ SINGLES = ["feeder", "buffer", "trainer", "evaluator"]
 
 
 def scene_of(folder: Path, role: str) -> Scene:
-    scene = Scene(folder, manifest=role != "feeder",
-                  evaluations={"held-out": {"source": "arithmetic", "options": {"size": 3}, "every": 1}})
+    scene = Scene(
+        folder,
+        manifest=role != "feeder",
+        evaluations={"held-out": {"source": "arithmetic", "options": {"size": 3}, "every": 1}},
+    )
     if role == "evaluator":
         scene.announce(0)
     return scene

@@ -1,66 +1,26 @@
-"""The trainer alone: versions, checkpoints and where it goes on from, what ends a run, which weights are kept."""
+"""The trainer alone: versions, what it publishes, what ends a run, which weights are kept."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rftstream.errors import ContractError, ProducerLost, StopRule, TransactionAborted
+from rftstream.errors import ContractError, ProducerLost, StopRule
 from rftstream.messages import (
     DesiredState,
     EvalResult,
     RunFinished,
-    StepRecord,
     TasksEnded,
     VersionName,
     WeightsAnnounced,
 )
 from rftstream.testing import RoleDriver
-from rftstream.testing.faults import Kill
 from rftstream.transport.base import NewRecord
-from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.scene import Scene
-
-
-def steps_of(scene: Scene) -> list[StepRecord]:
-    return [message for message in scene.messages("steps") if isinstance(message, StepRecord)]
-
-
-def announced_of(scene: Scene) -> list[tuple[int, int]]:
-    return [(one.name.trainer_epoch, one.name.version) for one in scene.messages("weights")
-            if isinstance(one, WeightsAnnounced)]  # fmt: skip
-
-
-def names(steps: list[StepRecord]) -> list[tuple[int, int]]:
-    return [(step.name.trainer_epoch, step.name.version) for step in steps]
-
-
-def digests_of(scene: Scene) -> dict[int, set[str]]:
-    """Of the weights, by version."""
-    digests: dict[int, set[str]] = {}
-    for step in steps_of(scene):
-        if step.weights_digest is not None:
-            digests.setdefault(step.name.version, set()).add(step.weights_digest)
-    return digests
-
-
-def finished_of(scene: Scene) -> RunFinished | None:
-    return next((one for one in scene.messages("control") if isinstance(one, RunFinished)), None)
-
-
-def checkpoints_of(scene: Scene) -> list[tuple[int, int]]:
-    return [(one.trainer_epoch, one.version) for one in CheckpointStore(scene.store).names()]
-
-
-def versions_kept(scene: Scene) -> list[tuple[int, int]]:
-    """Weight objects in the store."""
-    found = [name.removeprefix("versions/").partition(".")[0].split("-") for name in scene.store.list("versions/")]
-    return [(int(epoch), int(version)) for epoch, version in found]
-
+from tests.flow.trained import announced_of, checkpoints_of, finished_of, names, steps_of, versions_kept
 
 # --------------------------------------------------------------------------------------------- versions
 
@@ -180,203 +140,6 @@ def test_the_object_is_there_before_it_is_announced(tmp_path: Path) -> None:
     assert len(set(seen)) == 4
 
 
-# --------------------------------------------------------------------------------------------- restarts
-
-
-def test_a_successor_goes_on_from_the_checkpoint_and_ends_with_the_same_weights(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, trainer__checkpoint_every=3)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(5):
-        scene.batch(number)
-    trainer.work()
-    assert checkpoints_of(scene) == [(1, 3)]
-    before = {version: next(iter(digests)) for version, digests in digests_of(scene).items()}
-    trainer.restart()
-    scene.batch(5)
-    trainer.work()
-    assert names(steps_of(scene))[6:] == [(2, 3), (2, 4), (2, 5), (2, 6)]
-    anchor = steps_of(scene)[6]
-    assert anchor.resumed
-    assert anchor.positions == steps_of(scene)[3].positions
-    assert (anchor.trained_groups, anchor.trained_rollouts) == (6, 12)
-    announcement = [one for one in scene.messages("weights") if isinstance(one, WeightsAnnounced)][6]
-    assert (announcement.name.version, announcement.resumed) == (3, True)
-    for version, digest in before.items():
-        assert digests_of(scene)[version] == {digest}
-    assert checkpoints_of(scene) == [(1, 3), (2, 6)]
-
-
-def test_without_a_checkpoint_everything_is_trained_again(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, trainer__checkpoint_every=50)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(4):
-        scene.batch(number)
-    trainer.work()
-    trainer.restart()
-    trainer.work()
-    assert names(steps_of(scene))[5:] == [(2, version) for version in range(5)]
-    assert all(len(digests) == 1 for digests in digests_of(scene).values())
-
-
-def damage(scene: Scene, folder: str, file: str) -> None:
-    name = next(name for name in scene.store.list(f"checkpoints/{folder}/") if name.endswith(file))
-    data = scene.store.objects[name]
-    scene.store.objects[name] = data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
-
-
-@pytest.mark.parametrize("file", ["fake.json", "manifest.json"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str) -> None:
-    scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(5):
-        scene.batch(number)
-    trainer.work()
-    assert checkpoints_of(scene) == [(1, 2), (1, 4)]
-    if file == "manifest.json":
-        scene.store.objects["checkpoints/000001-00000004/manifest.json"] = b"{"
-    else:
-        damage(scene, "000001-00000004", file)
-    trainer.restart()
-    trainer.work()
-    assert names(steps_of(scene))[6:] == [(2, 2), (2, 3), (2, 4), (2, 5)]
-    assert all(len(digests) == 1 for digests in digests_of(scene).values())
-
-
-def test_a_checkpoint_without_its_manifest_is_none(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(4):
-        scene.batch(number)
-    trainer.work()
-    scene.store.delete("checkpoints/000001-00000004/manifest.json")
-    trainer.restart()
-    trainer.work()
-    assert names(steps_of(scene))[5] == (2, 2)
-
-
-def test_a_checkpoint_beyond_the_end_of_the_log_is_passed_over(tmp_path: Path) -> None:
-    """The machine lost power: the store has what the log has not."""
-    scene = Scene(tmp_path, trainer__checkpoint_every=1)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(2):
-        scene.batch(number)
-        trainer.work()
-    manifest = "checkpoints/000001-00000002/manifest.json"
-    state = json.loads(scene.store.get(manifest))
-    state["state"]["positions"] = [1000]
-    scene.store.objects[manifest] = json.dumps(state).encode()
-    trainer.restart()
-    trainer.work()
-    assert names(steps_of(scene))[3:] == [(2, 1), (2, 2)]
-
-
-def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> None:
-    """A zombie's: its version is beyond the one that its successor began with."""
-    scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(3):
-        scene.batch(number)
-    trainer.work()
-    zombie = CheckpointStore(scene.store)
-    saved = zombie.verify(VersionName(trainer_epoch=1, version=2))
-    for version in (3, 7):  # one known by `steps`, but left behind; one never recorded
-        def fill(folder: Path) -> None:
-            (folder / "fake.json").write_text("{}")
-
-        zombie.write(VersionName(trainer_epoch=1, version=version), fill, {**saved, "version": version})
-    scene.step(2, epoch=2, resumed=True)
-    trainer.restart()
-    trainer.work()
-    assert names(steps_of(scene))[5:] == [(2, 2), (2, 3)]
-
-
-def test_a_replaced_trainers_records_are_not_in_force(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(3):
-        scene.batch(number)
-    trainer.work()
-    trainer.restart()
-    trainer.work()
-    assert checkpoints_of(scene) == [(1, 2)]
-    scene.step(9, epoch=1)
-    trainer.restart()
-    scene.batch(3)
-    trainer.work()
-    assert names(steps_of(scene))[-3:] == [(3, 2), (3, 3), (3, 4)]
-
-
-def test_after_a_lost_producer_nothing_is_kept_of_what_was_not_committed(tmp_path: Path) -> None:
-    """Also where no checkpoint is left to load: the backend begins anew."""
-    scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(2):
-        scene.batch(number)
-    trainer.work()
-    calm = digests_of(scene)
-    commits = 0
-
-    def lose_the_anchor(point: str, process: str) -> None:
-        nonlocal commits
-        commits += process == "trainer" and point == "before_commit"
-        if commits == 2:  # the claim was the first
-            scene.log.fault = None
-            damage(scene, "000001-00000002", "fake.json")
-            raise ProducerLost("simulated")
-
-    scene.log.fault = lose_the_anchor
-    scene.batch(2)
-    trainer.restart()
-    trainer.work(within_s=0.9)
-    assert commits == 2
-    assert names(steps_of(scene))[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
-    assert {version: digests_of(scene)[version] for version in calm} == calm
-
-
-@pytest.mark.parametrize(("point", "fault"), [
-    ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
-    ("before_commit", TransactionAborted), ("before_versions", Kill), ("after_versions", Kill),
-    ("before_checkpoints", Kill), ("after_checkpoints", Kill),
-])  # fmt: skip
-@pytest.mark.parametrize("every", [2, 3])
-def test_no_fault_changes_the_weights(tmp_path: Path, point: str, fault: type[BaseException], every: int) -> None:
-    settings = {"trainer__checkpoint_every": 2, "run__steps": 9, "trainer__publish_every": 2}
-    calm, scene, count = Scene(tmp_path / "calm", **settings), Scene(tmp_path, **settings), 0
-
-    def at(where: str, process: str = "trainer") -> None:
-        nonlocal count
-        if where == point and process == "trainer":
-            count += 1
-            if count % every == 0 and count < 30:
-                raise fault("simulated")
-
-    scene.log.fault, scene.store.fault = at, at
-    for one in (calm, scene):
-        for number in range(9):
-            one.batch(number)
-    RoleDriver(calm, "trainer").work()
-    trainer = RoleDriver(scene, "trainer")
-    for _ in range(40):
-        try:
-            trainer.work(within_s=0.9)
-        except Kill:
-            trainer.restart()
-        if trainer.done:
-            break
-    assert trainer.done
-    assert count > every
-    finished = finished_of(scene)
-    assert finished is not None
-    assert finished.name.version == 9
-    for version, digests in digests_of(calm).items():
-        assert digests_of(scene).get(version, digests) == digests
-    assert digests_of(scene)[9] == digests_of(calm)[9]
-    twins = [record.key for topic in ("steps", "weights") for record in scene.records(topic)]
-    assert len(set(twins)) == len(twins)
-    epochs = [name[0] for name in names(steps_of(scene))]
-    assert epochs == sorted(epochs)
-
-
 # --------------------------------------------------------------------------------------------- NaN
 
 
@@ -393,8 +156,12 @@ def test_a_nan_batch_makes_a_version_equal_to_its_parent(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_nan_batches_in_a_row_end_the_run(tmp_path: Path, restarts: bool) -> None:
-    scene = Scene(tmp_path, backends={"fake": {"nan_at": [0, 2, 3, 4, 5]}}, trainer__max_skips_in_a_row=3,
-                  trainer__checkpoint_every=1)
+    scene = Scene(
+        tmp_path,
+        backends={"fake": {"nan_at": [0, 2, 3, 4, 5]}},
+        trainer__max_skips_in_a_row=3,
+        trainer__checkpoint_every=1,
+    )
     trainer = RoleDriver(scene, "trainer")
     for number in range(4):
         scene.batch(number)
@@ -456,8 +223,9 @@ def test_it_ends_with_the_taskset(tmp_path: Path) -> None:
     scene.batch(1, groups=1, last=True)
     trainer.work()
     assert trainer.done
-    assert finished_of(scene) == RunFinished(reason="taskset", name=VersionName(trainer_epoch=1, version=2),
-                                             finished_at=finished_of(scene).finished_at)  # type: ignore[union-attr]
+    assert finished_of(scene) == RunFinished(
+        reason="taskset", name=VersionName(trainer_epoch=1, version=2), finished_at=finished_of(scene).finished_at
+    )  # type: ignore[union-attr]
 
 
 def test_it_ends_with_an_empty_last_batch_of_a_drained_run(tmp_path: Path) -> None:
@@ -561,9 +329,19 @@ def test_an_unknown_last_commit_that_succeeded(tmp_path: Path) -> None:
 
 
 def evaluated(scene: Scene, version: int, *, epoch: int = 1, best: bool = False) -> None:
-    scene.put("evals", EvalResult(
-        evaluation="held-out", name=VersionName(trainer_epoch=epoch, version=version), num_tasks=1, num_samples=1,
-        num_unscored=0, metrics={}, generations=None, best=best))
+    scene.put(
+        "evals",
+        EvalResult(
+            evaluation="held-out",
+            name=VersionName(trainer_epoch=epoch, version=version),
+            num_tasks=1,
+            num_samples=1,
+            num_unscored=0,
+            metrics={},
+            generations=None,
+            best=best,
+        ),
+    )
 
 
 EVALUATIONS = {"held-out": {"source": "arithmetic", "every": 4}}
@@ -619,8 +397,9 @@ def test_due_evaluations_outlive_two_restarts(tmp_path: Path) -> None:
 
 
 def test_a_result_stands_for_the_state_that_a_newer_trainer_begins_with(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, evaluations=EVALUATIONS, trainer__checkpoint_every=4, trainer__keep_checkpoints=2,
-                  weights__keep=2)
+    scene = Scene(
+        tmp_path, evaluations=EVALUATIONS, trainer__checkpoint_every=4, trainer__keep_checkpoints=2, weights__keep=2
+    )
     trainer = RoleDriver(scene, "trainer")
     for number in range(5):
         scene.batch(number)

@@ -62,18 +62,24 @@ class StubScorer:
         score = self.judge(request.item)
         reason = score if isinstance(score, str) else None
         return ScoreReply(
-            request_id=request.request_id, score=None if isinstance(score, str) else score, scorer="stub",
-            scorer_version="7", reason=reason, detail="first line\nlast line" if reason else "",
+            request_id=request.request_id,
+            score=None if isinstance(score, str) else score,
+            scorer="stub",
+            scorer_version="7",
+            reason=reason,
+            detail="first line\nlast line" if reason else "",
         )
 
 
-def stub_verifier(scene: Scene, judge: Judge, *, max_concurrent: int = 256, max_dead_share: float = 0.5,
-                  process: str = "verifier") -> tuple[RoleDriver, StubScorer]:
+def stub_verifier(
+    scene: Scene, judge: Judge, *, max_concurrent: int = 256, max_dead_share: float = 0.5, process: str = "verifier"
+) -> tuple[RoleDriver, StubScorer]:
     scorer = StubScorer(judge)
 
     def build(context: RoleContext) -> Role:
-        step = VerifierStep(scorer=scorer, max_concurrent=max_concurrent, tries=3, max_dead_share=max_dead_share,
-                            clock=context.clock)
+        step = VerifierStep(
+            scorer=scorer, max_concurrent=max_concurrent, tries=3, max_dead_share=max_dead_share, clock=context.clock
+        )
         return Role(name="verifier", consumes=("rollouts",), follows=(), produces=("verified", "dead"), step=step)
 
     return RoleDriver(scene, "verifier", build=build, process=process), scorer
@@ -157,14 +163,20 @@ def test_a_reward_that_cannot_be_computed_is_a_reason_and_a_dead_letter(tmp_path
         assert one.rollout is not None
     letters = letters_of(scene)
     assert [(one.offset, one.value, one.headers) for one in letters] == [
-        (record.offset, record.value, record.headers) for record in records]
+        (record.offset, record.value, record.headers) for record in records
+    ]
     assert {(one.topic, one.role, one.reason, one.tries) for one in letters} == {("rollouts", "verifier", reason, 3)}
 
 
 def test_rollouts_without_a_completion_pass_on_with_their_reason(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    statuses = {0: RolloutStatus.failed, 1: RolloutStatus.skipped, 2: RolloutStatus.oversized,
-                3: RolloutStatus.undecodable, 4: RolloutStatus.completed}
+    statuses = {
+        0: RolloutStatus.failed,
+        1: RolloutStatus.skipped,
+        2: RolloutStatus.oversized,
+        3: RolloutStatus.undecodable,
+        4: RolloutStatus.completed,
+    }
     for sequence, status in statuses.items():
         put_rollouts(scene, sequence, status=status)
     driver, scorer = stub_verifier(scene, always(Score(reward=1.0)))
@@ -195,8 +207,9 @@ def test_a_verdict_that_no_record_can_hold(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     put_rollouts(scene, 0)
     put_rollouts(scene, 1, text="plain")
-    stub_verifier(scene, lambda item: Score(reward=1.0, parts={} if item.completion == "plain" else {"\udcff": 1.0})
-                  )[0].work()
+    stub_verifier(scene, lambda item: Score(reward=1.0, parts={} if item.completion == "plain" else {"\udcff": 1.0}))[
+        0
+    ].work()
     verified = verified_of(scene)
     assert Counter((one.ids.sequence, one.reason) for one in verified.values()) == {(0, "error"): 2, (1, None): 2}
     assert len(letters_of(scene)) == 2

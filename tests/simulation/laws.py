@@ -270,7 +270,7 @@ class Laws:
         assert calm.finished is not None
         if self.finished.reason == calm.finished.reason:
             assert mine == others
-        count = min(len(mine), len(others)) - 1  # the last batch of a run that was drained may be a short one
+        count = max(0, min(len(mine), len(others)) - 1)  # the last batch of a run that was drained may be a short one
         assert mine[:count] == others[:count], "what went wrong changed the batches"
         for version in sorted(set(self.digests) & set(calm.digests)):
             if version <= count or mine == others:

@@ -1,0 +1,216 @@
+"""The trainer's restarts: from which checkpoint it goes on, and that the weights are the same ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rftstream.errors import ProducerLost, TransactionAborted
+from rftstream.messages import (
+    VersionName,
+    WeightsAnnounced,
+)
+from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from rftstream.weights.checkpoints import CheckpointStore
+from tests.flow.scene import Scene
+from tests.flow.trained import checkpoints_of, digests_of, finished_of, names, steps_of
+
+# --------------------------------------------------------------------------------------------- restarts
+
+
+def test_a_successor_goes_on_from_the_checkpoint_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=3)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(5):
+        scene.batch(number)
+    trainer.work()
+    assert checkpoints_of(scene) == [(1, 3)]
+    before = {version: next(iter(digests)) for version, digests in digests_of(scene).items()}
+    trainer.restart()
+    scene.batch(5)
+    trainer.work()
+    assert names(steps_of(scene))[6:] == [(2, 3), (2, 4), (2, 5), (2, 6)]
+    anchor = steps_of(scene)[6]
+    assert anchor.resumed
+    assert anchor.positions == steps_of(scene)[3].positions
+    assert (anchor.trained_groups, anchor.trained_rollouts) == (6, 12)
+    announcement = [one for one in scene.messages("weights") if isinstance(one, WeightsAnnounced)][6]
+    assert (announcement.name.version, announcement.resumed) == (3, True)
+    for version, digest in before.items():
+        assert digests_of(scene)[version] == {digest}
+    assert checkpoints_of(scene) == [(1, 3), (2, 6)]
+
+
+def test_without_a_checkpoint_everything_is_trained_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=50)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(4):
+        scene.batch(number)
+    trainer.work()
+    trainer.restart()
+    trainer.work()
+    assert names(steps_of(scene))[5:] == [(2, version) for version in range(5)]
+    assert all(len(digests) == 1 for digests in digests_of(scene).values())
+
+
+def damage(scene: Scene, folder: str, file: str) -> None:
+    name = next(name for name in scene.store.list(f"checkpoints/{folder}/") if name.endswith(file))
+    data = scene.store.objects[name]
+    scene.store.objects[name] = data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
+
+
+@pytest.mark.parametrize("file", ["fake.json", "manifest.json"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=2)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(5):
+        scene.batch(number)
+    trainer.work()
+    assert checkpoints_of(scene) == [(1, 2), (1, 4)]
+    if file == "manifest.json":
+        scene.store.objects["checkpoints/000001-00000004/manifest.json"] = b"{"
+    else:
+        damage(scene, "000001-00000004", file)
+    trainer.restart()
+    trainer.work()
+    assert names(steps_of(scene))[6:] == [(2, 2), (2, 3), (2, 4), (2, 5)]
+    assert all(len(digests) == 1 for digests in digests_of(scene).values())
+
+
+def test_a_checkpoint_without_its_manifest_is_none(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=2)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(4):
+        scene.batch(number)
+    trainer.work()
+    scene.store.delete("checkpoints/000001-00000004/manifest.json")
+    trainer.restart()
+    trainer.work()
+    assert names(steps_of(scene))[5] == (2, 2)
+
+
+def test_a_checkpoint_beyond_the_end_of_the_log_is_passed_over(tmp_path: Path) -> None:
+    """The machine lost power: the store has what the log has not."""
+    scene = Scene(tmp_path, trainer__checkpoint_every=1)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(2):
+        scene.batch(number)
+        trainer.work()
+    manifest = "checkpoints/000001-00000002/manifest.json"
+    state = json.loads(scene.store.get(manifest))
+    state["state"]["positions"] = [1000]
+    scene.store.objects[manifest] = json.dumps(state).encode()
+    trainer.restart()
+    trainer.work()
+    assert names(steps_of(scene))[3:] == [(2, 1), (2, 2)]
+
+
+def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> None:
+    """A zombie's: its version is beyond the one that its successor began with."""
+    scene = Scene(tmp_path, trainer__checkpoint_every=2)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(3):
+        scene.batch(number)
+    trainer.work()
+    zombie = CheckpointStore(scene.store)
+    saved = zombie.verify(VersionName(trainer_epoch=1, version=2))
+    for version in (3, 7):  # one known by `steps`, but left behind; one never recorded
+
+        def fill(folder: Path) -> None:
+            (folder / "fake.json").write_text("{}")
+
+        zombie.write(VersionName(trainer_epoch=1, version=version), fill, {**saved, "version": version})
+    scene.step(2, epoch=2, resumed=True)
+    trainer.restart()
+    trainer.work()
+    assert names(steps_of(scene))[5:] == [(2, 2), (2, 3)]
+
+
+def test_a_replaced_trainers_records_are_not_in_force(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=2)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(3):
+        scene.batch(number)
+    trainer.work()
+    trainer.restart()
+    trainer.work()
+    assert checkpoints_of(scene) == [(1, 2)]
+    scene.step(9, epoch=1)
+    trainer.restart()
+    scene.batch(3)
+    trainer.work()
+    assert names(steps_of(scene))[-3:] == [(3, 2), (3, 3), (3, 4)]
+
+
+def test_after_a_lost_producer_nothing_is_kept_of_what_was_not_committed(tmp_path: Path) -> None:
+    """Also where no checkpoint is left to load: the backend begins anew."""
+    scene = Scene(tmp_path, trainer__checkpoint_every=2)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(2):
+        scene.batch(number)
+    trainer.work()
+    calm = digests_of(scene)
+    commits = 0
+
+    def lose_the_anchor(point: str, process: str) -> None:
+        nonlocal commits
+        commits += process == "trainer" and point == "before_commit"
+        if commits == 2:  # the claim was the first
+            scene.log.fault = None
+            damage(scene, "000001-00000002", "fake.json")
+            raise ProducerLost("simulated")
+
+    scene.log.fault = lose_the_anchor
+    scene.batch(2)
+    trainer.restart()
+    trainer.work(within_s=0.9)
+    assert commits == 2
+    assert names(steps_of(scene))[-4:] == [(3, 0), (3, 1), (3, 2), (3, 3)]
+    assert {version: digests_of(scene)[version] for version in calm} == calm
+
+
+@pytest.mark.parametrize(("point", "fault"), [
+    ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
+    ("before_commit", TransactionAborted), ("before_versions", Kill), ("after_versions", Kill),
+    ("before_checkpoints", Kill), ("after_checkpoints", Kill),
+])  # fmt: skip
+@pytest.mark.parametrize("every", [2, 3])
+def test_no_fault_changes_the_weights(tmp_path: Path, point: str, fault: type[BaseException], every: int) -> None:
+    settings = {"trainer__checkpoint_every": 2, "run__steps": 9, "trainer__publish_every": 2}
+    calm, scene, count = Scene(tmp_path / "calm", **settings), Scene(tmp_path, **settings), 0
+
+    def at(where: str, process: str = "trainer") -> None:
+        nonlocal count
+        if where == point and process == "trainer":
+            count += 1
+            if count % every == 0 and count < 30:
+                raise fault("simulated")
+
+    scene.log.fault, scene.store.fault = at, at
+    for one in (calm, scene):
+        for number in range(9):
+            one.batch(number)
+    RoleDriver(calm, "trainer").work()
+    trainer = RoleDriver(scene, "trainer")
+    for _ in range(40):
+        try:
+            trainer.work(within_s=0.9)
+        except Kill:
+            trainer.restart()
+        if trainer.done:
+            break
+    assert trainer.done
+    assert count > every
+    finished = finished_of(scene)
+    assert finished is not None
+    assert finished.name.version == 9
+    for version, digests in digests_of(calm).items():
+        assert digests_of(scene).get(version, digests) == digests
+    assert digests_of(scene)[9] == digests_of(calm)[9]
+    twins = [record.key for topic in ("steps", "weights") for record in scene.records(topic)]
+    assert len(set(twins)) == len(twins)
+    epochs = [name[0] for name in names(steps_of(scene))]
+    assert epochs == sorted(epochs)
