@@ -36,7 +36,7 @@ def resolve(kind: str, name: str, *, where: str = "") -> Any:
     if ":" in name:
         return import_path(name, what=where)
     if name not in known:
-        raise ConfigError(f"{where}: unknown {name!r}; {suggest(name, known)}, or 'module:Name' of your own")
+        raise ConfigError(f"{where}: unknown {name!r}; {suggest(name, known)} (or 'module:Name' of your own)")
     return import_path(known[name], what=where)
 
 

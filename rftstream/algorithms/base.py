@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rftstream.messages import Experience
+from rftstream.messages import Experience, Segment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,23 @@ class TrainingRow:
     group: int = 0
     """Dense number of the group inside the batch: rows of a group go into the same mini-batch."""
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def training_row(segment: Segment, advantage: float, temperature: float, group: int) -> TrainingRow:
+    """A row of a segment all of whose sampled tokens have the same advantage."""
+    import numpy as np
+
+    token_ids_T = segment.token_ids.numpy()
+    loss_mask_T = (segment.loss_mask.numpy() != 0).astype(np.float32)
+    loss_mask_T[:1] = 0  # nothing comes before the first token, so the policy gives it no probability
+    return TrainingRow(
+        token_ids=token_ids_T,
+        loss_mask=loss_mask_T,
+        behavior_logprobs=segment.behavior_logprobs.numpy(),
+        advantages=np.full(len(token_ids_T), advantage, dtype=np.float32),
+        temperature=temperature or 1.0,  # greedy sampling records the logprobs of temperature 1
+        group=group,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
 from rftstream.core.advantages import compute_group_advantages, count_groups_without_signal
-from rftstream.messages import Experience, Segment
+from rftstream.messages import Experience
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ class Grpo:
         rewards_N = np.asarray([one.reward for one in scored], dtype=np.float64)
         advantages_N = compute_group_advantages(rewards_N, groups_N, eps=self.config.advantage_eps)
         rows = tuple(
-            _row(segment, float(advantage), experience.sampling.temperature, int(group))
+            training_row(segment, float(advantage), experience.sampling.temperature, int(group))
             for experience, advantage, group in zip(scored, advantages_N, groups_N, strict=True)
             for segment in experience.segments
         )
@@ -116,20 +116,6 @@ class Grpo:
         metrics = {name: value for name, value in means.items() if name not in ("rho", "rho_square")}
         metrics["ess"] = effective_sample_size(means.get("rho", 0.0), means.get("rho_square", 0.0))
         return metrics
-
-
-def _row(segment: Segment, advantage: float, temperature: float, group: int) -> TrainingRow:
-    token_ids_T = segment.token_ids.numpy()
-    loss_mask_T = (segment.loss_mask.numpy() != 0).astype(np.float32)
-    loss_mask_T[:1] = 0  # nothing comes before the first token, so the policy gives it no probability
-    return TrainingRow(
-        token_ids=token_ids_T,
-        loss_mask=loss_mask_T,
-        behavior_logprobs=segment.behavior_logprobs.numpy(),
-        advantages=np.full(len(token_ids_T), advantage, dtype=np.float32),
-        temperature=temperature or 1.0,  # greedy sampling records the logprobs of temperature 1
-        group=group,
-    )
 
 
 def _masked_fraction(rows: Sequence[TrainingRow]) -> float:

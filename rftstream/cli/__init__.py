@@ -72,7 +72,7 @@ def cli(debug: bool) -> None:
 
     \b
     rftstream run examples/arithmetic.toml     a whole run on this machine
-    rftstream audit runs/arithmetic            what became of every rollout
+    rftstream audit examples/arithmetic.toml   what became of every rollout
     """
 
 

@@ -12,7 +12,7 @@ run_argument = click.argument("run", metavar="RUN", type=click.Path(path_type=Pa
 reason_option = click.option("--reason", default="", help="Kept on the log beside who asked and when.")
 
 
-@examples("rftstream pause runs/arithmetic --reason 'the disk is being changed'")
+@examples("rftstream pause examples/runs/arithmetic --reason 'the disk is being changed'")
 @click.command()
 @run_argument
 @reason_option
@@ -21,7 +21,7 @@ def pause(run: Path, reason: str) -> None:
     _ask(run, "paused", reason, "paused: nothing more is admitted or trained until `rftstream unpause`")
 
 
-@examples("rftstream unpause runs/arithmetic")
+@examples("rftstream unpause examples/runs/arithmetic")
 @click.command()
 @run_argument
 @reason_option
@@ -30,7 +30,7 @@ def unpause(run: Path, reason: str) -> None:
     _ask(run, "running", reason, "running again")
 
 
-@examples("rftstream drain runs/arithmetic")
+@examples("rftstream drain examples/runs/arithmetic")
 @click.command()
 @run_argument
 @reason_option

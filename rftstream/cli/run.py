@@ -46,8 +46,8 @@ def run(files: tuple[Path, ...], run_dir: Path | None, sets: tuple[str, ...], as
 
 
 @examples(
-    "rftstream resume runs/arithmetic",
-    "rftstream resume runs/arithmetic --set run.steps=400",
+    "rftstream resume examples/runs/arithmetic",
+    "rftstream resume examples/runs/arithmetic --set run.steps=400",
 )
 @click.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
@@ -69,7 +69,7 @@ def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> No
 
 @examples(
     "rftstream worker examples/arithmetic.toml --role explorer",
-    "rftstream worker --run-dir runs/arithmetic --role verifier --metrics-port 9100",
+    "rftstream worker --run-dir examples/runs/arithmetic --role verifier --metrics-port 9100",
 )
 @click.command()
 @files_argument

@@ -45,7 +45,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
     sys.exit(0 if report.ok else 2)
 
 
-@examples("rftstream status runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
+@examples("rftstream status examples/runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
 @click.command()
 @run_argument
 @json_option
@@ -61,7 +61,7 @@ def status(run: Path, as_json: bool) -> None:
     _print(found.to_json() if as_json else found.to_text())
 
 
-@examples("rftstream audit runs/arithmetic", "rftstream audit runs/arithmetic --json | jq .rollouts")
+@examples("rftstream audit examples/runs/arithmetic", "rftstream audit examples/runs/arithmetic --json | jq .rollouts")
 @click.command()
 @run_argument
 @json_option
@@ -81,9 +81,9 @@ def audit(run: Path, as_json: bool) -> None:
 
 
 @examples(
-    "rftstream inspect runs/arithmetic rollouts --last 3",
-    "rftstream inspect runs/arithmetic verified --where group_id=sums/0/17/0 --json",
-    "rftstream inspect runs/arithmetic steps --from 100 --json | jq .message.metrics.reward",
+    "rftstream inspect examples/runs/arithmetic rollouts --last 3",
+    "rftstream inspect examples/runs/arithmetic verified --where group_id=sums/0/17/0 --json",
+    "rftstream inspect examples/runs/arithmetic steps --from 100 --json | jq .message.metrics.reward",
 )
 @click.command()
 @run_argument
@@ -126,7 +126,7 @@ def inspect(
         click.echo(f"{topic}: no such records" if where else f"{topic}: no records", err=True)
 
 
-@examples("rftstream plot runs/arithmetic", "rftstream plot runs/arithmetic --out .")
+@examples("rftstream plot examples/runs/arithmetic", "rftstream plot examples/runs/arithmetic --out .")
 @click.command()
 @run_argument
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",

@@ -42,5 +42,5 @@ class Progress:
             trained_rollouts=state["trained_rollouts"],
             skips_in_a_row=state["skips_in_a_row"],
             rewards=deque(state["rewards"]),
-            last_admitted=state["last_admitted"],
+            last_admitted=state.get("last_admitted"),
         )

@@ -100,6 +100,7 @@ def run(
     began = time.monotonic()
     if not isinstance(config, RunConfig):
         config = configs.load([config])
+    add_import_paths(config)
     check_part_names(config)
     folder = choose_folder(config, Path(run_dir) if run_dir is not None else None)
     with folder.held():
@@ -123,6 +124,7 @@ def resume(
     folder = find_run(run)
     before = configs.load([folder.config_file], env={})
     config = configs.load([folder.config_file], sets=sets, env={})
+    add_import_paths(config)
     check_part_names(config)
     with folder.held():
         transport = open_transport(config, folder)
@@ -169,7 +171,6 @@ def reopen(transport: Transport, folder: RunFolder, before: RunConfig, config: R
     if control.finished is not None and (why := nothing_more(control.finished, version, before, config)):
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
     if control.manifest is not None:
-        add_import_paths(config)
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
     records = []

@@ -40,6 +40,7 @@ def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[st
         "transport.partitions": (manifest.partitions, config.transport.partitions),
         "trainer.shares": (manifest.shares, config.trainer.shares),
         "run.seed": (manifest.seed, config.run.seed),
+        "model.dtype": (then.get("model.dtype"), now.get("model.dtype")),
     }
     differences = [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
     for name in sorted(set(digests) | set(manifest.digests) - {"config"}):

@@ -19,7 +19,7 @@ def check_part_names(config: RunConfig) -> None:
         known = plugins.table(kind)
         if name not in known and ":" not in name:
             raise ConfigError(
-                f"{where}: unknown {name!r}; {plugins.suggest(name, known)}, or 'module:Name' of your own"
+                f"{where}: unknown {name!r}; {plugins.suggest(name, known)} (or 'module:Name' of your own)"
             )
     if config.transport.kind == "memory":
         raise ConfigError(

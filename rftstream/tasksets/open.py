@@ -23,8 +23,8 @@ def open_taskset(name: str, section: TasksetSection | EvaluationSection, config:
         part, location = plugins.resolve("taskset", section.source, where=f"{where}.source"), ""
     else:
         raise ConfigError(
-            f"{where}.source: unknown {section.source!r}; {plugins.suggest(scheme, TASKSETS)}, "
-            "or 'module:Class' of your own"
+            f"{where}.source: unknown {section.source!r}; {plugins.suggest(scheme, TASKSETS)} "
+            "(or 'module:Class' of your own)"
         )
     part_config = plugins.build_config(part, section.options, where=f"{where}.options")
     try:

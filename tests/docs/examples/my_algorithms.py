@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 from msgspec import Meta
 
-from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
-from rftstream.messages import Experience, Segment
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
+from rftstream.messages import Experience
 
 
 class LeaveOneOut:
@@ -34,9 +33,9 @@ class LeaveOneOut:
         for one, reward in scored:
             siblings = groups[one.ids.group_id]
             others = (sum(siblings) - reward) / (len(siblings) - 1) if len(siblings) > 1 else reward
-            temperature = one.sampling.temperature or 1.0
+            temperature = one.sampling.temperature
             for segment in one.segments:
-                rows.append(_row(segment, reward - others, temperature, numbers[one.ids.group_id]))
+                rows.append(training_row(segment, reward - others, temperature, numbers[one.ids.group_id]))
         return tuple(rows), {"num_groups": float(len(groups)), "num_rollouts": float(len(scored))}
 
     def loss(
@@ -64,17 +63,3 @@ class LeaveOneOut:
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         return dict(means)
-
-
-def _row(segment: Segment, advantage: float, temperature: float, group: int) -> TrainingRow:
-    token_ids_T = segment.token_ids.numpy()
-    loss_mask_T = segment.loss_mask.numpy().astype(np.float32)
-    loss_mask_T[:1] = 0  # nothing stands before the first token, so the policy gives it no probability
-    return TrainingRow(
-        token_ids=token_ids_T,
-        loss_mask=loss_mask_T,
-        behavior_logprobs=segment.behavior_logprobs.numpy(),
-        advantages=np.full(len(token_ids_T), advantage, dtype=np.float32),
-        temperature=temperature,
-        group=group,
-    )
