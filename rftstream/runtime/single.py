@@ -81,7 +81,8 @@ class SingleService(Service):
         if self.backing_off_s() <= 0:
             while published < TRANSACTIONS_A_TICK and self._publish_next():
                 published += 1
-                if self._draining or self.step.full != self._full or self.clock.now() - began > SLICE_S:
+                ends = self._draining or self.step.done
+                if ends or self.step.full != self._full or self.clock.now() - began > SLICE_S:
                     break
         if self._draining and self._pending is None:
             self.done = True

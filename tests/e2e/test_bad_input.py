@@ -19,8 +19,7 @@ from rftstream.config import MakeModel, ModelSection
 from rftstream.messages import VerifiedRollout
 from rftstream.modelfolder import prepare_model
 from rftstream.transport.base import NewRecord
-from tests.e2e.test_run import sets
-from tests.e2e.workplace import COMMAND, FAKE, Finished, Workplace
+from tests.e2e.workplace import COMMAND, FAKE, Finished, Workplace, sets
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
 FROM_FILE = FAKE.replace('source = "arithmetic"', 'source = "jsonl:sums.jsonl"').replace("steps = 6\n", "")
@@ -71,11 +70,13 @@ def test_parts_that_cannot_be_built_end_the_run_at_once_and_leave_its_name_free(
 ) -> None:
     place.write("mine.py", "class Broken(:\n    pass\n")
     place.write("empty.py", "")
-    done = place.call("run", "tiny.toml", "--json", *sets(assignment), timeout_s=25)
+    done = place.call("run", "tiny.toml", "--json", *sets(assignment))
     refused(done, *words)
     assert done.result["reason"] == "failed"
     assert "starting again" not in done.err, "what will not get better is not tried again"
     assert not (place.folder / "runs" / "tiny" / "config.toml").exists()
+    for log in (place.folder / "runs" / "tiny" / "logs").glob("*.log"):
+        assert "not finished within" not in log.read_text(), "nobody waits for what comes no more"
     place.assert_nobody_left()
 
 
@@ -90,7 +91,7 @@ def test_parts_that_cannot_be_built_end_the_run_at_once_and_leave_its_name_free(
 def test_rewards_that_cannot_be_built_end_the_run_at_once(place: Workplace, reward: str, words: list[str]) -> None:
     place.write("mine.py", "def score(completion, answer:\n    return 1\n")
     place.write("empty.py", "")
-    done = place.call("run", "tiny.toml", "--json", *sets(f"tasksets.sums.reward={reward}"), timeout_s=25)
+    done = place.call("run", "tiny.toml", "--json", *sets(f"tasksets.sums.reward={reward}"))
     refused(done, "tasksets.sums.reward: ", *words)
     assert "starting again" not in done.err
     place.assert_nobody_left()

@@ -16,7 +16,7 @@ import pytest
 
 from rftstream.topics import TOPICS
 from rftstream.weights.snapshot import decode_snapshot, state_digest
-from tests.e2e.workplace import EXAMPLES, FAKE, Finished, RunView, Workplace
+from tests.e2e.workplace import EXAMPLES, FAKE, Finished, RunView, Workplace, sets
 
 SETTLED = {"run_dir", "steps", "version", "reward_first", "reward_last", "wall_s", "reason"}
 """Keys of `run --json` that scripts rely on."""
@@ -27,16 +27,14 @@ SHORT = (
 )  # fmt: skip
 
 
-def sets(*assignments: str) -> list[str]:
-    return [word for assignment in assignments for word in ("--set", assignment)]
-
-
 # ------------------------------------------------------------------------------------------------ a real model
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_arithmetic_example_from_start_to_end(place: Workplace) -> None:
-    done = place.call("run", EXAMPLES / "arithmetic.toml", "--run-dir", "arithmetic", "--json", *sets(*SHORT))
+    done = place.call("run", EXAMPLES / "arithmetic.toml", "--run-dir", "arithmetic", "--json", *sets(*SHORT),
+                      timeout_s=600)  # fmt: skip
     assert done.code == 0, done.err
     result = done.result
     assert set(result) >= SETTLED

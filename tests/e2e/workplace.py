@@ -75,6 +75,11 @@ partitions = 4
 _Told = TypeVar("_Told")
 
 
+def sets(*assignments: str) -> list[str]:
+    """`--set` before each."""
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
 @dataclass(frozen=True)
 class Finished:
     """A command that has come to its end."""

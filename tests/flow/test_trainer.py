@@ -284,6 +284,18 @@ def test_it_ends_when_the_reward_is_reached(tmp_path: Path, restarts: bool) -> N
     assert (finished.reason, finished.name.version) == ("reward", 7)
 
 
+@pytest.mark.parametrize("settings", [{"run__steps": 2}, {"run__stop_reward": 0.5, "run__stop_reward_over": 2}])
+def test_nothing_is_trained_or_said_once_it_has_ended(tmp_path: Path, settings: dict[str, Any]) -> None:
+    scene = Scene(tmp_path, **settings)
+    for number in range(6):
+        scene.batch(number)
+    trainer = RoleDriver(scene, "trainer")
+    trainer.work()
+    assert trainer.done
+    assert steps_of(scene)[-1].name.version == 2
+    assert sum(isinstance(one, RunFinished) for one in scene.messages("control")) == 1
+
+
 def test_a_run_that_is_given_fewer_steps_than_it_has_ends(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
     trainer = RoleDriver(scene, "trainer")

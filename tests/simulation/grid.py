@@ -10,8 +10,10 @@ from typing import Any
 from rftstream import config as configs
 from rftstream.config import RunConfig
 from rftstream.errors import RewardError
+from rftstream.messages import Rollout
+from rftstream.roles.verifier import reward_input
 from rftstream.testing import Faults, Simulation
-from tests.simulation.laws import Laws
+from tests.simulation.laws import Judge, Laws
 
 SLOW = 20.0
 """Tokens a second of each rollout: whole steps go by meanwhile."""
@@ -25,6 +27,20 @@ def unscorable_now_and_then(completion: str, answer: str, prompt: str, unscorabl
     if luck < unscorable_share:
         raise RewardError("this one cannot be scored")
     return float(completion.strip() == answer)
+
+
+def judge_by(config: RunConfig) -> Judge:
+    """What the reward of these runs says; None where it raises."""
+    share = config.rewards[UNSCORABLE]["unscorable_share"]
+
+    def judge(rollout: Rollout) -> float | None:
+        item = reward_input(rollout)
+        try:
+            return unscorable_now_and_then(item.completion, item.answer or "", item.prompt, share)
+        except RewardError:
+            return None
+
+    return judge
 
 
 def draw_config(random: Random) -> RunConfig:
@@ -95,7 +111,7 @@ def simulate(seed: int, folder: Path, *, calm: bool = False) -> tuple[Simulation
     if config.policies["fake"]["tokens_per_s"] == SLOW:
         tick_s = max(tick_s, 1 / SLOW)
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=Faults() if calm else faults)
-    simulation.watch = laws = Laws(simulation)
+    simulation.watch = laws = Laws(simulation, judge_by(config))
     try:
         simulation.run()
         laws.check_end()

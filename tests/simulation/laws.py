@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from rftstream import codec
 from rftstream.messages import (
@@ -12,6 +13,7 @@ from rftstream.messages import (
     GroupOutcome,
     GroupResult,
     Rollout,
+    RolloutStatus,
     RunFinished,
     StepRecord,
     Task,
@@ -25,12 +27,16 @@ from rftstream.transport.base import Record, TopicPartition
 
 STEPS = TopicPartition("steps", 0)
 
+Judge = Callable[[Rollout], float | None]
+
 
 class Laws:
     """Called after every commit; AssertionError at the first record that breaks a law."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, judge: Judge | None = None) -> None:
+        """`judge`: what the reward says of a rollout with a completion."""
         self.simulation = simulation
+        self._judge = judge
         self.config = simulation.config
         self._seen: dict[TopicPartition, int] = defaultdict(int)
         self._num_changes = -1
@@ -84,9 +90,7 @@ class Laws:
             case Rollout():
                 self._rollout(record, message)
             case VerifiedRollout():
-                assert message.ids == self.tasks[message.ids.rollout_id].ids
-                if message.verdict is not None:
-                    self.rewards[message.ids.rollout_id] = message.verdict.reward
+                self._verified(message)
             case Experience():
                 self._experience(message)
             case BatchManifest():
@@ -105,6 +109,7 @@ class Laws:
                 assert message.admitted == len(self.admitted)
                 self.ended = message
             case RunFinished():
+                assert self.finished is None, "it is said once that a run is finished"
                 self.finished = message
                 assert self.simulation.folder.final.is_dir()
 
@@ -147,6 +152,17 @@ class Laws:
             for span in segment.versions:
                 assert (span.trainer_epoch, span.version) in self.announced
                 assert span.version >= ids.min_version, f"{ids.rollout_id}: a token of version {span.version}"
+
+    def _verified(self, verified: VerifiedRollout) -> None:
+        rollout, verdict = verified.rollout, verified.verdict
+        assert verified.ids == self.tasks[verified.ids.rollout_id].ids
+        if rollout is None or rollout.status not in (RolloutStatus.completed, RolloutStatus.truncated):
+            assert verdict is None
+        elif self._judge is not None:
+            expected = self._judge(rollout)
+            assert (verdict.reward if verdict else None) == expected, "unscorable is not zero"
+        if verdict is not None:
+            self.rewards[verified.ids.rollout_id] = verdict.reward
 
     def _experience(self, experience: Experience) -> None:
         batch, group = experience.batch_sequence, experience.ids.group_id
