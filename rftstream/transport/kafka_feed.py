@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaConsumer
@@ -67,7 +68,9 @@ class Feed:
         held = self._held.get(place)
         if held:
             return held[0].offset
-        state = self.consumer._subscription.assignment[self._links.partition(place)]
+        state = self.consumer._subscription.assignment.get(self._links.partition(place))
+        if state is None:
+            raise PositionMissing(f"{place}: went to another member, a position of an owned one was expected")
         return int(state.position.offset)
 
     def knows(self, place: TopicPartition) -> bool:
@@ -97,12 +100,9 @@ class Feed:
     def _gate(self, place: TopicPartition) -> None:
         """Fetched is what has a position, is not paused, and for what there is room."""
         partition = self._links.partition(place)
-        if partition not in self.consumer.assignment():
-            return
-        if place in self._positioned and place not in self._paused and not self._full:
-            self.consumer.resume(partition)
-        else:
-            self.consumer.pause(partition)
+        fetched = place in self._positioned and place not in self._paused and not self._full
+        with suppress(KeyError):  # It went to another member just now.
+            (self.consumer.resume if fetched else self.consumer.pause)(partition)
 
     # ------------------------------------------------------------------------------------------ records
 

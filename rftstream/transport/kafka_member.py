@@ -1,14 +1,14 @@
 """Reading on Kafka: by position, and as a member of a group.
 
 Rebalancing is cooperative, with an assignor of our own: Kafka's does not keep partitions of one number together, and
-remembers what it owned before it was put out. The client joins and leaves inside `poll`; what it tells the listener
-there is noted, and acted on when `poll` is through.
+remembers what it owned before it was put out. The client joins and leaves in its own thread; what it tells the
+listener there is noted, and acted on in the next `poll` or `wait`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -100,11 +100,16 @@ class KafkaMember:
             session_timeout_ms=int(max(session_timeout_s, MIN_SESSION_S) * 1000),
             heartbeat_interval_ms=int(HEARTBEAT_S * 1000),
         )
+        _Joining(self._consumer)
         self._feed = Feed(links, self._consumer, bodies=True)
         self._notes = _Notes(self._consumer)
         self._assignment: Mapping[TopicPartition, int] = {}
         self._num_assignments = 0
-        self._consumer.subscribe([links.name(topic) for topic in topics], listener=self._notes)
+        names = [links.name(topic) for topic in topics]
+        self._consumer.subscribe(names, listener=self._notes)
+        for name_ in names:
+            # Who shares partitions out before it knows how many there are has to do it again.
+            self._consumer.partitions_for_topic(name_)
 
     @property
     def name(self) -> str:
@@ -118,12 +123,16 @@ class KafkaMember:
         return self._feed.take(max_records, max_bytes) if max_records > 0 else []
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        if partition not in self._assignment or self._links.partition(partition) not in self._consumer.assignment():
-            raise AssignmentLost(
-                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
-                f" positioned; look at assignment() again"
-            )
-        self._feed.seek(partition, offset)
+        try:
+            if partition in self._assignment:
+                self._feed.seek(partition, offset)
+                return
+        except (ValueError, KeyError):
+            pass  # Gone already, though not yet told.
+        raise AssignmentLost(
+            f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
+            f" positioned; look at assignment() again"
+        )
 
     def position(self, partition: TopicPartition) -> int:
         return self._feed.position(partition)
@@ -156,7 +165,7 @@ class KafkaMember:
             # Put out. The broker would take a commit without a generation from anybody.
             return Snapshot(self._group, {}, token)
         alive = self._consumer.assignment()
-        unsure = {self._links.place(one) for _, partitions in self._notes.noted for one in partitions}
+        unsure = {self._links.place(one) for _, partitions in list(self._notes.noted) for one in partitions}
         owned = {
             place: number
             for place, number in self._assignment.items()
@@ -188,7 +197,8 @@ class KafkaMember:
         if not self._notes.noted:
             return
         assignment = dict(self._assignment)
-        noted, self._notes.noted = self._notes.noted, []
+        # Taken one by one: the client's thread may add to them.
+        noted = [self._notes.noted.popleft() for _ in range(len(self._notes.noted))]
         for owned, partitions in noted:
             places = [self._links.place(partition) for partition in partitions]
             self._feed.forget(places)
@@ -200,12 +210,37 @@ class KafkaMember:
         self._assignment = dict(sorted(assignment.items()))
 
 
+class _Joining:
+    """Joins in the client's own thread. The client by itself joins only while somebody stays inside its `poll`: what
+    is finished between two short polls it forgets, and begins again or, worse, takes for done (3.0.12, measured)."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._manager = consumer._manager
+        self._coordinator = consumer._coordinator
+        self._under_way: Any = None
+        self._coordinator.poll = self.poll
+
+    def poll(self, timeout_ms: float | None = None) -> bool:
+        """In place of the coordinator's. False: nothing can be fetched now."""
+        if self._under_way is not None:
+            if not self._under_way.is_done:
+                return False
+            done, self._under_way = self._under_way, None
+            if done.failed():
+                raise done.exception
+        if self._coordinator.need_rejoin():
+            self._under_way = self._manager.call_soon(self._coordinator.ensure_active_group_async)
+            return False
+        self._coordinator.poll_heartbeat()
+        return True
+
+
 class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Runs in the client's thread, while ours is inside `poll`."""
+    """Runs in the client's thread."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._consumer = consumer
-        self.noted: list[tuple[bool, Collection[KafkaPartition]]] = []
+        self.noted: deque[tuple[bool, Collection[KafkaPartition]]] = deque()
 
     def on_partitions_assigned(self, assigned: Collection[KafkaPartition]) -> None:
         for partition in assigned:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaProducer as Client
@@ -125,7 +125,7 @@ class KafkaProducer:
                 f" may have been committed; look whether the broker is there, then read what is committed"
             ) from None
         except (kafka_errors.KafkaError, OSError, ValueError, AssertionError) as error:
-            self._give_up(client, hand, error)
+            self._give_up(client, hand, error, positions or {})
 
     def close(self) -> None:
         client, hand, self._client, self._hand = self._client, self._hand, None, None
@@ -155,7 +155,9 @@ class KafkaProducer:
             client.send_offsets_to_transaction(offsets, token)
         client.commit_transaction()
 
-    def _give_up(self, client: Client, hand: _Hand, error: Exception) -> None:
+    def _give_up(
+        self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]
+    ) -> None:
         """Aborts and says what is certain."""
         try:
             hand.do(client.abort_transaction, self._watchdog_s)
@@ -167,8 +169,8 @@ class KafkaProducer:
             ) from None
         if isinstance(error, _OF_THE_GROUP):
             raise AssignmentLost(
-                f"producer {self._id}: the group has been shared out anew ({_named(error)}); what is still owned can"
-                f" be published again with a new snapshot"
+                f"producer {self._id}: the group was shared out anew since the snapshot for"
+                f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned with a new one"
             ) from None
         if not is_passing(error):
             log.warning("producer %s: aborted by %s", self._id, _named(error))
