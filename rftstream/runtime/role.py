@@ -200,7 +200,7 @@ class Log:
                     if record.offset < ends[record.place]:
                         yield record
                 if not records:
-                    self._transport.wait([reader], 0.05)
+                    self.transport.wait([reader], 0.05)
         finally:
             reader.close()
 

@@ -15,11 +15,10 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 
-from rftstream.config import TransportSection
 from rftstream.errors import ConfigError
 from rftstream.transport.base import Member, Reader, TopicPartition
 from rftstream.transport.kafka_admin import KafkaAdmin
-from rftstream.transport.kafka_links import CONNECT_S, Links
+from rftstream.transport.kafka_links import CONNECT_S, Links, Section
 from rftstream.transport.kafka_member import KafkaMember, KafkaReader
 from rftstream.transport.kafka_producer import WATCHDOG_S, KafkaProducer
 
@@ -32,7 +31,7 @@ class KafkaTransport:
     def __init__(
         self,
         run_id: str,
-        section: TransportSection,
+        section: Section,
         *,
         create: bool = True,
         connect_s: float = CONNECT_S,

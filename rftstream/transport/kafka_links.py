@@ -9,15 +9,14 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import ssl
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import errors as kafka_errors
+from kafka.net.compat import KafkaNetClient
 from kafka.structs import TopicPartition as KafkaPartition
 
-from rftstream.config import TransportSection
 from rftstream.errors import ConfigError, RftError, TransportError
 from rftstream.transport.base import TopicPartition
 
@@ -52,10 +51,20 @@ _client_log = logging.getLogger("kafka")
 _client_log.setLevel(logging.WARNING)
 
 
+class Section(Protocol):
+    """What is needed of config.TransportSection."""
+
+    @property
+    def servers(self) -> str | None: ...
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+
 class Links:
     """Makes clients when they are needed, never before: a process may still fork until then."""
 
-    def __init__(self, run_id: str, section: TransportSection, *, connect_s: float = CONNECT_S) -> None:
+    def __init__(self, run_id: str, section: Section, *, connect_s: float = CONNECT_S) -> None:
         if not section.servers:
             raise ConfigError("transport.servers: missing, expected host:port,...; --set transport.servers=HOST:9092")
         self.run_id = run_id
@@ -125,7 +134,14 @@ class Links:
             self._pid = os.getpid()
         assert self._pid == os.getpid(), "a transport was used across a fork; make it afterwards"
         known = getattr(kind, "DEFAULT_CONFIG", {})
+        nets: list[KafkaNetClient] = []
+
+        def net(**settings: Any) -> KafkaNetClient:
+            nets.append(KafkaNetClient(**settings))
+            return nets[-1]
+
         given = {
+            "kafka_client": net,
             "bootstrap_servers": [server.strip() for server in self.servers.split(",")],
             "bootstrap_timeout_ms": int(self._connect_s * 1000),
             "request_timeout_ms": int(REQUEST_S * 1000),
@@ -136,15 +152,22 @@ class Links:
         }
         try:
             return kind(**{key: value for key, value in given.items() if key in known})
-        except (kafka_errors.KafkaTimeoutError, kafka_errors.KafkaConnectionError, OSError, ssl.SSLError) as error:
+        except BaseException as error:
+            # A client that could not be made leaves its thread and its sockets behind.
+            for one in nets:
+                one.close()
+                one._manager._net.stop()
+            raise self._not_made(error) from None
+
+    def _not_made(self, error: BaseException) -> BaseException:
+        if isinstance(error, kafka_errors.KafkaTimeoutError | kafka_errors.KafkaConnectionError | OSError):
             secured = self._options.get("security_protocol", "PLAINTEXT")
-            raise TransportError(
+            return TransportError(
                 f"transport.servers: no Kafka broker answered at {self.servers} within {self._connect_s:g} s over"
                 f" {secured} ({type(error).__name__}); start one (make kafka), or mend the address, the"
                 f" security_protocol or the credentials"
-            ) from None
-        except kafka_errors.KafkaError as error:
-            raise self.reworded(error, "transport") from None
+            )
+        return self.reworded(error, "transport") if isinstance(error, kafka_errors.KafkaError) else error
 
     # ------------------------------------------------------------------------------------------ errors
 
