@@ -179,7 +179,7 @@ class KafkaAdmin:
         self, partitions: Collection[KafkaPartition], spec: Any, isolation: str = "read_committed"
     ) -> dict[TopicPartition, int]:
         found = self._ask("ends of partitions", lambda client: client.list_partition_offsets(
-            {partition: spec for partition in partitions}, isolation_level=isolation
+            dict.fromkeys(partitions, spec), isolation_level=isolation
         ))  # fmt: skip
         return {self._links.place(partition): each.offset for partition, each in sorted(found.items())}
 

@@ -170,7 +170,7 @@ class KafkaProducer:
         if isinstance(error, _OF_THE_GROUP):
             raise AssignmentLost(
                 f"producer {self._id}: the group was shared out anew since the snapshot for"
-                f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned with a new one"
+                f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned anew"
             ) from None
         if not is_passing(error):
             log.warning("producer %s: aborted by %s", self._id, _named(error))
