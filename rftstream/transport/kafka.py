@@ -51,13 +51,15 @@ class KafkaTransport:
         self._opened.append(reader)
         return reader
 
-    def member(
-        self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0
-    ) -> KafkaMember:
+    def member(self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0) -> KafkaMember:
         for topic in topics:
             self.admin.settings(topic)
         member = KafkaMember(
-            self._links, group, topics, name=name, session_timeout_s=session_timeout_s,
+            self._links,
+            group,
+            topics,
+            name=name,
+            session_timeout_s=session_timeout_s,
             committed=self.admin.stable_positions,
         )
         self._opened.append(member)
@@ -65,7 +67,10 @@ class KafkaTransport:
 
     def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> KafkaProducer:
         producer = KafkaProducer(
-            self._links, transactional_id, timeout_s=timeout_s, settings=self.admin.settings,
+            self._links,
+            transactional_id,
+            timeout_s=timeout_s,
+            settings=self.admin.settings,
             watchdog_s=self._watchdog_s,
         )
         self._opened.append(producer)

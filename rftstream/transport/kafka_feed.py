@@ -200,8 +200,13 @@ class Feed:
             held = self._held.setdefault(place, deque())
             for one in records:
                 record = Record(
-                    place.topic, place.partition, one.offset, one.timestamp / 1000, one.key,
-                    one.value if self._bodies else None, tuple(one.headers),
+                    place.topic,
+                    place.partition,
+                    one.offset,
+                    one.timestamp / 1000,
+                    one.key,
+                    one.value if self._bodies else None,
+                    tuple(one.headers),
                 )
                 held.append(record)
                 self._num_bytes += _size(record)

@@ -23,7 +23,7 @@ from rftstream.transport.base import TopicPartition
 OLDEST_BROKER = (3, 0)
 """Stable positions of a whole group in one request, and fencing by the group's generation."""
 
-CONNECT_S = 8.0
+CONNECT_S = 6.0
 """Who starts a run waits so long for a broker to answer."""
 
 REQUEST_S = 8.0

@@ -141,9 +141,7 @@ class KafkaProducer:
         num_unsent = 0
         name = self._links.name
         for record in records:
-            client.send(
-                name(record.topic), record.value, record.key, list(record.headers), partition=record.partition
-            )
+            client.send(name(record.topic), record.value, record.key, list(record.headers), partition=record.partition)
             num_unsent += record.num_bytes
             if num_unsent >= MAX_UNSENT_BYTES:
                 client.flush()
@@ -155,9 +153,7 @@ class KafkaProducer:
             client.send_offsets_to_transaction(offsets, token)
         client.commit_transaction()
 
-    def _give_up(
-        self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]
-    ) -> None:
+    def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
         """Aborts and says what is certain."""
         try:
             hand.do(client.abort_transaction, self._watchdog_s)

@@ -40,7 +40,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> str:
 def start_broker(folder: Path, owner: int, *options: str) -> str:
     run = subprocess.run(
         [sys.executable, str(SCRIPT), "start", "--dir", str(folder), "--owner", str(owner), *options],
-        capture_output=True, text=True, timeout=240,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert run.returncode == 0, f"no broker for the tests: {run.stderr}"
     return run.stdout.splitlines()[-1]

@@ -175,9 +175,22 @@ def test_without_a_broker_it_says_so_soon() -> None:
 def test_run_without_a_broker_ends_with_3(tmp_path: Path) -> None:
     started = time.monotonic()
     run = subprocess.run(
-        [sys.executable, "-m", "rftstream", "run", str(Path(__file__).parents[2] / "examples" / "arithmetic.toml"),
-         "--set", "transport.kind=kafka", "--set", "transport.servers=127.0.0.1:1", "--run-dir", str(tmp_path / "r")],
-        capture_output=True, text=True, timeout=60,
+        [
+            sys.executable,
+            "-m",
+            "rftstream",
+            "run",
+            str(Path(__file__).parents[2] / "examples" / "arithmetic.toml"),
+            "--set",
+            "transport.kind=kafka",
+            "--set",
+            "transport.servers=127.0.0.1:1",
+            "--run-dir",
+            str(tmp_path / "r"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert run.returncode == 3, run.stderr
     assert "127.0.0.1:1" in run.stderr
@@ -219,8 +232,9 @@ def test_a_run_that_must_exist_does_not(servers: str, run_id: Callable[[], str])
     transport.close()
 
 
-def test_a_watchdog_ends_what_hangs(connect: Connect, transport: KafkaTransport, monkeypatch: pytest.MonkeyPatch
-                                    ) -> None:
+def test_a_watchdog_ends_what_hangs(
+    connect: Connect, transport: KafkaTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transport._watchdog_s = 0.5
     producer = transport.producer("stuck")
     producer.start()
