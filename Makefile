@@ -5,7 +5,9 @@ BIN := .venv/bin
 JOBS ?= 2
 export PYTHON
 
-.PHONY: help setup demo test test-fast fmt lint types bench constraints clean
+NODES ?= 1
+
+.PHONY: help setup demo kafka kafka-stop test test-fast fmt lint types bench constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +17,12 @@ setup: .venv/.user  ## .venv with everything that a user needs
 
 demo: .venv/.user  ## set up, train a tiny model on sums, show what it learned (2 minutes)
 	@$(BIN)/python scripts/demo.py
+
+kafka:  ## a real broker on this machine; its address is the last line (PORT=, NODES=3)
+	@python3 scripts/kafka start --nodes $(NODES) $(if $(PORT),--port $(PORT))
+
+kafka-stop:  ## ends it; its data stays in .cache/kafka/local
+	@python3 scripts/kafka stop
 
 test: lint types  ## set up, check everything, run all tests (ARGS="-k word" picks)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --durations 10 $(ARGS)

@@ -149,9 +149,20 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
     partial.replace(folder.config_file)
 
 
-def _discard(folder: RunFolder) -> None:
+def _check_unused(transport: Transport, folder: RunFolder) -> None:
+    """On a log that others share the name may be somebody else's. ConfigError if a run has begun under it."""
+    if "control" in transport.admin.topics() and any(transport.admin.end_offsets("control").values()):
+        raise ConfigError(
+            f"{folder.run_id}: the log has a run of this name already, but {shown_path(folder.path)} is new; take"
+            " another name with --run-dir, or delete the topics of the old one"
+        )
+
+
+def _discard(folder: RunFolder, transport: Transport) -> None:
     """Of a run that failed before its first rollout only the logs are of use, and the name stays free."""
     folder.config_file.unlink()
+    if not folder.log.exists():
+        transport.admin.delete_topics(list(transport.admin.topics()))
     for part in (folder.log, folder.model, folder.path / "weights"):
         shutil.rmtree(part, ignore_errors=True)
 
@@ -222,11 +233,12 @@ class _Launch:
             model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
             transport = open_transport(self._config, self._folder, create=new)
             if new:
+                _check_unused(transport, self._folder)
                 create_log(transport, self._config)
                 write_config(self._config, self._folder)
             result = self._supervise(transport, model.folder)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
-                _discard(self._folder)
+                _discard(self._folder, transport)
             return result
         finally:
             self._spawner.close()

@@ -196,9 +196,12 @@ class Log:
         reader = self.transport.reader(positions, bodies=bodies)
         try:
             while any(reader.position(place) < end for place, end in ends.items()):
-                for record in reader.poll():
+                records = reader.poll()
+                for record in records:
                     if record.offset < ends[record.place]:
                         yield record
+                if not records:
+                    self.transport.wait([reader], 0.05)
         finally:
             reader.close()
 

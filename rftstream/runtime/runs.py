@@ -204,6 +204,8 @@ def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False
     transport = plugins.resolve("transport", kind, where="transport.kind")
     if kind == "embedded":
         return transport(folder.log, create=create)  # type: ignore[no-any-return]
+    if kind == "kafka":
+        return transport(folder.run_id, config.transport, create=create)  # type: ignore[no-any-return]
     return transport(folder.run_id, config.transport)  # type: ignore[no-any-return]
 
 

@@ -172,9 +172,12 @@ class SingleService(Service):
         assert self._reader is not None
         ends = self.transport.admin.end_offsets("control")
         while any(self._reader.position(place) < end for place, end in ends.items()):
-            for record in self._reader.poll():
+            records = self._reader.poll()
+            for record in records:
                 if record.topic == "control":
                     self._absorb_control(self.decode(record))
+            if not records:
+                self.transport.wait([self._reader], 0.05)
 
     def _absorb_control(self, received: Received | ContractError) -> None:
         if isinstance(received, ContractError):

@@ -5,5 +5,6 @@ To add one: a class that passes `rftstream.testing.conformance`, and a line in `
 
 TRANSPORTS = {
     "embedded": "rftstream.transport.embedded:EmbeddedTransport",
+    "kafka": "rftstream.transport.kafka:KafkaTransport",
     "memory": "rftstream.transport.memory:MemoryTransport",
 }

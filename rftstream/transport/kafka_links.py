@@ -1,0 +1,189 @@
+"""How everything of a Kafka transport reaches its brokers: settings, names on the broker, errors in our words.
+
+These modules (kafka*.py) are the only ones that import kafka-python. Options of the run file may hold passwords: they
+go to the clients and nowhere else, and the client's own logger, which prints them when debugging, is kept at warnings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka import errors as kafka_errors
+from kafka.net.compat import KafkaNetClient
+from kafka.structs import TopicPartition as KafkaPartition
+
+from rftstream.errors import ConfigError, RftError, TransportError
+from rftstream.transport.base import TopicPartition
+
+OLDEST_BROKER = (3, 0)
+"""Stable positions of a whole group in one request, and fencing by the group's generation."""
+
+CONNECT_S = 6.0
+"""Who starts a run waits so long for a broker to answer."""
+
+REQUEST_S = 8.0
+BACKOFF_MS = 5
+"""Decides the rate of transactions: the next one waits one of these (KAFKA.md: 100 ms makes 13 a second, 5 ms 177)."""
+
+_OURS = frozenset({
+    "acks", "auto_offset_reset", "bootstrap_servers", "enable_auto_commit", "enable_idempotence", "group_id",
+    "isolation_level", "kafka_client", "key_deserializer", "key_serializer", "max_poll_interval_ms", "max_poll_records",
+    "partition_assignment_strategy", "partitioner", "session_timeout_ms", "transaction_timeout_ms",
+    "transactional_id", "value_deserializer", "value_serializer",
+})  # fmt: skip
+"""What exactly-once rests on is not to be set from outside."""
+
+_OWN_OPTIONS = frozenset({"replication_factor"})
+
+_REFUSED = (
+    kafka_errors.SaslAuthenticationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.IllegalSaslStateError,
+    kafka_errors.AuthorizationError,
+)
+
+_client_log = logging.getLogger("kafka")
+_client_log.setLevel(logging.WARNING)
+
+
+class Section(Protocol):
+    """What is needed of config.TransportSection."""
+
+    @property
+    def servers(self) -> str | None: ...
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+
+class Links:
+    """Makes clients when they are needed, never before: a process may still fork until then."""
+
+    def __init__(self, run_id: str, section: Section, *, connect_s: float = CONNECT_S) -> None:
+        if not section.servers:
+            raise ConfigError("transport.servers: missing, expected host:port,...; --set transport.servers=HOST:9092")
+        self.run_id = run_id
+        self.servers = section.servers
+        self._connect_s = connect_s
+        self._pid: int | None = None
+        options = dict(section.options)
+        self.replication_factor = int(options.pop("replication_factor", -1))
+        known = {*KafkaConsumer.DEFAULT_CONFIG, *KafkaProducer.DEFAULT_CONFIG, *KafkaAdminClient.DEFAULT_CONFIG}
+        for key in options:
+            if key in _OURS:
+                raise ConfigError(f"transport.options.{key}: is set by rftstream itself; leave it out")
+            if key not in known:
+                near = difflib.get_close_matches(key, sorted(known - _OURS | _OWN_OPTIONS), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"transport.options.{key}: kafka-python has no such setting{hint}")
+        self._options = options
+
+    # ------------------------------------------------------------------------------------------ names
+
+    def name(self, bare: str) -> str:
+        """Of a topic, group or transactional id, on the broker."""
+        return bare if bare.startswith(f"{self.run_id}.") else f"{self.run_id}.{bare}"
+
+    def bare(self, name: str) -> str:
+        return name.removeprefix(f"{self.run_id}.")
+
+    def is_ours(self, name: str) -> bool:
+        return name.startswith(f"{self.run_id}.")
+
+    def partition(self, place: TopicPartition) -> KafkaPartition:
+        return KafkaPartition(self.name(place.topic), place.partition)
+
+    def place(self, partition: KafkaPartition) -> TopicPartition:
+        return TopicPartition(self.bare(partition.topic), partition.partition)
+
+    # ------------------------------------------------------------------------------------------ clients
+
+    def consumer(self, **settings: Any) -> KafkaConsumer:
+        return self._made(KafkaConsumer, {
+            "isolation_level": "read_committed",
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            "fetch_max_wait_ms": 200,
+            "fetch_max_bytes": 16 << 20,
+            "max_partition_fetch_bytes": 2 << 20,
+            "retry_backoff_ms": 20,
+            **settings,
+        })  # fmt: skip
+
+    def producer(self, **settings: Any) -> KafkaProducer:
+        return self._made(KafkaProducer, {"retry_backoff_ms": BACKOFF_MS, **settings})
+
+    def admin(self, kind: Callable[..., KafkaAdminClient]) -> KafkaAdminClient:
+        client = self._made(kind, {"retry_backoff_ms": 20})
+        version = client._manager.broker_version
+        if version < OLDEST_BROKER:
+            client.close()
+            raise ConfigError(
+                f"transport.servers: {self.servers} is Kafka {'.'.join(map(str, version))}, expected"
+                f" {'.'.join(map(str, OLDEST_BROKER))} or newer; update the broker"
+            )
+        return client
+
+    def _made(self, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+        if self._pid is None:
+            self._pid = os.getpid()
+        assert self._pid == os.getpid(), "a transport was used across a fork; make it afterwards"
+        known = getattr(kind, "DEFAULT_CONFIG", {})
+        nets: list[KafkaNetClient] = []
+
+        def net(**settings: Any) -> KafkaNetClient:
+            nets.append(KafkaNetClient(**settings))
+            return nets[-1]
+
+        given = {
+            "kafka_client": net,
+            "bootstrap_servers": [server.strip() for server in self.servers.split(",")],
+            "bootstrap_timeout_ms": int(self._connect_s * 1000),
+            "request_timeout_ms": int(REQUEST_S * 1000),
+            "reconnect_backoff_max_ms": 1000,
+            "metrics_enabled": False,
+            **settings,
+            **self._options,
+        }
+        try:
+            return kind(**{key: value for key, value in given.items() if key in known})
+        except BaseException as error:
+            # A client that could not be made leaves its thread and its sockets behind.
+            for one in nets:
+                one.close()
+                one._manager._net.stop()
+            raise self._not_made(error) from None
+
+    def _not_made(self, error: BaseException) -> BaseException:
+        if isinstance(error, kafka_errors.KafkaTimeoutError | kafka_errors.KafkaConnectionError | OSError):
+            secured = self._options.get("security_protocol", "PLAINTEXT")
+            return TransportError(
+                f"transport.servers: no Kafka broker answered at {self.servers} within {self._connect_s:g} s over"
+                f" {secured} ({type(error).__name__}); start one (make kafka), or mend the address, the"
+                f" security_protocol or the credentials"
+            )
+        return self.reworded(error, "transport") if isinstance(error, kafka_errors.KafkaError) else error
+
+    # ------------------------------------------------------------------------------------------ errors
+
+    def reworded(self, error: BaseException, where: str) -> RftError:
+        """A client's error in our tree."""
+        if isinstance(error, RftError):
+            return error
+        if isinstance(error, _REFUSED):
+            return ConfigError(
+                f"transport.options: {self.servers} refused the credentials or the rights for {where}"
+                f" ({type(error).__name__}); mend sasl_* or ssl_*, or the ACLs of {self.run_id}.*"
+            )
+        text = str(error) or type(error).__name__
+        return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed later."""
+    return isinstance(error, kafka_errors.RetriableError | OSError)

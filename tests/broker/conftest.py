@@ -1,0 +1,54 @@
+"""A real broker for all tests of a session, made when the first one asks; where it can't be had, they fail.
+
+Workers of xdist share it. Tests keep apart by run ids, which prefix all their topics, groups and producers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("rftstream.testing")
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kafka"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Its address. It ends with the session's first process, and takes its folder along."""
+    if given := os.environ.get("RFTSTREAM_TEST_KAFKA"):
+        return given
+    base = tmp_path_factory.getbasetemp()
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    base, owner = (base.parent, os.getppid()) if is_worker else (base, os.getpid())
+    address = base / "kafka.address"
+    with open(base / "kafka.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address.exists():
+            address.write_text(start_broker(base / "kafka", owner))
+    return address.read_text()
+
+
+def start_broker(folder: Path, owner: int, *options: str) -> str:
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "start", "--dir", str(folder), "--owner", str(owner), *options],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, f"no broker for the tests: {run.stderr}"
+    return run.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def run_id() -> Callable[[], str]:
+    """Names that no other test has."""
+    return lambda: f"test-{os.getpid()}-{next(_numbers)}"

@@ -1,0 +1,253 @@
+"""What only Kafka has: epochs, generations, markers, brokers that are not there, options that are secrets."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kafka.structs import OffsetAndMetadata
+
+from rftstream.config import TransportSection
+from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, TransportError
+from rftstream.testing.conformance_bench import await_true, new, read_all, take, texts
+from rftstream.transport.base import NewRecord, Position, Snapshot, TopicPartition, TopicSettings
+from rftstream.transport.kafka import KafkaTransport
+
+# The client leaves sockets that never connected to the garbage collector, which warns.
+pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+
+Connect = Callable[..., KafkaTransport]
+A0 = TopicPartition("a", 0)
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Here, and not in the next test of another module."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def connect(servers: str, run_id: Callable[[], str]) -> Iterator[Connect]:
+    name = run_id()
+    opened: list[KafkaTransport] = []
+
+    def connect(**options: object) -> KafkaTransport:
+        section = TransportSection(kind="kafka", servers=servers, options=dict(options))
+        opened.append(KafkaTransport(name, section))
+        return opened[-1]
+
+    yield connect
+    for transport in opened:
+        transport.close()
+
+
+@pytest.fixture
+def transport(connect: Connect) -> KafkaTransport:
+    transport = connect()
+    transport.admin.ensure_topics({"a": TopicSettings(partitions=1), "b": TopicSettings(partitions=1)})
+    transport.admin.commit_initial("g", ["a"])
+    return transport
+
+
+def begin_but_do_not_end(transport: KafkaTransport, name: str) -> None:
+    """A transaction with a record and a position, left open."""
+    producer = transport.producer(name)
+    producer.start()
+    client = producer._client
+    assert client is not None
+    client.begin_transaction()
+    client.send(transport._links.name("b"), b"never", b"never", partition=0)
+    client.flush()
+    client.send_offsets_to_transaction(
+        {transport._links.partition(A0): OffsetAndMetadata(1, "", -1)}, transport._links.name("g")
+    )
+
+
+def test_what_was_not_committed_is_never_seen(connect: Connect, transport: KafkaTransport) -> None:
+    producer = transport.producer("first")
+    producer.start()
+    producer.commit([new("b", 0, "before")])
+    begin_but_do_not_end(connect(), "zombie")
+    started = time.monotonic()
+    producer.commit([new("b", 0, "after")])
+    # It stands behind the open one: readers get to it when that one has ended.
+    assert texts(read_all(transport, ["b"])) == ["before"]
+    assert transport.admin.stable_positions("g") is None
+    # A successor's start ends it at once.
+    successor = connect().producer("zombie")
+    successor.start()
+    assert time.monotonic() - started < 9.0
+    assert texts(read_all(transport, ["b"])) == ["before", "after"]
+    assert transport.admin.committed("g") == {A0: Position(0)}
+
+
+def test_an_open_transaction_ends_by_itself(connect: Connect, transport: KafkaTransport) -> None:
+    started = time.monotonic()
+    producer = connect().producer("zombie", timeout_s=1.0)
+    producer.start()
+    assert producer._client is not None
+    producer._client.begin_transaction()
+    producer._client.send(transport._links.name("b"), b"never", b"never", partition=0)
+    producer._client.flush()
+    writer = transport.producer("writer")
+    writer.start()
+    writer.commit([new("b", 0, "behind it")])
+    assert texts(take(transport, transport.reader({TopicPartition("b", 0): 0}), 1)) == ["behind it"]
+    # 1 s, and up to 1 s until the broker looks (transaction.abort.timed.out.transaction.cleanup.interval.ms).
+    assert time.monotonic() - started < 8.0
+    with pytest.raises(ProducerLost):
+        producer.commit([new("b", 0, "late")])
+
+
+def test_a_member_that_was_put_out_commits_nothing(connect: Connect, transport: KafkaTransport) -> None:
+    """The broker takes a commit without a generation from anybody: it must not be asked."""
+    zombie = connect()
+    member = zombie.member("g", ["a"], name="zombie", session_timeout_s=1.0)
+    await_true("it owns", lambda: not zombie.wait([member], 0.01) and len(member.assignment()) == 1, 20.0)
+    before = member.snapshot()
+    assert before.assignment == member.assignment()
+    time.sleep(2.5)
+    after = member.snapshot()
+    assert after.assignment == {}
+    producer = zombie.producer("zombie")
+    producer.start()
+    for snapshot in (before, after, Snapshot("g", before.assignment, before.token)):
+        with pytest.raises(AssignmentLost):
+            producer.commit([new("b", 0, "zombie")], positions={A0: Position(1)}, snapshot=snapshot)
+    assert transport.admin.committed("g") == {A0: Position(0)}
+    assert read_all(transport, ["b"]) == []
+
+
+def test_positions_outside_the_log_are_mended_or_refused(transport: KafkaTransport) -> None:
+    producer = transport.producer("p")
+    producer.start()
+    for number in range(4):
+        producer.commit([new("a", 0, f"{number}")])
+    offsets = [record.offset for record in read_all(transport, ["a"])]
+    transport.admin.delete_before({A0: offsets[2]})
+    reader = transport.reader({A0: 0})
+    assert texts(take(transport, reader, 2)) == ["2", "3"]
+    # Over the marker of the last transaction, to the end.
+    await_true("the end", lambda: reader.poll() == [] and reader.position(A0) == offsets[3] + 2, 5.0)
+    with pytest.raises(PositionMissing, match="beyond the end"):
+        transport.admin.delete_before({A0: 1000})
+
+
+def test_a_paused_reader_does_not_fill_up(transport: KafkaTransport) -> None:
+    producer = transport.producer("p")
+    producer.start()
+    for start in range(0, 60, 10):
+        producer.commit([NewRecord("a", 0, b"%d" % number, bytes(1 << 20)) for number in range(start, start + 10)])
+    producer.commit([new("b", 0, "b")])
+    reader = transport.reader({A0: 0, TopicPartition("b", 0): 0})
+    found = [record.key for record in take(transport, reader, 1)]
+    reader.pause([A0])
+    until = time.monotonic() + 3.0
+    while b"b" not in found and time.monotonic() < until:
+        transport.wait([reader], 0.1)
+        found += [record.key for record in reader.poll()]
+    assert found[-1] == b"b"
+    assert reader.feed._num_bytes < 40 << 20
+    reader.resume([A0])
+    while len(found) < 61:
+        transport.wait([reader], 1.0)
+        found += [record.key for record in reader.poll(max_bytes=3 << 20)]
+    assert [key for key in found if key != b"b"] == [b"%d" % number for number in range(60)]
+
+
+def test_without_a_broker_it_says_so_soon() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        transport = KafkaTransport("r", TransportSection(kind="kafka", servers=address), connect_s=2.0)
+        started = time.monotonic()
+        with pytest.raises(TransportError, match=address) as error:
+            transport.admin.topics()
+        assert time.monotonic() - started < 5.0
+        assert error.value.exit_code == 3
+        transport.close()
+
+
+def test_run_without_a_broker_ends_with_3(tmp_path: Path) -> None:
+    started = time.monotonic()
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "rftstream",
+            "run",
+            str(Path(__file__).parents[2] / "examples" / "arithmetic.toml"),
+            "--set",
+            "transport.kind=kafka",
+            "--set",
+            "transport.servers=127.0.0.1:1",
+            "--run-dir",
+            str(tmp_path / "r"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 3, run.stderr
+    assert "127.0.0.1:1" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert time.monotonic() - started < 30.0
+
+
+def test_options_reach_the_clients_and_no_log(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    options = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "me",
+               "sasl_plain_password": "top-secret"}  # fmt: skip
+    transport = connect(**options)
+    assert {key: transport._links._options[key] for key in options} == options
+    transport._links._connect_s = 2.0
+    # This broker's port speaks no SASL.
+    with pytest.raises((TransportError, ConfigError)) as error:
+        transport.admin.topics()
+    assert "top-secret" not in str(error.value) + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("sasl_plain_pasword", "did you mean 'sasl_plain_password'"), ("isolation_level", "set by rftstream itself")],
+)
+def test_options_that_make_no_sense_are_refused(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        KafkaTransport("r", TransportSection(kind="kafka", servers="x:1", options={option: "v"}))
+
+
+def test_servers_are_needed() -> None:
+    with pytest.raises(ConfigError, match=r"transport\.servers"):
+        KafkaTransport("r", TransportSection(kind="kafka"))
+
+
+def test_a_run_that_must_exist_does_not(servers: str, run_id: Callable[[], str]) -> None:
+    transport = KafkaTransport(run_id(), TransportSection(kind="kafka", servers=servers), create=False)
+    with pytest.raises(ConfigError, match="no topics of this run"):
+        transport.admin.end_offsets("control")
+    transport.close()
+
+
+def test_a_watchdog_ends_what_hangs(
+    connect: Connect, transport: KafkaTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport._watchdog_s = 0.5
+    producer = transport.producer("stuck")
+    producer.start()
+    assert producer._client is not None
+    monkeypatch.setattr(producer._client, "commit_transaction", lambda: time.sleep(3.0))
+    with pytest.raises(ProducerLost, match="no answer"):
+        producer.commit([new("b", 0, "stuck")])
+    with pytest.raises(ProducerLost, match="not started"):
+        producer.commit([new("b", 0, "stuck")])
+    producer.start()
+    producer.commit([new("b", 0, "again")])
+    assert texts(read_all(connect(), ["b"])) == ["again"]
