@@ -434,6 +434,31 @@ def test_a_worker_that_was_away_publishes_nothing_of_what_others_took_over(tmp_p
     assert len(before) < 20
 
 
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_a_worker_that_stood_still_in_the_middle_of_its_commit(tmp_path: Path, point: str) -> None:
+    """Its partitions went to another one meanwhile, and came back: its transaction is of an older assignment."""
+    scene = Scene(tmp_path, transport__partitions=2)
+    scene.announce(0)
+    scene.admit(*range(4))
+    first = RoleDriver(scene, "explorer", process="first")
+
+    def stand_still(at: str, process: str) -> None:
+        if at == point and process == "first":
+            scene.log.fault = None
+            second = RoleDriver(scene, "explorer", process="second")
+            scene.clock.advance(11.0)
+            second.work()
+            assert len(rollouts_of(scene)) == 8
+            second.stop()
+
+    scene.log.fault = stand_still
+    first.work()
+    assert scene.log.fault is None
+    scene.admit(4)
+    first.work()
+    assert sequences_of(scene) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
 def test_two_share_the_work(tmp_path: Path) -> None:
     scene = Scene(tmp_path, transport__partitions=4)
     scene.announce(0)

@@ -27,6 +27,9 @@ from rftstream.transport.base import Record, TopicPartition
 
 STEPS = TopicPartition("steps", 0)
 
+AUDIT_EVERY = 64
+"""Changes of the log between two audits of the live run."""
+
 Judge = Callable[[Rollout], float | None]
 
 
@@ -40,6 +43,7 @@ class Laws:
         self.config = simulation.config
         self._seen: dict[TopicPartition, int] = defaultdict(int)
         self._num_changes = -1
+        self._audit_at = AUDIT_EVERY
         self._twins: set[tuple[bytes, ...]] = set()
         self.tasks: dict[str, Task] = {}
         """By rollout_id."""
@@ -75,6 +79,10 @@ class Laws:
             self._seen[place] = len(partition.records)
         if new_tasks:
             self._admission(new_tasks)
+        if self._num_changes >= self._audit_at:
+            self._audit_at = self._num_changes + AUDIT_EVERY
+            report = self.simulation.audit()
+            assert report.fine, report.to_text()
 
     def _look(self, record: Record, new_tasks: list[Task]) -> None:
         self._twin(record)
