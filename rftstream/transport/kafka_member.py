@@ -7,6 +7,7 @@ listener there is noted, and acted on in the next `poll` or `wait`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
@@ -123,19 +124,23 @@ class KafkaMember:
         return self._feed.take(max_records, max_bytes) if max_records > 0 else []
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        try:
-            if partition in self._assignment:
-                self._feed.seek(partition, offset)
-                return
-        except (ValueError, KeyError):
-            pass  # Gone already, though not yet told.
-        raise AssignmentLost(
-            f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
-            f" positioned; look at assignment() again"
-        )
+        if partition not in self._assignment:
+            raise AssignmentLost(
+                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
+                f" positioned; look at assignment() again"
+            )
+        # What is owned is what the last poll said. It may be gone by now, which the next one tells.
+        with contextlib.suppress(ValueError, KeyError):
+            self._feed.seek(partition, offset)
 
     def position(self, partition: TopicPartition) -> int:
-        return self._feed.position(partition)
+        try:
+            return self._feed.position(partition)
+        except PositionMissing:
+            if partition not in self._assignment or not self._feed.knows(partition):
+                raise
+            # Gone since the last poll, which the next one tells. A commit that names it is refused by its generation.
+            return 0
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
         while (found := self._committed(self._group)) is None:
