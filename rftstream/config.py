@@ -1,12 +1,14 @@
 """The run file: sections, defaults, ranges. The only reader of TOML and of the environment.
 
 Precedence: file (several overlay each other, later wins) < environment `RFTSTREAM__TRAINER__LR` < `--set trainer.lr=`.
-A part's own knobs stand in `[<kind>s.<name>]` (`[algorithms.grpo]`, `[policies.hf]`, `[rewards.math]`), are declared
-by its `Config`, and are checked by `check_parts`.
+What is secret (keys like `password`) is taken out into the environment (secrets.py). A part's own knobs stand in
+`[<kind>s.<name>]` (`[algorithms.grpo]`, `[policies.hf]`, `[rewards.math]`), are declared by its `Config`, and are
+checked by `check_parts`.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import re
@@ -18,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from rftstream import plugins
+from rftstream import plugins, secrets
 from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 
@@ -217,10 +219,13 @@ class TransportSection:
     kind: str = "embedded"
     partitions: Positive = 64
     servers: str | None = None
+    """`kafka`: where brokers listen, `host:port`, several with commas."""
     patience_s: AboveZero = 60.0
     """So long a worker tries again when the log refuses or is gone (a full disk, no broker); then it ends with exit 3,
     and the run with it, to be resumed."""
     options: dict[str, Any] = field(default_factory=dict)
+    """`kafka`: settings of kafka-python's clients, as they are: security_protocol, sasl_mechanism, sasl_plain_username,
+    sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,9 +267,10 @@ class RunConfig:
     """Folder of the run file: relative paths and own modules are looked up there. Set by `load`."""
 
     def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
-        """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf]."""
-        tables: dict[str, dict[str, Any]] = getattr(self, "policies" if kind == "policy" else f"{kind}s")
-        return tables.get(name, {})
+        """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf], with secrets looked up."""
+        section = "policies" if kind == "policy" else f"{kind}s"
+        tables: dict[str, dict[str, Any]] = getattr(self, section)
+        return secrets.reveal(tables.get(name, {}), where=f"{section}.{name}")
 
     def build_part(self, kind: str, name: str) -> tuple[Any, Any]:
         """A part's class and its Config."""
@@ -283,28 +289,36 @@ def load(
     merged: dict[str, Any] = {}
     for file in files:
         _merge(merged, _read_toml(Path(file)))
+    variables: dict[str, str] = {}
     for name, value in sorted((env if env is not None else os.environ).items()):
         if name.startswith("RFTSTREAM__"):
-            _set(merged, [part.lower() for part in name.split("__")[1:]], _parse_value(value), where=name)
+            path = [part.lower() for part in name.split("__")[1:]]
+            _set(merged, path, _parse_value(value), where=name)
+            variables[".".join(path)] = name
     for assignment in sets:
         key, equals, value = assignment.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set {assignment}: expected section.key=value")
-        _set(merged, _split_key(key), _parse_value(value), where=f"--set {assignment}")
+        path = _split_key(key)
+        _set(merged, path, _parse_value(value), where=f"--set {key}")
+        variables.pop(".".join(path), None)
     merged.setdefault("base", str(Path(files[0]).resolve().parent) if files else os.getcwd())
+    secrets.hide(merged, names=variables)
     return from_dict(merged)
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """A config from plain values, checked as a whole."""
+    plain: dict[str, Any] = copy.deepcopy(dict(values))
+    secrets.hide(plain)
     for section in ("run", "model", "tasksets"):
-        if section not in values:
+        if section not in plain:
             raise ConfigError(f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME]")
     for tables, section_type in (("tasksets", TasksetSection), ("evaluations", EvaluationSection)):
-        sections = values.get(tables, {})
+        sections = plain.get(tables, {})
         for name in sections if isinstance(sections, dict) else ():  # one by one, so that errors name them
             plugins.convert(sections[name], section_type, where=f"{tables}.{name}")
-    config: RunConfig = plugins.convert(dict(values), RunConfig, where="")
+    config: RunConfig = plugins.convert(plain, RunConfig, where="")
     _check_whole(config)
     return _absolute(config)
 

@@ -26,7 +26,7 @@ from rftstream.runtime import logging as logs
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.processes import is_orphan, limit_threads
-from rftstream.runtime.runs import RunFolder, candidates, open_transport
+from rftstream.runtime.runs import RunFolder, candidates, open_transport, read_config
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ WAIT_S = 120.0
 LONGEST_WAIT_S = 0.5
 """Of one wait for records: signals and the supervisor's end are looked at this often."""
 _LOOK_S = 0.05
+_LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0
 _HEALTH_S = 1.0
 _LAST_RESORT_S = 10.0
@@ -206,6 +207,7 @@ def wait_until(
 ) -> Any:
     """What `ready` returns, once it is true and raises nothing retriable."""
     began = said = time.monotonic()
+    pause_s = _LOOK_S
     while True:
         beat()
         trouble = ""
@@ -224,7 +226,8 @@ def wait_until(
         if now - said >= _SAY_S:
             said = now
             say(f"waiting for {what}{trouble}: {now - began:.0f} s of {wait_s:g}")
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
 
 
 # ------------------------------------------------------------------------------------------------ before the loop
@@ -234,30 +237,35 @@ def join(
     files: Sequence[Path], run_dir: Path | None, *, wait_s: float, stop: Stop, say: Callable[[str], None]
 ) -> tuple[RunConfig, RunFolder]:
     """The run that a worker started by hand is for, once it exists: its folder, and the config it was started with."""
-    if run_dir is not None:
-        folder = RunFolder(run_dir.resolve())
-        what, ready = f"a run in {run_dir}", lambda: folder if folder.exists() else None
-    else:
+
+    def ready() -> tuple[RunConfig, RunFolder] | None:
+        if run_dir is not None:
+            folder = RunFolder(run_dir.resolve())
+            return (read_config(folder), folder) if folder.exists() else None
         config = configs.load(files)
-        what, ready = f"a run of {', '.join(map(str, files))}", lambda: _newest_open_run(config)
+        return _newest_open_run(config)
+
+    what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}"
     try:
-        found: RunFolder = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
+        found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
     except StoppedError:
         sys.exit(0)
-    return configs.load([found.config_file], env={}), found
+    return found
 
 
-def _newest_open_run(config: RunConfig) -> RunFolder | None:
-    """Not one that is finished: its successor is about to be started."""
+def _newest_open_run(config: RunConfig) -> tuple[RunConfig, RunFolder] | None:
+    """Not one that is finished: its successor is about to be started. A run that was begun on another host is joined
+    with what the run file says here."""
     folders = candidates(config)
     if not folders:
         return None
     newest = folders[-1]
+    ours = read_config(newest) if newest.exists() else config
     if newest.is_live():
-        return newest
-    transport = open_transport(config, newest)
+        return ours, newest
+    transport = open_transport(ours, newest)
     try:
-        return None if read_control(transport).finished else newest
+        return None if read_control(transport).finished else (ours, newest)
     finally:
         transport.close()
 

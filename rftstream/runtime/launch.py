@@ -38,7 +38,7 @@ from rftstream.runtime.preflight import (
 )
 from rftstream.runtime.processes import PlainSpawner, Spawner
 from rftstream.runtime.progress import Progress, Watch, open_progress
-from rftstream.runtime.runs import RunFolder, create_log, find_run, open_transport
+from rftstream.runtime.runs import RunFolder, create_log, find_run, open_transport, read_config
 from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
 from rftstream.transport.base import NewRecord, Transport
 
@@ -121,9 +121,8 @@ def resume(
 ) -> RunResult:
     """Goes on with a run that was stopped or died, or adds to a finished one. `sets` change settings."""
     began = time.monotonic()
-    folder = find_run(run)
-    before = configs.load([folder.config_file], env={})
-    config = configs.load([folder.config_file], sets=sets, env={})
+    folder, before = find_run(run)
+    config = read_config(folder, sets) if folder.exists() else configs.load([run], sets=sets)
     add_import_paths(config)
     check_part_names(config)
     with folder.held():

@@ -9,7 +9,7 @@ from rftstream import plugins
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import RunFinished
-from rftstream.runtime.observer import read_control
+from rftstream.runtime.observer import ControlView, read_control
 from rftstream.runtime.runs import RunFolder, candidates, next_folder, open_transport
 
 
@@ -46,12 +46,9 @@ def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
 
 def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
     """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident."""
-    if run_dir is not None:
-        newest = RunFolder(run_dir.resolve())
-    else:
-        existing = candidates(config)
-        newest = existing[-1] if existing else next_folder(config, None)
-    if not newest.exists():
+    existing = [RunFolder(run_dir.resolve())] if run_dir is not None else candidates(config)
+    newest = existing[-1] if existing else next_folder(config, None)
+    if not newest.exists() and (run_dir is not None or not existing):
         return newest
     shown = shown_path(newest.path)
     if newest.is_live():
@@ -59,18 +56,26 @@ def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
             f"{shown}: this run is live; wait for its end, stop it, or start another with --run-dir "
             "(workers join a live run with `rftstream worker`)"
         )
-    if not _has_ended(config, newest):
+    control = _read_control(config, newest)
+    if control.finished is not None:
+        return next_folder(config, newest)
+    if newest.exists():
         raise ConfigError(
             f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
             "or start another with --run-dir"
         )
-    return next_folder(config, newest)
+    if control.manifest is not None:
+        raise ConfigError(
+            f"{newest.run_id}: begun on another host and not ended yet, as the log at {config.transport.servers} says; "
+            "join it with `rftstream worker`, go on with `rftstream resume`, or take another run.name"
+        )
+    return newest  # its topics were made beforehand
 
 
-def _has_ended(config: RunConfig, folder: RunFolder) -> bool:
+def _read_control(config: RunConfig, folder: RunFolder) -> ControlView:
     transport = open_transport(config, folder)
     try:
-        return read_control(transport).finished is not None
+        return read_control(transport)
     finally:
         transport.close()
 

@@ -12,19 +12,20 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftstream import config as configs
-from rftstream import plugins
-from rftstream.config import RunConfig
+from rftstream import plugins, secrets
+from rftstream.config import RunConfig, TransportSection
 from rftstream.errors import ConfigError
 from rftstream.topics import TOPICS, num_partitions
 from rftstream.transport.base import TopicSettings, Transport
@@ -151,30 +152,41 @@ class OpenRun:
 
 
 def candidates(config: RunConfig) -> list[RunFolder]:
-    """Run folders of this run file, oldest first."""
+    """Runs of this run file, oldest first: those with a folder here, and those on a log that hosts share."""
     base = Path(config.base) / config.run.folder
+    names = {path.name for path in (base.iterdir() if base.is_dir() else ()) if (path / "config.toml").is_file()}
+    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names | _names_on_log(config)))]
+
+
+def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """<name> is number 1, <name>-2 number 2, ..."""
     pattern = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?$")
-    found = []
-    for path in base.iterdir() if base.is_dir() else ():
-        match = pattern.fullmatch(path.name)
-        if match and (path / "config.toml").is_file():
-            found.append((int(match[1] or 1), path))
-    return [RunFolder(path) for _, path in sorted(found)]
+    for name in names:
+        if match := pattern.fullmatch(name):
+            yield int(match[1] or 1), name
+
+
+def _names_on_log(config: RunConfig) -> set[str]:
+    """Of a log that only this host has, the run folders say it all."""
+    find_names = getattr(plugins.resolve("transport", config.transport.kind, where="transport.kind"), "runs", None)
+    return set(find_names(_revealed(config))) if find_names is not None else set()
 
 
 def next_folder(config: RunConfig, existing: RunFolder | None) -> RunFolder:
     """The folder for a new run: the name itself, or the next free `-N`."""
     first = existing.path if existing else Path(config.base) / config.run.folder / config.run.name
     stem = re.sub(r"-\d+$", "", first.name) if existing and re.search(r"-\d+$", first.name) else first.name
+    taken = _names_on_log(config)
     number, path = 1, first
-    while RunFolder(path).exists():
+    while RunFolder(path).exists() or path.name in taken:
         number += 1
         path = first.parent / f"{stem}-{number}"
     return RunFolder(path)
 
 
-def find_run(run: str | Path) -> RunFolder:
-    """RUN as users give it: a run folder, or a run file (then its newest run)."""
+def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
+    """RUN as users give it: a run folder, or a run file (then its newest run). The config is the run's, as this host
+    knows it: of a run that was begun elsewhere, that of the run file."""
     path = Path(run)
     if path.is_dir():
         folder = RunFolder(path.resolve())
@@ -182,20 +194,26 @@ def find_run(run: str | Path) -> RunFolder:
             raise ConfigError(
                 f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file"
             )
-        return folder
+        return folder, read_config(folder)
     config = configs.load([path])
     folders = candidates(config)
     if not folders:
+        there = f" nor at {config.transport.servers}" if config.transport.kind != "embedded" else ""
         raise ConfigError(
-            f"{path}: no run of it yet under {Path(config.base) / config.run.folder}; start one with `rftstream run`"
+            f"{path}: no run of it yet under {Path(config.base) / config.run.folder}{there}; start one with"
+            " `rftstream run`"
         )
-    return folders[-1]
+    return folders[-1], read_config(folders[-1]) if folders[-1].exists() else config
+
+
+def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
+    """What the run was started with; the environment is in it already."""
+    return configs.load([folder.config_file], sets=sets, env={})
 
 
 def open_run(run: str | Path) -> OpenRun:
     """ConfigError if there is no such run or its log is missing."""
-    folder = find_run(run)
-    config = configs.load([folder.config_file], env={})
+    folder, config = find_run(run)
     return OpenRun(folder, config, open_transport(config, folder, create=False))
 
 
@@ -205,8 +223,13 @@ def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False
     if kind == "embedded":
         return transport(folder.log, create=create)  # type: ignore[no-any-return]
     if kind == "kafka":
-        return transport(folder.run_id, config.transport, create=create)  # type: ignore[no-any-return]
-    return transport(folder.run_id, config.transport)  # type: ignore[no-any-return]
+        return transport(folder.run_id, _revealed(config), create=create)  # type: ignore[no-any-return]
+    return transport(folder.run_id, _revealed(config))  # type: ignore[no-any-return]
+
+
+def _revealed(config: RunConfig) -> TransportSection:
+    options = secrets.reveal(config.transport.options, where="transport.options")
+    return dataclasses.replace(config.transport, options=options)
 
 
 def open_store(config: RunConfig, folder: RunFolder) -> ObjectStore:

@@ -24,6 +24,9 @@ from rftstream.transport.kafka_producer import WATCHDOG_S, KafkaProducer
 
 __all__ = ["KafkaTransport"]
 
+_MARK = ".control"
+"""Every run has this topic."""
+
 
 class KafkaTransport:
     """`create=False` wants a run whose topics exist. `connect_s`: how long a broker may take to answer first."""
@@ -43,6 +46,15 @@ class KafkaTransport:
         self._opened: list[KafkaReader | KafkaMember | KafkaProducer] = []
         self._bell = threading.Event()
         self._closed = False
+
+    @staticmethod
+    def runs(section: Section) -> list[str]:
+        """Names of the runs that have topics at these servers."""
+        admin = KafkaAdmin(Links("", section))
+        try:
+            return sorted(name.removesuffix(_MARK) for name in admin.all_topics() if name.endswith(_MARK))
+        finally:
+            admin.close()
 
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> KafkaReader:
         for place in positions:

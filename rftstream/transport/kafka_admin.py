@@ -86,9 +86,12 @@ class KafkaAdmin:
             configs["min.insync.replicas"] = str(replicas - 1)
         return {"num_partitions": settings.partitions, "replication_factor": replicas, "configs": configs}
 
+    def all_topics(self) -> list[str]:
+        """Names on the broker, of other runs, too."""
+        return list(self._ask("list topics", lambda client: client.list_topics()))
+
     def topics(self) -> dict[str, TopicSettings]:
-        names = [name for name in self._ask("list topics", lambda client: client.list_topics())
-                 if self._links.is_ours(name)]  # fmt: skip
+        names = [name for name in self.all_topics() if self._links.is_ours(name)]
         if not names:
             self._known = {}
             return {}

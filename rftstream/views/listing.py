@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream import config as configs
 from rftstream import plugins
 from rftstream.errors import ConfigError, RftError
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log
-from rftstream.runtime.runs import OpenRun, RunFolder, open_transport
+from rftstream.runtime.runs import OpenRun, RunFolder, open_transport, read_config
 from rftstream.views.history import read_history
 from rftstream.views.layout import columns, moment, number
 from rftstream.views.status import state_of
@@ -180,7 +179,7 @@ def run_line_to_json(line: RunLine) -> dict[str, Any]:
 
 def _run_line(folder: RunFolder) -> RunLine:
     try:
-        config = configs.load([folder.config_file], env={})
+        config = read_config(folder)
         run = OpenRun(folder, config, open_transport(config, folder))
     except RftError as error:
         return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))

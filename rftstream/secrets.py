@@ -1,0 +1,64 @@
+"""Secrets of a run file: their values stay in the environment, everything that is written down only names them.
+
+A setting may be `"env:NAME"`: it is looked up where it is used. A literal secret is put into the environment of this
+process, which its workers inherit, and replaced by such a name, before anybody sees it: so it reaches no run folder,
+no topic, no log and no list of processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rftstream.errors import ConfigError
+
+_IS_SECRET = re.compile(r"(password|passwd|secret|api_?key|secret_key|access_key|auth_token|credentials?)$", re.I)
+_SCHEME = "env:"
+_PREFIX = "RFTSTREAM_SECRET"
+
+
+def hide(values: dict[str, Any], *, where: Sequence[str] = (), names: Mapping[str, str] | None = None) -> None:
+    """Replaces literal secrets in place. `names`: dotted key -> the environment variable that it came from."""
+    for key, value in values.items():
+        path = (*where, str(key))
+        if isinstance(value, dict):
+            hide(value, where=path, names=names)
+        elif isinstance(value, (str, int)) and _IS_SECRET.search(str(key)) and not _is_named(value):
+            name = (names or {}).get(".".join(path)) or _variable(path, str(value))
+            os.environ[name] = str(value)
+            values[key] = _SCHEME + name
+
+
+def reveal(options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """The options with their secrets in them. ConfigError for one that this process was not given."""
+    return {key: _revealed(value, f"{where}.{key}") for key, value in options.items()}
+
+
+def _revealed(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return reveal(value, where=where)
+    if not _is_named(value):
+        return value
+    name = value.removeprefix(_SCHEME)
+    if name not in os.environ:
+        raise ConfigError(
+            f"{where}: {name} is not set, expected the secret in this environment variable, for secrets are not written"
+            f" to the run folder; export {name}=..."
+        )
+    return os.environ[name]
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(_SCHEME)
+
+
+def _variable(path: Sequence[str], value: str) -> str:
+    """A free one, or the one that has this value already."""
+    base = "__".join((_PREFIX, *(re.sub(r"\W", "_", part).upper() for part in path)))
+    name, number = base, 1
+    while os.environ.get(name, value) != value:
+        number += 1
+        name = f"{base}_{number}"
+    return name
