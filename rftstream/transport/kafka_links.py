@@ -7,6 +7,7 @@ go to the clients and nowhere else, and the client's own logger, which prints th
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.net.compat import KafkaNetClient
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.errors import ConfigError, RftError, TransportError
@@ -47,8 +49,13 @@ _REFUSED = (
     kafka_errors.AuthorizationError,
 )
 
+_TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate verify failed")
+_CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Connection reset")
+"""In what the client logs when a connection fails."""
+
 _client_log = logging.getLogger("kafka")
 _client_log.setLevel(logging.WARNING)
+_manager_log = logging.getLogger("kafka.net.manager")
 
 
 class Section(Protocol):
@@ -150,24 +157,37 @@ class Links:
             **settings,
             **self._options,
         }
-        try:
-            return kind(**{key: value for key, value in given.items() if key in known})
-        except BaseException as error:
-            # A client that could not be made leaves its thread and its sockets behind.
-            for one in nets:
-                one.close()
-                one._manager._net.stop()
-            raise self._not_made(error) from None
+        with _Reasons() as reasons:
+            try:
+                return kind(**{key: value for key, value in given.items() if key in known})
+            except BaseException as error:
+                # A client that could not be made leaves its thread and its sockets behind.
+                for one in nets:
+                    one.close()
+                    one._manager._net.stop()
+                raise self._not_made(error, reasons) from None
 
-    def _not_made(self, error: BaseException) -> BaseException:
-        if isinstance(error, kafka_errors.KafkaTimeoutError | kafka_errors.KafkaConnectionError | OSError):
-            secured = self._options.get("security_protocol", "PLAINTEXT")
-            return TransportError(
-                f"transport.servers: no Kafka broker answered at {self.servers} within {self._connect_s:g} s over"
-                f" {secured} ({type(error).__name__}); start one (make kafka), or mend the address, the"
-                f" security_protocol or the credentials"
+    def _not_made(self, error: BaseException, reasons: _Reasons) -> BaseException:
+        if not isinstance(error, kafka_errors.KafkaTimeoutError | kafka_errors.KafkaConnectionError | OSError):
+            return self.reworded(error, "the connection") if isinstance(error, kafka_errors.KafkaError) else error
+        if reasons.refusal is not None:
+            return self.reworded(reasons.refusal, "the connection")
+        secured = self._options.get("security_protocol", "PLAINTEXT")
+        if text := reasons.text(*_TLS_FAILED):
+            return ConfigError(
+                f"transport.options: TLS with {self.servers} failed, the broker's certificate and a TLS port were"
+                f" expected ({text}); give the CA's certificate as ssl_cafile, or mend security_protocol"
             )
-        return self.reworded(error, "transport") if isinstance(error, kafka_errors.KafkaError) else error
+        if reasons.text(*_CLOSED):
+            return TransportError(
+                f"transport.servers: {self.servers} took the connection and closed it, a Kafka port with {secured} was"
+                f" expected; mend transport.options.security_protocol (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL) or the"
+                f" address"
+            )
+        return TransportError(
+            f"transport.servers: no Kafka broker answered at {self.servers} within {self._connect_s:g} s over"
+            f" {secured}; start one (make kafka), or mend the address"
+        )
 
     # ------------------------------------------------------------------------------------------ errors
 
@@ -178,10 +198,47 @@ class Links:
         if isinstance(error, _REFUSED):
             return ConfigError(
                 f"transport.options: {self.servers} refused the credentials or the rights for {where}"
-                f" ({type(error).__name__}); mend sasl_* or ssl_*, or the ACLs of {self.run_id}.*"
+                f" ({error or type(error).__name__}); mend sasl_* or ssl_*, or the ACLs of {self.run_id}.*"
             )
         text = str(error) or type(error).__name__
         return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
+
+
+class _Reasons(logging.Handler):
+    """Why connections fail, as the client logs it: the error that it raises in the end does not say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.refusal: BaseException | None = None
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        for each in record.args if isinstance(record.args, tuple) else ():
+            if isinstance(each, _REFUSED):
+                self.refusal = each
+
+    def text(self, *signs: str) -> str | None:
+        """The last one with one of these in it."""
+        return next((text for text in reversed(self.texts) if any(sign in text for sign in signs)), None)
+
+    def __enter__(self) -> _Reasons:
+        _manager_log.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _manager_log.removeHandler(self)
+
+
+def _received(self: Any, receive: Callable[[Any], tuple[bytes, Any]] = KafkaTCPTransport._sock_recv) -> Any:
+    """What came before the end of a connection is given on before its end: a broker that refuses a password says so
+    and closes at once, and the client would throw the answer away (3.0.12, measured)."""
+    data, error = receive(self)
+    return data, None if data else error
+
+
+KafkaTCPTransport._sock_recv = _received
+KafkaSSLTransport._sock_recv = functools.partialmethod(_received, KafkaSSLTransport._sock_recv)
 
 
 def is_passing(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -24,8 +25,6 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Its address. It ends with the session's first process, and takes its folder along."""
-    if given := os.environ.get("RFTSTREAM_TEST_KAFKA"):
-        return given
     base = tmp_path_factory.getbasetemp()
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     base, owner = (base.parent, os.getppid()) if is_worker else (base, os.getpid())
@@ -33,8 +32,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> str:
     with open(base / "kafka.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not address.exists():
-            address.write_text(start_broker(base / "kafka", owner))
+            address.write_text(start_broker(base / "kafka", owner, "--secure"))
     return address.read_text()
+
+
+@pytest.fixture(scope="session")
+def secure(servers: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The other ways to the broker: security protocol -> address; options of clients."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    found: dict[str, str] = json.loads((base / "kafka" / "secure.json").read_text())
+    return found
 
 
 def start_broker(folder: Path, owner: int, *options: str) -> str:

@@ -19,6 +19,7 @@ from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, Produ
 from rftstream.testing.conformance_bench import await_true, new, read_all, take, texts
 from rftstream.transport.base import NewRecord, Position, Snapshot, TopicPartition, TopicSettings
 from rftstream.transport.kafka import KafkaTransport
+from tests.broker.fakebroker import old_broker
 
 # The client leaves sockets that never connected to the garbage collector, which warns.
 pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -202,17 +203,90 @@ def test_run_without_a_broker_ends_with_3(tmp_path: Path) -> None:
     assert time.monotonic() - started < 30.0
 
 
-def test_options_reach_the_clients_and_no_log(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_reach_no_log(secure: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    options = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "me",
-               "sasl_plain_password": "top-secret"}  # fmt: skip
-    transport = connect(**options)
-    assert {key: transport._links._options[key] for key in options} == options
-    transport._links._connect_s = 2.0
-    # This broker's port speaks no SASL.
-    with pytest.raises((TransportError, ConfigError)) as error:
+    transport = connect_securely(secure, "SASL_PLAINTEXT")
+    assert transport.admin.topics() == {}
+    transport.close()
+    assert secure["sasl_plain_password"] not in caplog.text
+
+
+def connect_securely(secure: dict[str, str], protocol: str, address: str | None = None, **more: str) -> KafkaTransport:
+    options = {"security_protocol": protocol, "sasl_mechanism": "PLAIN",
+               **{key: secure[key] for key in ("sasl_plain_username", "sasl_plain_password", "ssl_cafile")},
+               **more}  # fmt: skip
+    section = TransportSection(kind="kafka", servers=address or secure[protocol], options=options)
+    return KafkaTransport("secured", section, connect_s=3.0)
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_with_a_password_and_tls(secure: dict[str, str], run_id: Callable[[], str], protocol: str) -> None:
+    transport = connect_securely(secure, protocol)
+    transport._links.run_id = run_id()
+    transport.admin.ensure_topics({"a": TopicSettings(partitions=1)})
+    transport.admin.commit_initial("g", ["a"])
+    producer = transport.producer("p")
+    producer.start()
+    producer.commit([new("a", 0, "in secret")], positions={A0: Position(1)}, group="g")
+    assert texts(read_all(transport, ["a"])) == ["in secret"]
+    assert transport.admin.committed("g") == {A0: Position(1)}
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"protocol": "SASL_PLAINTEXT", "sasl_plain_password": "wrong"}, "refused the credentials.*Invalid username"),
+        ({"protocol": "SASL_SSL", "sasl_plain_password": "wrong"}, "refused the credentials.*Invalid username"),
+        ({"protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256"}, "refused the credentials.*Mechanism"),
+        ({"protocol": "SASL_SSL", "ssl_cafile": ""}, "TLS with .* failed, the broker's certificate"),
+    ],
+)  # fmt: skip
+def test_what_the_broker_refuses_is_said(secure: dict[str, str], options: dict[str, str], said: str) -> None:
+    transport = connect_securely(secure, **options)
+    with pytest.raises(ConfigError, match=said) as error:
         transport.admin.topics()
-    assert "top-secret" not in str(error.value) + caplog.text
+    assert error.value.exit_code == 2
+    assert secure["sasl_plain_password"] not in str(error.value)
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "port"),
+    [("PLAINTEXT", "SASL_PLAINTEXT"), ("SASL_PLAINTEXT", "SASL_SSL"), ("SASL_SSL", "SASL_PLAINTEXT")],
+)
+def test_a_port_of_another_kind_is_said(secure: dict[str, str], protocol: str, port: str) -> None:
+    transport = connect_securely(secure, protocol, address=secure[port])
+    with pytest.raises((TransportError, ConfigError), match=f"{secure[port]}.*{protocol} was expected; mend"):
+        transport.admin.topics()
+    transport.close()
+
+
+def test_a_broker_that_is_too_old_is_named() -> None:
+    with old_broker() as address:
+        transport = KafkaTransport("r", TransportSection(kind="kafka", servers=address))
+        with pytest.raises(ConfigError, match=rf"{address} is Kafka 0\.10\.1, expected 3\.0 or newer") as error:
+            transport.admin.topics()
+        assert error.value.exit_code == 2
+        transport.close()
+
+
+def test_topics_of_other_widths_are_refused(connect: Connect, transport: KafkaTransport) -> None:
+    with pytest.raises(
+        ConfigError, match=r"topic test-.*\.a: exists with .*partitions=1.*partitions=3.* was asked for"
+    ):
+        connect().admin.ensure_topics({"a": TopicSettings(partitions=3)})
+    assert transport.admin.topics()["a"].partitions == 1
+
+
+def test_positions_that_expired_are_said(connect: Connect, transport: KafkaTransport) -> None:
+    """As after offsets.retention.minutes: never a jump to the beginning or to the end."""
+    transport.admin._ask("drop", lambda client: client.delete_groups([transport._links.name("g")]))
+    other = connect()
+    member = other.member("g", ["a"], name="late", session_timeout_s=6.0)
+    await_true("it owns", lambda: not other.wait([member], 0.01) and len(member.assignment()) == 1, 20.0)
+    with pytest.raises(PositionMissing, match=r"group g: no position for a\[0\].*offsets\.retention\.minutes"):
+        member.committed([A0])
 
 
 @pytest.mark.parametrize(

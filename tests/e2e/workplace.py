@@ -34,9 +34,8 @@ from rftstream.messages import (
 )
 from rftstream.runtime.observer import ControlView, Curve, Observer, read_control
 from rftstream.runtime.role import Log
-from rftstream.runtime.runs import RunFolder
+from rftstream.runtime.runs import RunFolder, open_run
 from rftstream.transport.base import NewRecord, Record
-from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.views.audit import AuditReport, audit
 
 COMMAND = str(Path(sys.executable).with_name("rftstream"))
@@ -136,7 +135,7 @@ class RunView:
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path)
-        self.transport = EmbeddedTransport(self.folder.log, create=False)
+        self.transport = open_run(path).transport
         self._observer = Observer(self.transport)
 
     def close(self) -> None:
