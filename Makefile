@@ -7,7 +7,7 @@ export PYTHON
 
 NODES ?= 1
 
-.PHONY: help setup demo kafka kafka-stop test test-kafka test-fast fmt lint types bench constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast fmt lint types bench constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,11 +24,8 @@ kafka:  ## a real broker on this machine; its address is the last line (PORT=, N
 kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 	@python3 scripts/kafka stop
 
-test: lint types  ## set up, check everything, run all tests (ARGS="-k word" picks)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not broker" --durations 10 $(ARGS)
-
-test-kafka: .venv/.developer  ## the tests on a real broker, which they start themselves (Java 17, Maven)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m broker $(ARGS)
+test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --durations 10 $(ARGS)
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu" $(ARGS)

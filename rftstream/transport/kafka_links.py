@@ -10,6 +10,7 @@ import difflib
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ CONNECT_S = 6.0
 """Who starts a run waits so long for a broker to answer."""
 
 REQUEST_S = 8.0
+_NOT_READY_S = 0.05
 BACKOFF_MS = 5
 """Decides the rate of transactions: the next one waits one of these (KAFKA.md: 100 ms makes 13 a second, 5 ms 177)."""
 
@@ -141,10 +143,10 @@ class Links:
             self._pid = os.getpid()
         assert self._pid == os.getpid(), "a transport was used across a fork; make it afterwards"
         known = getattr(kind, "DEFAULT_CONFIG", {})
-        nets: list[KafkaNetClient] = []
+        nets: list[_Net] = []
 
-        def net(**settings: Any) -> KafkaNetClient:
-            nets.append(KafkaNetClient(**settings))
+        def net(**settings: Any) -> _Net:
+            nets.append(_Net(**settings))
             return nets[-1]
 
         given = {
@@ -202,6 +204,18 @@ class Links:
             )
         text = str(error) or type(error).__name__
         return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
+
+
+class _Net(KafkaNetClient):  # type: ignore[misc]
+    """A request of a transaction whose coordinator cannot be connected is kept and tried again. The client's own
+    raises there, upon which its producer forgets the request and waits for its answer for ever (3.0.12, measured)."""
+
+    def await_ready(self, node_id: Any, timeout_ms: float = 30000) -> bool:
+        try:
+            return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
+        except kafka_errors.KafkaConnectionError:
+            time.sleep(_NOT_READY_S)
+            return False
 
 
 class _Reasons(logging.Handler):

@@ -6,20 +6,30 @@ Workers of xdist share it. Tests keep apart by run ids, which prefix all their t
 from __future__ import annotations
 
 import fcntl
+import gc
 import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.workplace import Workplace
 
 pytest.register_assert_rewrite("rftstream.testing")
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kafka"
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """The client leaves sockets that never connected to the garbage collector: here, not in a test of others."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +70,13 @@ def start_broker(folder: Path, owner: int, *options: str) -> str:
 def run_id() -> Callable[[], str]:
     """Names that no other test has."""
     return lambda: f"test-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    """A folder for a run; what was started there ends with the test."""
+    workplace = Workplace(tmp_path / "place")
+    try:
+        yield workplace
+    finally:
+        workplace.end()

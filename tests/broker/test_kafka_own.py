@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import socket
 import subprocess
@@ -21,18 +20,10 @@ from rftstream.transport.base import NewRecord, Position, Snapshot, TopicPartiti
 from rftstream.transport.kafka import KafkaTransport
 from tests.broker.fakebroker import old_broker
 
-# The client leaves sockets that never connected to the garbage collector, which warns.
-pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+pytestmark = pytest.mark.broker
 
 Connect = Callable[..., KafkaTransport]
 A0 = TopicPartition("a", 0)
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Here, and not in the next test of another module."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture
