@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from rftstream.messages import GroupResult, RolloutStatus, UnscorableReason
 
 REGISTRY = CollectorRegistry(auto_describe=True)
 """One per process; the worker's port serves it."""
+PROCESS = ProcessCollector(registry=REGISTRY)
+"""The usual process_*: CPU time, memory, open files, when it was started. Only where there is /proc."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -25,6 +29,12 @@ COMMIT_SECONDS = Histogram(
 )
 STEP_SECONDS = Histogram(
     "rftstream_step_seconds", "Time of one slice of a role's own work.", ["role"], buckets=_SECONDS, registry=REGISTRY
+)
+LAG = Gauge(
+    "rftstream_lag",
+    "Offsets of a topic that wait in this worker's partitions: not finished (explorer, verifier) or not read.",
+    ["role", "topic"],
+    registry=REGISTRY,
 )
 IN_HAND = Gauge("rftstream_in_hand", "Records taken and not yet committed as finished.", ["role"], registry=REGISTRY)
 DEAD = Counter("rftstream_dead_letters", "Records given up, by reason.", ["role", "reason"], registry=REGISTRY)
@@ -49,6 +59,12 @@ ROLLOUTS = Counter("rftstream_rollouts", "Rollouts finished, by status.", ["stat
 VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
 GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
 ADMITTED = Gauge("rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
+MAX_STALENESS = Gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.", registry=REGISTRY)
+STEPS = Counter(
+    "rftstream_steps", "Batches that this trainer dealt with: trained, or skipped for a NaN.", ["result"],
+    registry=REGISTRY,
+)  # fmt: skip
+DISK_FREE = Gauge("rftstream_disk_free_bytes", "Room on the disk of the run folder.", ["role"], registry=REGISTRY)
 TRAIN = Gauge("rftstream_train", "The last StepRecord's metrics, by name.", ["metric"], registry=REGISTRY)
 EVALUATION = Gauge(
     "rftstream_evaluation",
@@ -56,3 +72,30 @@ EVALUATION = Gauge(
     ["evaluation", "metric"],
     registry=REGISTRY,
 )
+
+
+def begin(role: str) -> None:
+    """What can happen to a role is there from its start with 0: a rate sees the first event, and a panel has data."""
+    for result in ("committed", "aborted", "lost", "refused"):
+        TRANSACTIONS.labels(role, result)
+    DEAD.labels(role, "undecodable")
+    match role:
+        case "explorer":
+            REBALANCES.labels(role)
+            SAMPLED_TOKENS.labels(role)
+            WEIGHTS_SECONDS.labels(role)
+            for status in RolloutStatus:
+                ROLLOUTS.labels(str(status))
+        case "verifier":
+            REBALANCES.labels(role)
+            VERDICTS.labels("scored")
+            for reason in UnscorableReason:
+                VERDICTS.labels(str(reason))
+                DEAD.labels(role, str(reason))
+        case "buffer":
+            for decided in GroupResult:
+                GROUPS.labels(str(decided))
+        case "trainer":
+            WEIGHTS_SECONDS.labels(role)
+            for result in ("trained", "skipped"):
+                STEPS.labels(result)

@@ -31,6 +31,8 @@ def exit_codes() -> str:
 def metrics() -> str:
     rows = []
     for metric in declared.REGISTRY.collect():
+        if metric.name.startswith("process_"):  # the client's own, the same for every program
+            continue
         labels = next(one._labelnames for one in vars(declared).values() if getattr(one, "_name", None) == metric.name)
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         rows.append((f"`{name}`", metric.type, ", ".join(labels) or "-", metric.documentation))

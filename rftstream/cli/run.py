@@ -24,6 +24,7 @@ progress_option = click.option(
     "rftstream run examples/arithmetic.toml",
     "rftstream run examples/arithmetic.toml --set trainer.lr=5e-4 --set run.steps=100",
     "rftstream run base.toml mine.toml --run-dir runs/try-1 --json",
+    "rftstream run examples/arithmetic.toml --no-workers",
 )
 @click.command()
 @files_argument
@@ -31,7 +32,16 @@ progress_option = click.option(
 @set_option
 @json_option
 @progress_option
-def run(files: tuple[Path, ...], run_dir: Path | None, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
+@click.option("--no-workers", is_flag=True,
+              help="Only make the run, if none is there that has not ended: others start the workers.")  # fmt: skip
+def run(
+    files: tuple[Path, ...],
+    run_dir: Path | None,
+    sets: tuple[str, ...],
+    as_json: bool,
+    progress: str,
+    no_workers: bool,
+) -> None:
     """Start a run and see it to its end.
 
     Starts every role as a process, shows progress, restarts what dies, and leaves a run folder with the trained model
@@ -41,6 +51,12 @@ def run(files: tuple[Path, ...], run_dir: Path | None, sets: tuple[str, ...], as
     config = load_run_file(files, sets)
     from rftstream.runtime import launch
 
+    if no_workers:
+        folder, is_new = launch.create(config, run_dir=run_dir)
+        click.echo(json.dumps({"run_dir": str(folder.path), "created": is_new}) if as_json else
+                   f"{folder.path}: {'created' if is_new else 'is there and has not ended'}; start a worker of each "
+                   f"role: rftstream worker --run-dir {folder.path} --role ROLE")  # fmt: skip
+        return
     stream = sys.stderr if as_json else sys.stdout
     _finish(launch.run(config, run_dir=run_dir, progress=progress, stream=stream), as_json=as_json)
 

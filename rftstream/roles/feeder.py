@@ -87,6 +87,7 @@ class FeederStep:
     def _reset(self) -> None:
         self._in_force = InForce()
         self._admission = Admission(self._config.feeder.groups_per_batch, self._config.feeder.max_staleness)
+        metrics.MAX_STALENESS.set(self._config.feeder.max_staleness)
         self._drawn: dict[str, int] = dict.fromkeys(self._sources, 0)
         """Problems taken from each taskset, left-out ones included."""
         self._left_out: dict[str, int] = dict.fromkeys(self._sources, 0)

@@ -356,6 +356,8 @@ class TrainerStep:
             match output.message:
                 case StepRecord() as step:
                     self._versions.record(step)
+                    if not step.resumed:
+                        metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
                     for metric, value in step.metrics.items():
                         metrics.TRAIN.labels(metric).set(value)
                 case WeightsAnnounced() as announced:

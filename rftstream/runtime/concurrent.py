@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -90,6 +90,15 @@ class ConcurrentService(Service):
             "in_hand": len(self._in_hand),
             "partitions": len(self._trackers),
             **self.step.health(),
+        }
+
+    def done_up_to(self) -> Mapping[TopicPartition, int]:
+        if self._member is None:
+            return {}
+        return {
+            # Of a partition with nothing open only transaction markers may lie above the low-water.
+            place: tracker.low_water if tracker.num_open else max(tracker.low_water, self._member.position(place))
+            for place, (_, tracker) in self._trackers.items()
         }
 
     # ------------------------------------------------------------------------------------------ the loop

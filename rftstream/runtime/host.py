@@ -6,6 +6,7 @@ the end of the supervisor is the end of its workers
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -44,6 +45,7 @@ _LOOK_S = 0.05
 _LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0
 _HEALTH_S = 1.0
+_MEASURE_S = 5.0
 _LAST_RESORT_S = 10.0
 
 
@@ -122,10 +124,13 @@ class _Worker:
         self._wait_s = wait_s
         self._parent = parent
         self._health = Health()
+        self._serves = False
         self._health_at = 0.0
+        self._measured_at = -_MEASURE_S
 
     def run(self, metrics_port: int | None) -> None:
         server = self._serve_health(metrics_port)
+        self._serves = server is not None
         try:
             transport = open_transport(self._config, self._folder)
             try:
@@ -190,6 +195,10 @@ class _Worker:
         if (now := time.monotonic()) - self._health_at >= _HEALTH_S:
             self._health_at = now
             self._health.update(service.health())
+        if self._serves and now - self._measured_at >= _MEASURE_S:
+            self._measured_at = now
+            with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
+                service.measure()
 
     def _until(self, ready: Callable[[], Any], what: str) -> None:
         """Waits for something with a line every few seconds; TransportError when it takes too long."""

@@ -33,13 +33,16 @@ from rftstream.runtime.observer import ControlView, Observer
 from rftstream.runtime.preflight import (
     check_part_names,
     choose_folder,
+    newest_folder,
     nothing_more,
     shown_path,
+    standing,
 )
 from rftstream.runtime.processes import PlainSpawner, Spawner
 from rftstream.runtime.progress import Progress, Watch, open_progress
-from rftstream.runtime.runs import RunFolder, create_log, find_run, open_transport, read_config
+from rftstream.runtime.runs import RunFolder, create_log, find_run, next_folder, open_transport, read_config
 from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
+from rftstream.runtime.targets import Targets
 from rftstream.transport.base import NewRecord, Transport
 
 LOOK_EVERY_S = 0.1
@@ -138,6 +141,31 @@ def resume(
         return launch.run(new=False)
 
 
+def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None) -> tuple[RunFolder, bool]:
+    """A run without processes, for workers that others start; and whether it is new.
+
+    The newest one is taken as it is if it has not ended, so that this can be done again at every start of a system."""
+    if not isinstance(config, RunConfig):
+        config = configs.load([config])
+    add_import_paths(config)
+    check_part_names(config)
+    newest = newest_folder(config, Path(run_dir) if run_dir is not None else None)
+    found = standing(config, newest)
+    if newest.is_live() or found == "begun":
+        return newest, False
+    folder = next_folder(config, newest) if found == "ended" else newest
+    with folder.held():
+        if folder.exists():
+            return folder, False
+        prepare_model(config.model, folder.model, config.run.seed)
+        transport = open_transport(config, folder, create=True)
+        try:
+            _begin(transport, config, folder)
+        finally:
+            transport.close()
+    return folder, True
+
+
 # ------------------------------------------------------------------------------------------------ the folder
 
 
@@ -146,6 +174,13 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
     partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(configs.to_toml(config), encoding="utf-8")
     partial.replace(folder.config_file)
+
+
+def _begin(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
+    """The log of a new run, then the file that makes the folder a run."""
+    _check_unused(transport, folder)
+    create_log(transport, config)
+    write_config(config, folder)
 
 
 def _check_unused(transport: Transport, folder: RunFolder) -> None:
@@ -232,9 +267,7 @@ class _Launch:
             model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
             transport = open_transport(self._config, self._folder, create=new)
             if new:
-                _check_unused(transport, self._folder)
-                create_log(transport, self._config)
-                write_config(self._config, self._folder)
+                _begin(transport, self._config, self._folder)
             result = self._supervise(transport, model.folder)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 _discard(self._folder, transport)
@@ -259,6 +292,7 @@ class _Launch:
         observer = Observer(transport)
         watch = Watch(self._config, transport, observer, supervisor.slots, title=self._folder.run_id)
         self._progress = open_progress(self._progress_kind, watch, self._stream)
+        targets = Targets(self._folder.targets_file, self._folder.run_id)
         try:
             with self._signals():
                 while not supervisor.all_left:
@@ -266,12 +300,14 @@ class _Launch:
                     self._heed_interrupts(supervisor)
                     supervisor.poll(observer.control, observer.curve.version)
                     self._progress.update(news)
+                    targets.update(supervisor.slots)
                     transport.wait([observer.reader], LOOK_EVERY_S)
                 self._progress.update(observer.poll())
         finally:
             if not supervisor.all_left:
                 supervisor.kill()
             self._progress.close()
+            targets.close()
             observer.close()
         if supervisor.failure is not None:
             self._notes.error(supervisor.failure.text)

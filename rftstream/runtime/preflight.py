@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from rftstream import plugins
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import RunFinished
-from rftstream.runtime.observer import ControlView, read_control
-from rftstream.runtime.runs import RunFolder, candidates, next_folder, open_transport
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.runs import RunFolder, candidates, names_on_log, next_folder, open_transport
 
 
 def check_part_names(config: RunConfig) -> None:
@@ -46,38 +47,49 @@ def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
 
 def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
     """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident."""
-    existing = [RunFolder(run_dir.resolve())] if run_dir is not None else candidates(config)
-    newest = existing[-1] if existing else next_folder(config, None)
-    if not newest.exists() and (run_dir is not None or not existing):
-        return newest
+    newest = newest_folder(config, run_dir)
     shown = shown_path(newest.path)
     if newest.is_live():
         raise ConfigError(
             f"{shown}: this run is live; wait for its end, stop it, or start another with --run-dir "
             "(workers join a live run with `rftstream worker`)"
         )
-    control = _read_control(config, newest)
-    if control.finished is not None:
-        return next_folder(config, newest)
+    match standing(config, newest):
+        case "none":
+            return newest
+        case "ended":
+            return next_folder(config, newest)
     if newest.exists():
         raise ConfigError(
             f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
             "or start another with --run-dir"
         )
-    if control.manifest is not None:
-        raise ConfigError(
-            f"{newest.run_id}: begun on another host and not ended yet, as the log at {config.transport.servers} says; "
-            "join it with `rftstream worker`, go on with `rftstream resume`, or take another run.name"
-        )
-    return newest  # its topics were made beforehand
+    raise ConfigError(
+        f"{newest.run_id}: begun on another host and not ended yet, as the log at {config.transport.servers} says; "
+        "join it with `rftstream worker`, go on with `rftstream resume`, or take another run.name"
+    )
 
 
-def _read_control(config: RunConfig, folder: RunFolder) -> ControlView:
+def newest_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
+    """Of the newest run; where there is none, the first one's, which does not exist yet."""
+    if run_dir is not None:
+        return RunFolder(run_dir.resolve())
+    existing = candidates(config)
+    return existing[-1] if existing else next_folder(config, None)
+
+
+def standing(config: RunConfig, folder: RunFolder) -> Literal["none", "begun", "ended"]:
+    """What the log says of a run. None is one, too, whose topics were only made beforehand."""
+    if not folder.exists() and folder.run_id not in names_on_log(config):
+        return "none"
     transport = open_transport(config, folder)
     try:
-        return read_control(transport)
+        control = read_control(transport)
     finally:
         transport.close()
+    if control.finished is not None:
+        return "ended"
+    return "begun" if folder.exists() or control.manifest is not None else "none"
 
 
 def shown_path(path: Path) -> str:

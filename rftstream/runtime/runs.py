@@ -7,6 +7,7 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
   weights/              the default object store: versions, checkpoints, generations
   logs/<process>.log    one file a process
   final/                the trained model, once the run is finished
+  targets.json          the ports of its workers, for Prometheus, while it is live
   run.lock              held by the `run` or `resume` that supervises
 """
 
@@ -73,6 +74,10 @@ class RunFolder:
     @property
     def final(self) -> Path:
         return self.path / "final"
+
+    @property
+    def targets_file(self) -> Path:
+        return self.path / "targets.json"
 
     @property
     def lock_file(self) -> Path:
@@ -155,7 +160,7 @@ def candidates(config: RunConfig) -> list[RunFolder]:
     """Runs of this run file, oldest first: those with a folder here, and those on a log that hosts share."""
     base = Path(config.base) / config.run.folder
     names = {path.name for path in (base.iterdir() if base.is_dir() else ()) if (path / "config.toml").is_file()}
-    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names | _names_on_log(config)))]
+    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names | names_on_log(config)))]
 
 
 def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -166,7 +171,7 @@ def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, st
             yield int(match[1] or 1), name
 
 
-def _names_on_log(config: RunConfig) -> set[str]:
+def names_on_log(config: RunConfig) -> set[str]:
     """Of a log that only this host has, the run folders say it all."""
     find_names = getattr(plugins.resolve("transport", config.transport.kind, where="transport.kind"), "runs", None)
     return set(find_names(_revealed(config))) if find_names is not None else set()
@@ -176,7 +181,7 @@ def next_folder(config: RunConfig, existing: RunFolder | None) -> RunFolder:
     """The folder for a new run: the name itself, or the next free `-N`."""
     first = existing.path if existing else Path(config.base) / config.run.folder / config.run.name
     stem = re.sub(r"-\d+$", "", first.name) if existing and re.search(r"-\d+$", first.name) else first.name
-    taken = _names_on_log(config)
+    taken = names_on_log(config)
     number, path = 1, first
     while RunFolder(path).exists() or path.name in taken:
         number += 1

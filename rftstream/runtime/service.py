@@ -7,6 +7,7 @@ what both kinds share; concurrent.py and single.py hold the two ways of reading 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ class Service:
         self._failures = 0
         self._failing_since = 0.0
         self._reader: Reader | None = None
+        metrics.begin(self.role)
         # Looking a labelled metric up costs more than counting: these are counted at every tick.
         self._records_in: dict[str, prometheus_client.Counter] = {}
         self._step_seconds = metrics.STEP_SECONDS.labels(self.role)
@@ -91,7 +93,23 @@ class Service:
             "failures_in_a_row": self._failures,
         }
 
+    def measure(self) -> None:
+        """Metrics that are looked up rather than counted as things happen. The lag is in offsets, not in records:
+        counting those would mean reading them."""
+        metrics.DISK_FREE.labels(self.role).set(shutil.disk_usage(self.context.folder.path).free)
+        waiting = dict.fromkeys(self.declaration.consumes, 0)
+        done = self.done_up_to()
+        for topic in {place.topic for place in done}:
+            ends = self.transport.admin.end_offsets(topic)
+            waiting[topic] = sum(max(0, ends[place] - done[place]) for place in ends if place in done)
+        for topic, count in waiting.items():
+            metrics.LAG.labels(self.role, topic).set(count)
+
     # ------------------------------------------------------------------------------------------ for subclasses
+
+    def done_up_to(self) -> Mapping[TopicPartition, int]:
+        """Per partition that it consumes now, the offset from which on there is work left."""
+        return {}
 
     def progressed(self) -> None:
         self.last_progress_at = self.clock.now()

@@ -60,6 +60,11 @@ class SingleService(Service):
         epoch = self.claim.epoch if self.claim else None
         return {**super().health(), "epoch": epoch, **self.step.health()}
 
+    def done_up_to(self) -> Mapping[TopicPartition, int]:
+        if not self._recovered or self._reader is None:
+            return {}
+        return {place: self._reader.position(place) for place in self._consumed}
+
     def drain(self) -> None:
         super().drain()
         if self._pending is None:
