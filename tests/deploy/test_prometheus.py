@@ -1,0 +1,74 @@
+"""deploy/prometheus: Prometheus takes its files, and every alert is tested, told and of metrics that there are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Any
+
+import pytest
+
+from rftstream.metrics import REGISTRY
+from tests.deploy.conftest import ROOT, read_yaml
+
+FOLDER = ROOT / "deploy" / "prometheus"
+ALERTS = {rule["alert"]: rule for group in read_yaml(FOLDER / "alerts.yml")["groups"] for rule in group["rules"]}
+TESTS = read_yaml(FOLDER / "alerts_test.yml")["tests"]
+
+
+def promtool(*arguments: str) -> None:
+    run = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_prometheus_takes_its_config_and_the_alerts() -> None:
+    promtool("check", "config", "prometheus.yml")
+    promtool("check", "rules", "alerts.yml")
+
+
+def test_alerts_fire_when_they_must_and_only_then() -> None:
+    promtool("test", "rules", "alerts_test.yml")
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_each_alert_is_tested_both_ways(alert: str) -> None:
+    cases = [case for test in TESTS for case in test["alert_rule_test"] if case["alertname"] == alert]
+    assert any(case.get("exp_alerts") for case in cases), "never seen firing"
+    assert any(not case.get("exp_alerts") for case in cases), "never seen silent"
+
+
+def test_the_docs_say_what_to_do_about_each_alert() -> None:
+    told = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("\n## Alerts\n")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.+\| (.+) \|$", told.partition("\n## ")[0], re.MULTILINE))
+    assert set(rows) == set(ALERTS)
+
+
+def series_names() -> set[str]:
+    """Of all our metrics, as Prometheus has them."""
+    names = {"up"}
+    for metric in REGISTRY.collect():
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(metric.type, ("",))
+        names |= {metric.name + suffix for suffix in suffixes}
+    return names
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:rftstream|process)_\w+", expression))
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_alerts_look_at_metrics_that_there_are(alert: str) -> None:
+    assert names_in(ALERTS[alert]["expr"]) <= series_names()
+
+
+def test_every_role_of_the_compose_file_is_scraped_where_it_listens(compose: dict[str, Any]) -> None:
+    (job,) = read_yaml(FOLDER / "prometheus.yml")["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    workers = {
+        name: service["command"] for name, service in compose["services"].items()
+        if service.get("command", [""])[0] == "worker"
+    }  # fmt: skip
+    assert set(found["names"]) == set(workers)
+    for name, command in workers.items():
+        assert command[command.index("--metrics-port") + 1] == str(found["port"])
+        assert compose["services"][name]["expose"] == [str(found["port"])]
