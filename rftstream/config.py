@@ -231,7 +231,10 @@ class TransportSection:
 @dataclass(frozen=True, kw_only=True)
 class WeightsSection:
     store: str = "file://weights"
-    """URL of the object store; relative file:// ones lie in the run folder."""
+    """URL of the object store; relative file:// ones lie in the run folder. `{run}` in it becomes the run's id: objects
+    are never written twice, so a store elsewhere (`s3://BUCKET/{run}`) needs it, or another prefix for each run. Keys
+    never stand in it; they and the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    `AWS_ENDPOINT_URL`)."""
     keep: Annotated[int, Meta(ge=2)] = 3
     """Newest snapshots kept, beside those that something still needs."""
 
@@ -368,6 +371,11 @@ def _check_whole(config: RunConfig) -> None:
         raise ConfigError('tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl"')
     if (config.model.path is None) == (config.model.make is None):
         raise ConfigError("model: expected either path or [model.make]")
+    if "@" in config.weights.store.partition("://")[2].partition("/")[0]:
+        raise ConfigError(
+            "weights.store: got a URL with keys in it, which would be written beside the run; expected none; "
+            "give them in the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     if config.trainer.publish_every > config.feeder.max_staleness + 1:
         raise ConfigError(
             f"trainer.publish_every: got {config.trainer.publish_every}, expected at most feeder.max_staleness + 1 = "

@@ -240,7 +240,7 @@ def _revealed(config: RunConfig) -> TransportSection:
 def open_store(config: RunConfig, folder: RunFolder) -> ObjectStore:
     from rftstream.weights.store import ObjectStore
 
-    return ObjectStore(config.weights.store, base=folder.path)
+    return ObjectStore(config.weights.store.replace("{run}", folder.run_id), base=folder.path)
 
 
 def create_log(transport: Transport, config: RunConfig) -> None:
