@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.s3 import S3Server
 
 HERE = Path(__file__).parent
 SLOW = ("e2e", "simulation", "docs")
@@ -15,3 +18,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """Started when the first test asks for it."""
+    server = S3Server()
+    yield server
+    server.close()

@@ -107,8 +107,14 @@ class ObjectStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _finish(self, path: Path, stored: StoredObject) -> StoredObject:
-        with self._errors(stored.name):
-            added = self._files.add(stored.name, path)
+        try:
+            with self._errors(stored.name):
+                added = self._files.add(stored.name, path)
+        except WeightsGone as error:
+            raise WeightsError(
+                f"{self._place(stored.name)}: {error.__cause__}, expected a bucket or folder to write to; make it, or "
+                "change weights.store"
+            ) from error.__cause__
         if not added and self._digest(stored.name) != stored.digest:
             raise WeightsError(
                 f"{self._place(stored.name)}: exists with other bytes, and no object is written twice; "
@@ -134,8 +140,8 @@ class ObjectStore:
             yield
         except (WeightsError, ConfigError):
             raise
-        except FileNotFoundError:
-            raise self._gone(name) from None
+        except FileNotFoundError as error:
+            raise self._gone(name) from error
         except Exception as error:
             if not isinstance(error, OSError) and not self._files.foreign_errors:
                 raise

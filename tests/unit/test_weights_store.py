@@ -8,16 +8,26 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from rftstream.errors import ConfigError, WeightsError, WeightsGone
 from rftstream.weights.store import INCOMING, ObjectStore
+from tests.s3 import BUCKET, S3Server
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    url = "file://weights" if request.param == "file" else f"memory://{uuid.uuid4().hex}/prefix"
-    return ObjectStore(url, base=tmp_path)
+    urls = {"file": "file://weights", "memory": f"memory://{uuid.uuid4().hex}/prefix"}
+    return ObjectStore(urls.get(request.param) or request.getfixturevalue("s3_url"), base=tmp_path)
+
+
+@pytest.fixture
+def s3_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place of its own on a real server, of which the environment says where it is."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}/prefix"
 
 
 def test_what_is_put_can_be_got(store: ObjectStore) -> None:
@@ -142,6 +152,39 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     assert store.get("a") == b"1"
     with pytest.raises(WeightsError, match="other bytes"):
         store.put("a", b"2")
+
+
+@pytest.mark.slow
+def test_an_upload_to_s3_that_was_not_finished_is_not_there(s3_url: str, tmp_path: Path) -> None:
+    store = ObjectStore(s3_url, base=tmp_path)
+    files = fsspec.filesystem("s3")
+    bucket, _, key = f"{s3_url.removeprefix('s3://')}/versions/1".partition("/")
+    begun = files.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+    part = {"Bucket": bucket, "Key": key, "UploadId": begun["UploadId"], "PartNumber": 1}
+    files.call_s3("upload_part", **part, Body=b"x" * 5_000_000)
+    assert not store.exists("versions/1")
+    assert store.list() == []
+    with pytest.raises(WeightsGone):
+        store.get("versions/1")
+    store.put("versions/1", b"whole")
+    assert store.get("versions/1") == b"whole"
+
+
+@pytest.mark.slow
+def test_objects_on_s3_of_several_parts(s3_url: str, tmp_path: Path) -> None:
+    data = os.urandom(1 << 20) * 60
+    store = ObjectStore(s3_url, base=tmp_path)
+    stored = store.put("large", data)
+    assert stored.digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert store.get("large") == data
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_missing_is_named(s3_url: str, tmp_path: Path) -> None:
+    store = ObjectStore("s3://no-such-bucket/sums", base=tmp_path)
+    with pytest.raises(WeightsError, match=r"s3://no-such-bucket/sums/a: .*bucket.*; make it") as caught:
+        store.put("a", b"1")
+    assert not isinstance(caught.value, WeightsGone)
 
 
 def test_unknown_schemes_are_config_errors(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""A run on Kafka without a supervisor: each role is started by itself, as containers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rftstream.runtime.runs import open_run
+from rftstream.views.audit import audit
+from tests.e2e.test_workers_alone import ROLES, scrape
+from tests.e2e.workplace import FAKE, Workplace
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    workplace = Workplace(tmp_path)
+    try:
+        yield workplace
+    finally:
+        workplace.end()
+
+
+def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
+    """By the environment, as the compose file has it. Two verifiers share the work."""
+    name = run_id()
+    file = place.write("tiny.toml", FAKE)
+    environment = {
+        "RFTSTREAM_CONFIG": str(file), "RFTSTREAM__RUN__NAME": name, "RFTSTREAM__RUN__FOLDER": str(place.folder / "all"),
+        "RFTSTREAM__TRANSPORT__KIND": "kafka", "RFTSTREAM__TRANSPORT__SERVERS": servers,
+    }  # fmt: skip
+    made = place.call("run", "--no-workers", env=environment)
+    assert made.code == 0, made.err
+    again = place.call("run", "--no-workers", env=environment)
+    assert "has not ended" in again.out
+
+    verifier = place.start("worker", "--role", "verifier", "--metrics-port", "0", "--process", "v", env=environment)
+    workers = [
+        verifier,
+        *(place.start("worker", "--role", role, env=environment) for role in ROLES if role != "buffer"),
+    ]
+    port = place.folder / "all" / name / "logs" / "v.port"
+    place.wait_for(port.is_file, "a port")
+    series = 'rftstream_lag{role="verifier",topic="rollouts"}'
+    place.wait_for(lambda: scrape(int(port.read_text())).get(series) == 0, "its lag, once there is nothing to do")
+    workers.append(place.start("worker", "--role", "buffer", env=environment))
+    assert [worker.finish().code for worker in workers] == [0] * len(workers), place.report()
+    place.assert_nobody_left()
+
+    run = open_run(place.folder / "all" / name)
+    try:
+        report = audit(run.transport)
+    finally:
+        run.transport.close()
+    assert report.balanced and report.version == 6, report.to_text()
+    assert (run.folder.final).is_dir()
