@@ -9,7 +9,7 @@ import pytest
 
 from rftstream.runtime.runs import open_run
 from rftstream.views.audit import audit
-from tests.e2e.test_workers_alone import ROLES, scrape
+from tests.e2e.test_workers_alone import ROLES, port_of, scrape
 from tests.e2e.workplace import FAKE, Workplace
 
 pytestmark = pytest.mark.broker
@@ -29,7 +29,8 @@ def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, ru
     name = run_id()
     file = place.write("tiny.toml", FAKE)
     environment = {
-        "RFTSTREAM_CONFIG": str(file), "RFTSTREAM__RUN__NAME": name, "RFTSTREAM__RUN__FOLDER": str(place.folder / "all"),
+        "RFTSTREAM_CONFIG": str(file), "RFTSTREAM__RUN__NAME": name,
+        "RFTSTREAM__RUN__FOLDER": str(place.folder / "all"),
         "RFTSTREAM__TRANSPORT__KIND": "kafka", "RFTSTREAM__TRANSPORT__SERVERS": servers,
     }  # fmt: skip
     made = place.call("run", "--no-workers", env=environment)
@@ -37,15 +38,17 @@ def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, ru
     again = place.call("run", "--no-workers", env=environment)
     assert "has not ended" in again.out
 
-    verifier = place.start("worker", "--role", "verifier", "--metrics-port", "0", "--process", "v", env=environment)
-    workers = [
-        verifier,
-        *(place.start("worker", "--role", role, env=environment) for role in ROLES if role != "buffer"),
-    ]
-    port = place.folder / "all" / name / "logs" / "v.port"
-    place.wait_for(port.is_file, "a port")
-    series = 'rftstream_lag{role="verifier",topic="rollouts"}'
-    place.wait_for(lambda: scrape(int(port.read_text())).get(series) == 0, "its lag, once there is nothing to do")
+    first = place.start("worker", "--role", "verifier", "--metrics-port", "0", "--process", "v", env=environment)
+    others = [role for role in ROLES if role != "buffer"]  # without it the run goes only so far
+    workers = [first, *(place.start("worker", "--role", role, env=environment) for role in others)]
+    port = port_of(place, place.folder / "all" / name / "logs" / "v.port")
+
+    def is_idle() -> bool:
+        found = scrape(port)
+        scored, lag = 'rftstream_verdicts_total{result="scored"}', 'rftstream_lag{role="verifier",topic="rollouts"}'
+        return found.get(scored, 0) > 0 and found.get(lag) == 0
+
+    place.wait_for(is_idle, "a lag of 0 after its work: markers of transactions are none")
     workers.append(place.start("worker", "--role", "buffer", env=environment))
     assert [worker.finish().code for worker in workers] == [0] * len(workers), place.report()
     place.assert_nobody_left()

@@ -19,6 +19,10 @@ def scrape(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(\w+(?:{.*})?) (\S+)$", text, re.MULTILINE)}
 
 
+def port_of(place: Workplace, file: Path) -> int:
+    return int(place.wait_for(lambda: _text(file), f"a port in {file}"))
+
+
 def test_workers_alone_bring_a_run_to_its_end(place: Workplace) -> None:
     made = place.look("run", "tiny.toml", "--no-workers", "--json")
     assert made.code == 0, made.err
@@ -46,10 +50,7 @@ def test_what_a_worker_tells_prometheus(place: Workplace) -> None:
     for role in ("feeder", "verifier"):
         place.start("worker", "tiny.toml", "--role", role, "--process", role, "--metrics-port", "0")
     place.wait_for(lambda: run.records("tasks"), "tasks")
-    ports = {
-        role: int(place.wait_for((run.folder.logs / f"{role}.port").read_text, "a port"))
-        for role in ("feeder", "verifier")
-    }
+    ports = {role: port_of(place, run.folder.logs / f"{role}.port") for role in ("feeder", "verifier")}
     place.wait_for(lambda: scrape(ports["verifier"]).get('rftstream_lag{role="verifier",topic="rollouts"}') == 0, "lag")
     verifier = scrape(ports["verifier"])
     assert verifier['rftstream_dead_letters_total{reason="timeout",role="verifier"}'] == 0
@@ -71,9 +72,10 @@ def test_a_supervised_run_says_where_its_workers_are(place: Workplace) -> None:
         role, instance = group["labels"]["job"], group["labels"]["instance"]
         assert instance == f"{role}-0"
         ports[role] = int(group["targets"][0].rpartition(":")[2])
-        assert f'rftstream_step_seconds_count{{role="{role}"}}' in scrape(ports[role])
-    place.wait_for(lambda: scrape(ports["trainer"])['rftstream_steps_total{result="trained"}'] > 0, "steps")
+    place.wait_for(lambda: scrape(ports["trainer"]).get('rftstream_steps_total{result="trained"}', 0) > 0, "steps")
     assert scrape(ports["explorer"])['rftstream_rollouts_total{status="completed"}'] > 0
+    for role, port in ports.items():
+        assert f'rftstream_step_seconds_count{{role="{role}"}}' in scrape(port)
     place.processes("run")[0].terminate()
     place.assert_nobody_left(60)
     assert not targets.exists()

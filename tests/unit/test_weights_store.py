@@ -11,9 +11,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from rftstream import config as configs
 from rftstream.errors import ConfigError, WeightsError, WeightsGone
+from rftstream.runtime.runs import RunFolder, open_store
 from rftstream.weights.store import INCOMING, ObjectStore
 from tests.s3 import BUCKET, S3Server
+
+SUMS = {"run": {"name": "sums", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"a": {"source": "arithmetic"}}}
 
 
 @pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow)])
@@ -185,6 +189,18 @@ def test_a_bucket_that_is_missing_is_named(s3_url: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"s3://no-such-bucket/sums/a: .*bucket.*; make it") as caught:
         store.put("a", b"1")
     assert not isinstance(caught.value, WeightsGone)
+
+
+def test_keys_in_a_url_are_refused_before_they_are_written_anywhere() -> None:
+    with pytest.raises(ConfigError, match=r"weights\.store: got a URL with keys.*AWS_ACCESS_KEY_ID") as caught:
+        configs.from_dict(SUMS | {"weights": {"store": "s3://me:hush@bucket/sums"}})
+    assert "hush" not in str(caught.value)
+
+
+def test_each_run_has_a_place_of_its_own(tmp_path: Path) -> None:
+    config = configs.from_dict(SUMS | {"weights": {"store": f"file://{tmp_path}/{{run}}"}})
+    open_store(config, RunFolder(tmp_path / "runs" / "sums-2")).put("a", b"1")
+    assert (tmp_path / "sums-2" / "a").read_bytes() == b"1"
 
 
 def test_unknown_schemes_are_config_errors(tmp_path: Path) -> None:
