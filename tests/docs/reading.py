@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = tuple(sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]))
+PAGES = tuple(sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]))
 WRITTEN_BY_HAND = re.compile(r"<!-- generated: .+? -->.*?<!-- end -->", re.DOTALL)
 
 _FENCE = re.compile(r"(?:<!-- (\w+): (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
