@@ -156,7 +156,9 @@ class VerifierSection(WorkerSection):
     processes: Positive = 1
     """Children that compute rewards, of each verifier."""
     timeout_s: AboveZero = 10.0
-    """Of one reward."""
+    """Of one call of a reward. A call for several rollouts that takes longer is made again for each alone."""
+    max_batch: Positive = 64
+    """Rollouts that a reward over lists (TRL's, verl's batch, async) gets at once, at most: what waits for it."""
     tries: Positive = 3
     max_dead_share: Fraction = 0.5
     """Stops with exit 6 when more than this share of the last 200 rollouts could not be scored."""

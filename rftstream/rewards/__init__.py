@@ -1,7 +1,7 @@
 """Rewards.
 
 To add one: a module with a class that has a `Config` and keeps `rftstream.rewards.base.Reward`, and a line here;
-or, outside, any function `score(completion, answer, **more) -> float | dict | Score`, named `module:function`.
+or, outside, any function of ours, verl's or TRL's signature (functions.py), named `module:function`.
 """
 
 REWARDS = {

@@ -6,6 +6,7 @@ that it may hang, crash or eat memory without taking anything with it.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,6 +28,15 @@ class RewardInput:
     data_source: str
     num_tokens: int
     truncated: bool
+    num_prompt_messages: int = 1
+    """So many of `messages` are the problem; the rest is what policy and environment said."""
+    token_data: bytes = b""
+    """The sampled tokens, int32, little-endian; `completion_ids` reads them."""
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """The sampled tokens of all turns."""
+        return [number for (number,) in struct.iter_unpack("<i", self.token_data)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +47,11 @@ class Score:
 
 
 class Reward(Protocol):
-    """Built as `Class(config: Class.Config)`; for a plain function a wrapper is made by `rewards.resolve`."""
+    """Built as `Class(config: Class.Config)`; for a plain function a wrapper is made by `rewards.functions`.
+
+    One that scores several rollouts at once has `batched = True` and, beside the call, `score_all(items)`, which
+    returns for each item a Score, a number, None where it does not apply, or the exception that says why there is
+    none."""
 
     version: str
     """Changes whenever the same input could get another score."""

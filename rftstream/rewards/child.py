@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import logging
 import mmap
 import os
@@ -14,14 +15,15 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rftstream.errors import ConfigError, MissingChecker, RewardError
 from rftstream.rewards.base import RewardInput, Score
-from rftstream.rewards.frames import IDLE, PAGE_BYTES, Frames, Item, Ready, Result, Setup, pack, write_page
+from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Item, Ready, Result, Setup, pack, write_page
+from rftstream.rewards.functions import SpoiltBatch
 
 READ_BYTES = 1 << 20
 FLUSH_S = 0.005
@@ -49,37 +51,64 @@ def main() -> None:
         bodies = _read(requests, frames)
 
 
-def score_one(reward: Any, item: RewardInput) -> tuple[Score | None, str | None, str]:
-    """A score, or the reason and the detail why there is none."""
+def score_items(
+    reward: Any, items: Sequence[RewardInput], begin: Callable[[int, int], None] = lambda place, count: None
+) -> list[tuple[Score | None, str | None, str]]:
+    """For each a score, or the reason and the detail why there is none.
+
+    What fails as a whole is tried one by one, so that the bad one alone has no score. `begin` is told before each try
+    with which item it begins and how many it takes."""
     if isinstance(reward, MissingChecker):
-        return None, "missing_checker", str(reward)
-    try:
-        return reward(item), None, ""
-    except MissingChecker as error:
-        return None, "missing_checker", str(error)
-    except RewardError as error:
-        return None, "error", str(error)[-MAX_DETAIL:]
-    except SystemExit as error:
-        return None, "error", f"the reward called sys.exit({error.code!r})"
-    except Exception:
-        return None, "error", traceback.format_exc(limit=-8)[-MAX_DETAIL:]
+        return [_reply(reward)] * len(items)
+    begin(0, len(items))
+    outcomes = reward.score_all(items)
+    for place, outcome in enumerate(outcomes):
+        if isinstance(outcome, SpoiltBatch) and len(items) > 1:
+            begin(place, 1)
+            outcomes[place] = reward.score_all([items[place]])[0]
+    return [_reply(outcome) for outcome in outcomes]
+
+
+def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, str]:
+    match outcome:
+        case Score():
+            return outcome, None, ""
+        case MissingChecker():
+            return None, "missing_checker", str(outcome)[-MAX_DETAIL:]
+        case RewardError():
+            return None, "error", str(outcome)[-MAX_DETAIL:]
+        case SystemExit():
+            return None, "error", f"the reward called sys.exit({repr(outcome.code)[:MAX_DETAIL]})"
+        case _:
+            return None, "error", "".join(traceback.format_exception(outcome, limit=-8))[-MAX_DETAIL:]
 
 
 def _score_all(items: list[Item], rewards: Mapping[str, Any], page: mmap.mmap, replies: int) -> None:
     results: list[Result] = []
     flush_at = time.monotonic() + FLUSH_S
-    for item in items:
-        now = time.monotonic()
-        if now >= flush_at:
-            write_page(page, IDLE, 0.0)
+    for batch in _batches(items, rewards):
+        if time.monotonic() >= flush_at:
+            write_page(page, At(IDLE, 0, 0.0))
             _write(replies, pack(results))
             results = []
-            now = time.monotonic()
-            flush_at = now + FLUSH_S
-        write_page(page, item.number, now)
-        results.append(Result(item.number, *score_one(rewards[item.reward], item.input)))
-    write_page(page, IDLE, 0.0)
+            flush_at = time.monotonic() + FLUSH_S
+
+        def begin(place: int, count: int, batch: Sequence[Item] = batch) -> None:
+            write_page(page, At(batch[place].number, count, time.monotonic()))
+
+        scores = score_items(rewards[batch[0].reward], [item.input for item in batch], begin)
+        results += [Result(item.number, *score) for item, score in zip(batch, scores, strict=True)]
+    write_page(page, At(IDLE, 0, 0.0))
     _write(replies, pack(results))
+
+
+def _batches(items: Sequence[Item], rewards: Mapping[str, Any]) -> Iterator[Sequence[Item]]:
+    """Those of one batched reward that came together; all others alone."""
+    for name, group in itertools.groupby(items, key=lambda item: item.reward):
+        if getattr(rewards[name], "batched", False):
+            yield list(group)
+        else:
+            yield from ([item] for item in group)
 
 
 def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
@@ -103,7 +132,8 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
         name: ("", "") if isinstance(reward, MissingChecker) else (reward.scorer, reward.version)
         for name, reward in rewards.items()
     }
-    _write(replies, pack(Ready(rewards=names)))
+    batched = [name for name, reward in rewards.items() if getattr(reward, "batched", False)]
+    _write(replies, pack(Ready(rewards=names, batched=batched)))
     return rewards
 
 

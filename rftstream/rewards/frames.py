@@ -1,14 +1,14 @@
 """How a scorer and its children talk: frames of length and msgpack over pipes, and one shared page.
 
 Parent to child: first a Setup, then lists of Items. Child to parent: a Ready, then lists of Results. The page holds
-what the child is at right now (the item's number and since when), so that the parent knows, without waking the child,
-which item hangs or was the end of it.
+what the child is at right now (the number of the item, or of the first of several, how many, and since when), so that
+the parent knows, without waking the child, which items hang or were the end of it.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ PAGE_BYTES = 4096
 IDLE = -1
 """Number on the page while no item is being scored."""
 
-_PAGE = struct.Struct("<dq")
+_PAGE = struct.Struct("<dqq")
 
 
 class Setup(msgspec.Struct, kw_only=True):
@@ -34,6 +34,8 @@ class Ready(msgspec.Struct, kw_only=True):
     """The run file's rewards cannot be built."""
     rewards: dict[str, tuple[str, str]] = {}
     """Name of the reward -> scorer and its version."""
+    batched: list[str] = []
+    """Rewards that take several rollouts at once."""
 
 
 class Item(msgspec.Struct, array_like=True):
@@ -77,11 +79,20 @@ class Frames:
         return bodies
 
 
-def write_page(page: Any, number: int, since: float) -> None:
-    _PAGE.pack_into(page, 0, since, number)
+class At(NamedTuple):
+    """What a child is at."""
+
+    number: int
+    """Of the item, or of the first of several; IDLE: none."""
+    num_items: int
+    since: float
+    """time.monotonic."""
 
 
-def read_page(page: Any) -> tuple[int, float]:
-    """The item that the child is at (IDLE: none), and since when (time.monotonic)."""
-    since, number = _PAGE.unpack_from(page, 0)
-    return number, since
+def write_page(page: Any, at: At) -> None:
+    _PAGE.pack_into(page, 0, at.since, at.number, at.num_items)
+
+
+def read_page(page: Any) -> At:
+    since, number, num_items = _PAGE.unpack_from(page, 0)
+    return At(number, num_items, since)

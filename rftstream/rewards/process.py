@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import selectors
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import msgspec
 
 import rftstream
-from rftstream.rewards.frames import IDLE, PAGE_BYTES, Frames, Ready, Result, pack, read_page, write_page
+from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result, pack, read_page, write_page
 
 TARGET_S = 0.05
 """Work that is sent to a child ahead of time."""
@@ -42,14 +44,21 @@ class Pending:
     item: msgspec.Raw = field(repr=False)
     tries: int = 0
     detail: str = ""
+    alone: bool = False
+    """It may have spoilt a batch: to be sent by itself."""
+    batch: int = -1
+    """Number of the first item that it was sent with."""
 
 
 class Child:
-    def __init__(self, setup: bytes, selector: selectors.BaseSelector) -> None:
+    def __init__(self, setup: bytes, selector: selectors.BaseSelector, *, max_batch: int) -> None:
         self.held: dict[int, Pending] = {}
         """Sent and not yet answered."""
         self.versions: dict[str, tuple[str, str]] = {}
         """Name of the reward -> scorer and version; empty until the child is ready."""
+        self.batched: frozenset[str] = frozenset()
+        """Rewards that take several items at once."""
+        self._max_batch = max_batch
         self.error: str | None = None
         """Why the rewards cannot be built."""
         self._frames = Frames()
@@ -73,9 +82,12 @@ class Child:
         return self._process.pid
 
     @property
-    def current(self) -> int:
-        """Number of the item it is at, or IDLE."""
-        return read_page(self._page)[0]
+    def current(self) -> list[Pending]:
+        """What it is at: one item, or those of a batch."""
+        at = read_page(self._page)
+        if at.num_items > 1:
+            return [pending for pending in self.held.values() if pending.batch == at.number]
+        return [self.held[at.number]] if at.number in self.held else []
 
     @property
     def exited(self) -> bool:
@@ -86,30 +98,44 @@ class Child:
         """Seconds of work ahead of it, by what items took so far."""
         return len(self.held) * self._item_s if self.versions else float("inf")
 
-    @property
-    def room(self) -> int:
-        """How many items it should be sent now; 0 while what it has keeps it busy."""
+    def take(self, waiting: deque[Pending], selector: selectors.BaseSelector) -> bool:
+        """Takes what it should be sent now, if anything, from the front of the queue."""
         if not self.versions or self._out:
-            return 0
-        limit = max(1, min(MAX_HELD, int(TARGET_S / self._item_s)))
-        room = limit - len(self.held)
-        return room if room > limit // 2 or not self.held else 0
-
-    def send(self, waiting: deque[Pending], selector: selectors.BaseSelector) -> None:
-        """Takes as many items as there is room for from the front of the queue."""
-        chunk: list[msgspec.Raw] = []
-        num_bytes = 0
+            return False
+        chosen = self._choose(waiting)
+        if not chosen:
+            return False
         if not self.held:
             self._received_at = time.monotonic()
-        for _ in range(min(self.room, len(waiting))):
-            num_bytes += len(bytes(waiting[0].item))
-            if chunk and num_bytes > MAX_CHUNK_BYTES:
-                break
-            pending = waiting.popleft()
+        for pending in chosen:
+            pending.batch = chosen[0].number
             self.held[pending.number] = pending
-            chunk.append(pending.item)
-        self._out += pack(chunk)
+        self._out += pack([pending.item for pending in chosen])
         self.flush(selector)
+        return True
+
+    def _choose(self, waiting: deque[Pending]) -> list[Pending]:
+        """The front of the queue as far as there is room; of a batched reward all that wait for it, up to a limit."""
+        first = waiting[0]
+        if first.reward not in self.batched:
+            limit = max(1, min(MAX_HELD, int(TARGET_S / self._item_s)))
+            room = limit - len(self.held)
+            if room <= limit // 2 and self.held:
+                return []  # what it has keeps it busy
+            front = itertools.islice(waiting, max(room, 1))
+            chosen = _fit(itertools.takewhile(lambda one: one.reward not in self.batched, front))
+            for _ in chosen:
+                waiting.popleft()
+            return chosen
+        if self.held:
+            return []  # the next batch is what waits when this one is done
+        same = (one for one in waiting if one.reward == first.reward and not one.alone)
+        chosen = [first] if first.alone else _fit(itertools.islice(same, self._max_batch))
+        numbers = {one.number for one in chosen}
+        rest = [one for one in waiting if one.number not in numbers]
+        waiting.clear()
+        waiting.extend(rest)
+        return chosen
 
     def flush(self, selector: selectors.BaseSelector) -> None:
         """Writes what the pipe takes; the selector says when it takes more."""
@@ -143,8 +169,8 @@ class Child:
     def hangs(self, now: float, timeout_s: float) -> bool:
         if not self.versions:
             return now - self._started_at > START_TIMEOUT_S
-        number, since = read_page(self._page)
-        return number != IDLE and now - since > timeout_s and read_page(self._page) == (number, since)
+        at = read_page(self._page)
+        return at.number != IDLE and now - at.since > timeout_s and read_page(self._page) == at
 
     def kill(self, selector: selectors.BaseSelector, *, dying: bool = False) -> str:
         """Ends the child and all that it started; says how it ended. One that is dying may do so by itself."""
@@ -171,7 +197,7 @@ class Child:
         with tempfile.TemporaryFile() as file:
             file.truncate(PAGE_BYTES)
             page = mmap.mmap(file.fileno(), PAGE_BYTES)
-            write_page(page, IDLE, 0.0)
+            write_page(page, At(IDLE, 0, 0.0))
             process = subprocess.Popen(
                 [sys.executable, "-m", "rftstream.rewards.child", str(os.getpid()), str(file.fileno())],
                 stdin=subprocess.PIPE,
@@ -187,7 +213,7 @@ class Child:
         if not self.versions:
             ready: Any = msgspec.msgpack.decode(body, type=Ready)
             self.error = ready.error
-            self.versions = ready.rewards
+            self.versions, self.batched = ready.rewards, frozenset(ready.batched)
             return []
         results = _RESULTS.decode(body)
         now = time.monotonic()
@@ -198,6 +224,18 @@ class Child:
         for result in results:
             self.held.pop(result.number, None)
         return results
+
+
+def _fit(pending: Iterable[Pending]) -> list[Pending]:
+    """As many as fit into one chunk; at least one."""
+    chosen: list[Pending] = []
+    num_bytes = 0
+    for one in pending:
+        num_bytes += len(bytes(one.item))
+        if chosen and num_bytes > MAX_CHUNK_BYTES:
+            break
+        chosen.append(one)
+    return chosen
 
 
 def _exit_text(code: int | None) -> str:

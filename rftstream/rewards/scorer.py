@@ -1,11 +1,13 @@
 """Scorers: ProcessScorer runs rewards in children that may hang or crash, InlineScorer in the caller's own thread.
 
 A child that is at one item for longer than the time limit is killed with its process group and replaced. The item is
-tried again up to `tries` times and then replied to with a reason; the other items of that child lose nothing.
+tried again up to `tries` times and then replied to with a reason; the other items of that child lose nothing. Of a
+batch that hangs or kills its child nobody knows which item did it: each is tried alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import selectors
 import sys
@@ -19,7 +21,7 @@ from rftstream.clock import Clock
 from rftstream.config import RunConfig, to_dict
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
-from rftstream.rewards.child import score_one
+from rftstream.rewards.child import score_items
 from rftstream.rewards.frames import Item, Result, Setup, pack
 from rftstream.rewards.process import Child, Pending
 from rftstream.rewards.resolve import build_rewards, reward_specs
@@ -44,6 +46,7 @@ class ProcessScorer:
     ) -> None:
         self._timeout_s = timeout_s or config.verifier.timeout_s
         self._tries = tries or config.verifier.tries
+        self._max_batch = config.verifier.max_batch
         self._names = set(reward_specs(config))
         self._versions: dict[str, tuple[str, str]] = {}
         self._setup = pack(Setup(config=to_dict(config), path=[entry or "." for entry in sys.path]))
@@ -96,15 +99,14 @@ class ProcessScorer:
         self._selector.close()
 
     def _start(self) -> Child:
-        return Child(self._setup, self._selector)
+        return Child(self._setup, self._selector, max_batch=self._max_batch)
 
     def _feed(self) -> None:
         """Gives waiting items to children that have little to do, shortest queue first."""
         while self._waiting:
             child = min(self._children, key=lambda one: one.load)
-            if not child.room:
+            if not child.take(self._waiting, self._selector):
                 return
-            child.send(self._waiting, self._selector)
 
     def _serve(self, child: Child, events: int) -> None:
         if child not in self._children:
@@ -148,7 +150,8 @@ class ProcessScorer:
 
     def _lost(self, child: Child, *, timed_out: bool = False) -> None:
         """Replaces a child; the item that it was at counts a try, its other items go to the front of the queue."""
-        number = child.current
+        culprits = [pending for pending in child.current if pending.number in self._active]
+        held = [pending for pending in child.held.values() if pending.number in self._active]
         self._children.remove(child)
         exit_text = child.kill(self._selector, dying=not timed_out)
         self.num_replaced += 1
@@ -156,20 +159,23 @@ class ProcessScorer:
             self._bad_starts += 1
             if self._bad_starts >= MAX_BAD_STARTS:
                 raise RewardError(f"rewards: {MAX_BAD_STARTS} scorers in a row died at start ({exit_text}); see stderr")
-        held = [pending for pending in child.held.values() if pending.number in self._active]
-        self._waiting.extendleft(pending for pending in reversed(held) if pending.number != number)
-        culprit = self._active.get(number)
-        if culprit is not None:
-            if timed_out:
-                self._failed(culprit, "timeout", f"no result within {self._timeout_s:g} s")
-            else:
-                self._failed(culprit, "error", f"the scoring process died: {exit_text}")
-            logger.warning("reward of %s: %s; process replaced", culprit.request_id, culprit.detail)
+        if len(culprits) == 1:
+            held.remove(culprits[0])
+        self._waiting.extendleft(reversed(held))
+        detail = f"no result within {self._timeout_s:g} s" if timed_out else f"the scoring process died: {exit_text}"
+        if len(culprits) == 1:
+            self._failed(culprits[0], "timeout" if timed_out else "error", detail)
+            logger.warning("reward of %s: %s; process replaced", culprits[0].request_id, detail)
+        elif culprits:
+            for pending in culprits:
+                pending.alone = True
+            logger.warning("reward of %d rollouts together: %s; each is tried alone", len(culprits), detail)
         self._children.append(self._start())
 
     def _failed(self, pending: Pending, reason: str, detail: str) -> None:
         pending.tries += 1
         pending.detail = detail
+        pending.alone = True
         if pending.tries < self._tries:
             self._waiting.append(pending)
         else:
@@ -201,6 +207,7 @@ class InlineScorer:
         latency_s: Callable[[ScoreRequest], float] | None = None,
     ) -> None:
         self._rewards = build_rewards(config)
+        self._max_batch = config.verifier.max_batch
         self._clock = clock
         self._latency_s = latency_s
         self._waiting: list[tuple[float, int, ScoreRequest]] = []
@@ -227,7 +234,13 @@ class InlineScorer:
         now = self._now()
         due = [request for due_at, _, request in self._waiting if due_at <= now]
         del self._waiting[: len(due)]
-        return [self._score(request) for request in due]
+        replies: list[ScoreReply] = []
+        for name, group in itertools.groupby(due, key=lambda request: request.taskset):
+            batched, requests = getattr(self._rewards[name], "batched", False), list(group)
+            size = self._max_batch if batched else 1
+            for start in range(0, len(requests), size):
+                replies += self._score(requests[start : start + size])
+        return replies
 
     def close(self) -> None:
         self._waiting.clear()
@@ -235,14 +248,18 @@ class InlineScorer:
     def _now(self) -> float:
         return self._clock.now() if self._clock else 0.0
 
-    def _score(self, request: ScoreRequest) -> ScoreReply:
-        reward = self._rewards[request.taskset]
-        score, reason, detail = score_one(reward, request.item)
-        return ScoreReply(
-            request_id=request.request_id,
-            score=score,
-            scorer=getattr(reward, "scorer", ""),
-            scorer_version=getattr(reward, "version", ""),
-            reason=reason,
-            detail=detail,
-        )
+    def _score(self, requests: Sequence[ScoreRequest]) -> list[ScoreReply]:
+        reward = self._rewards[requests[0].taskset]
+        return [
+            ScoreReply(
+                request_id=request.request_id,
+                score=score,
+                scorer=getattr(reward, "scorer", ""),
+                scorer_version=getattr(reward, "version", ""),
+                reason=reason,
+                detail=detail,
+            )
+            for request, (score, reason, detail) in zip(
+                requests, score_items(reward, [request.item for request in requests]), strict=True
+            )
+        ]

@@ -18,6 +18,7 @@ from rftstream.messages import (
     Rollout,
     RolloutIds,
     RolloutStatus,
+    Segment,
     UnscorableReason,
     Verdict,
     VerifiedRollout,
@@ -191,4 +192,11 @@ def reward_input(rollout: Rollout) -> RewardInput:
         data_source=problem.data_source,
         num_tokens=rollout.num_tokens,
         truncated=rollout.status is RolloutStatus.truncated,
+        num_prompt_messages=len(problem.messages),
+        token_data=b"".join(_sampled(segment) for segment in rollout.segments),
     )
+
+
+def _sampled(segment: Segment) -> bytes:
+    sampled: bytes = segment.token_ids.numpy()[segment.loss_mask.numpy() != 0].astype("<i4").tobytes()
+    return sampled

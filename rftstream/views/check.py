@@ -186,7 +186,7 @@ def _taskset(
     kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
     line = TasksetLine(name=name, source=section.source, kind=kind, reward=_reward_name(section.reward))
     with collect(f"{line.place}.reward"):
-        build_reward(section.reward, config, where=f"{line.place}.reward")
+        build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
     with collect(line.place):
         taskset = open_taskset(name, section, config)
         line.problems = len(taskset)

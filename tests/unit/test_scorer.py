@@ -384,3 +384,55 @@ def test_inline_latency_is_time_of_the_clock(tmp_path: Path) -> None:
     assert [reply.request_id for reply in scorer.poll(5.0)] == ["a"]
     assert clock.time == 103.0
     assert scorer.num_active == 0
+
+
+# ------------------------------------------------------------------------------------------------ over lists
+
+BATCHED = """
+import os, sys, time
+
+def score(prompts, completions, **columns):
+    print("noise " * 1000)
+    sizes = columns.get("sizes") or [None]
+    if sizes[0]:
+        with open(sizes[0], "a") as file:
+            file.write(f"{len(completions)}\\n")
+    if "hang" in completions:
+        time.sleep(1000)
+    if "crash" in completions:
+        os._exit(7)
+    if "exit" in completions:
+        sys.exit(3)
+    time.sleep(0.05)
+    return [{"score": float(text == "7"), "length": len(text)} for text in completions]
+"""
+
+
+@pytest.mark.parametrize("bad", ["hang", "crash", "exit"])
+def test_one_bad_rollout_of_a_batch_spoils_no_other(tmp_path: Path, bad: str) -> None:
+    (tmp_path / "lists.py").write_text(BATCHED)
+    scorer = ProcessScorer(config_of("lists:score", tmp_path), timeout_s=0.5, tries=2)
+    try:
+        for number in range(20):
+            scorer.submit(request(str(number), bad if number == 11 else "7"))
+        replies = drain(scorer)
+    finally:
+        scorer.close()
+    assert {name for name, reply in replies.items() if reply.score is None} == {"11"}
+    assert replies["11"].reason == ("timeout" if bad == "hang" else "error")
+    assert replies["3"].score == Score(reward=1.0, parts={"score": 1.0}, metrics={"length": 1.0})
+
+
+def test_all_that_waits_in_the_child_is_one_call(tmp_path: Path) -> None:
+    (tmp_path / "lists.py").write_text(BATCHED)
+    sizes = tmp_path / "sizes"
+    scorer = ProcessScorer(config_of("lists:score", tmp_path, verifier={"max_batch": 16}))
+    try:
+        for number in range(40):
+            scorer.submit(request(str(number), "7", sizes=str(sizes)))
+            scorer.submit(request(f"other {number}", "7", taskset="eval:held-out"))
+        replies = drain(scorer)
+    finally:
+        scorer.close()
+    assert all(reply.score is not None for reply in replies.values()) and len(replies) == 80
+    assert [int(line) for line in sizes.read_text().split()] == [16, 16, 8]
