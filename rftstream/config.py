@@ -113,7 +113,7 @@ class EvaluationSection:
     n: Positive = 1
     """Samples per problem."""
     k: tuple[Positive, ...] = (1,)
-    """pass@k for these, each at most n."""
+    """pass@k, best@k and worst@k for these, each at most n."""
     pass_reward: float = 1.0
     """A sample passes with at least this reward."""
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -242,6 +242,14 @@ class WeightsSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackersSection:
+    """Where curves are shown outside of the run. `run` and `resume` write them; for others there is `plot`."""
+
+    tensorboard: str | None = None
+    """Folder for TensorBoard's event files, relative to the run folder; default: none. Needs the extra `tensorboard`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogSection:
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -262,6 +270,7 @@ class RunConfig:
     evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
     transport: TransportSection = field(default_factory=TransportSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
+    trackers: TrackersSection = field(default_factory=TrackersSection)
     log: LogSection = field(default_factory=LogSection)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     backends: dict[str, dict[str, Any]] = field(default_factory=dict)

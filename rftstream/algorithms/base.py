@@ -76,9 +76,13 @@ class Algorithm(Protocol):
     """Built as `Class(config: Class.Config)`."""
 
     needs: frozenset[str]
-    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants beside policy_logprobs_BT."""
+    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants beside policy_logprobs_BT; and
+    `reference_rewards`, if `prepare` is to be called a second time, with the reference's logprobs of the rows that it
+    gave."""
 
-    def prepare(self, batch: Sequence[Experience]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+    def prepare(
+        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         """Rows and metrics (advantage statistics, groups without signal, ...)."""
 
     def loss(

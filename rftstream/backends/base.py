@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rftstream.algorithms.base import Algorithm, TrainingRow
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rftstream.models import ModelSpec
     from rftstream.weights.snapshot import RawTensor
 
@@ -54,6 +56,10 @@ class Backend(Protocol):
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         """One batch, deterministic on CPU given masters, optimizer, RNG and rows."""
+
+    def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """Logprobs of each row's unmasked tokens under the model of `model.folder`, float32 [T] with 0 elsewhere. Asked
+        for only if the algorithm needs `reference_rewards`."""
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
         """The weights as engines get them: served dtype, names of the model's own checkpoint, tied ones once."""

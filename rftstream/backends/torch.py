@@ -28,7 +28,7 @@ from rftstream.models import ModelSpec
 from rftstream.weights.snapshot import DTYPES, RawTensor, write_snapshot
 
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-PROVIDED = frozenset({"entropy", "proximal_logprobs"})
+PROVIDED = frozenset({"entropy", "proximal_logprobs", "reference_logprobs", "reference_rewards"})
 """What an algorithm may need of this backend."""
 
 
@@ -41,6 +41,16 @@ class _Inputs:
     places_N: Tensor
     temperatures_N: Tensor
     rows: MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """A model as two functions, so that the head can be taken in chunks."""
+
+    hidden: Callable[[Tensor], Tensor]
+    """Ids [B, T] -> [B, T, D]."""
+    project: Callable[[Tensor], Tensor]
+    """[n, D] -> logits [n, V]."""
 
 
 class TorchBackend:
@@ -58,18 +68,13 @@ class TorchBackend:
         self._device = torch.device(model.device)
         self._model: Any = None
         self._parameters: dict[str, nn.Parameter] = {}
+        self._reference: _Network | None = None
+        """Version 0, loaded when it is first needed."""
 
     def open(self) -> None:
-        from transformers import AutoModelForCausalLM, logging
-
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._seed)
-        self._model = AutoModelForCausalLM.from_pretrained(
-            self._spec.folder, dtype=torch.float32, attn_implementation="sdpa"
-        )
-        self._model.to(self._device)
-        self._model.eval()  # samplers have no dropout, so the ratio must not see any either
+        self._model = _load_model(self._spec, self._device)
         if self._config.gradient_checkpointing:
             _switch_dropout_off(self._model)
             self._model.train()
@@ -77,7 +82,7 @@ class TorchBackend:
         self._parameters = dict(self._model.named_parameters())  # tied ones once
         _check_names(self._spec, self._parameters)
         self._optimizer = _build_optimizer(self._parameters.values(), self._settings)
-        self._hidden, self._project = _split_head(self._model)
+        self._policy = _split_head(self._model)
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         if missing := algorithm.needs - PROVIDED:
@@ -87,13 +92,18 @@ class TorchBackend:
         before = self._copy_state() if num_steps > 1 else None
         proximal = None
         if num_steps > 1 or "proximal_logprobs" in algorithm.needs:
-            proximal = [[self._proximal(inputs) for inputs in inputs_of] for inputs_of, _ in minibatches]
+            proximal = [[self._proximal(inputs, self._policy) for inputs in inputs_of] for inputs_of, _ in minibatches]
+        reference = None
+        if "reference_logprobs" in algorithm.needs:
+            network = self._open_reference()
+            reference = [[self._proximal(inputs, network) for inputs in inputs_of] for inputs_of, _ in minibatches]
         sums, norms = _Sums(), []
         for step in range(num_steps):
             index = step % len(minibatches)
             inputs_of, denominators = minibatches[index]
             old = proximal[index] if proximal is not None else [None] * len(inputs_of)
-            loss = self._accumulate(inputs_of, old, algorithm, denominators, sums)
+            base = reference[index] if reference is not None else [None] * len(inputs_of)
+            loss = self._accumulate(inputs_of, old, base, algorithm, denominators, sums)
             norm = float(torch.nn.utils.get_total_norm(self._gradients()))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 self._optimizer.zero_grad()
@@ -107,12 +117,18 @@ class TorchBackend:
             metrics |= {"grad_norm": sum(norms) / len(norms), **sums.finish(algorithm)}
         return Update(metrics=metrics)
 
-    @torch.no_grad()
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere."""
+        return self._logprobs(rows, tokens_per_microbatch, self._policy)
+
+    def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """Likewise of version 0."""
+        return self._logprobs(rows, tokens_per_microbatch, self._open_reference())
+
+    def _logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, network: _Network) -> list[np.ndarray]:
         result = [np.zeros(len(row.token_ids), dtype=np.float32) for row in rows]
         for numbers in pack_microbatches(np.asarray([len(row.token_ids) for row in rows]), tokens_per_microbatch):
-            logprobs_BT, _ = self._forward(self._inputs([rows[number] for number in numbers]), entropy_gradient=False)
+            logprobs_BT = self._proximal(self._inputs([rows[number] for number in numbers]), network)
             for place, number in enumerate(numbers):
                 result[number][:] = logprobs_BT[place, : len(result[number])].cpu().numpy()
         return result
@@ -155,7 +171,7 @@ class TorchBackend:
         _write(folder / "model.safetensors", self.served_tensors(), {"format": "pt"})
 
     def close(self) -> None:
-        self._model, self._parameters = None, {}
+        self._model, self._reference, self._parameters = None, None, {}
 
     # ------------------------------------------------------------------------------------------ one batch
 
@@ -193,14 +209,14 @@ class TorchBackend:
             ),
         )  # fmt: skip
 
-    def _forward(self, inputs: _Inputs, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, inputs: _Inputs, network: _Network, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies [B, T], 0 at masked positions. The head sees only what predicts unmasked tokens.
 
         Padding is on the right, where causal attention never looks, so no attention mask is needed."""
         with self._autocast():
-            hidden_BTD = self._hidden(inputs.token_ids_BT[:, :-1])  # the last token predicts nothing
+            hidden_BTD = network.hidden(inputs.token_ids_BT[:, :-1])  # the last token predicts nothing
             logprobs_N, entropy_N = chunked_token_logprobs(
-                hidden_BTD[inputs.rows_N, inputs.places_N - 1], self._project,
+                hidden_BTD[inputs.rows_N, inputs.places_N - 1], network.project,
                 inputs.token_ids_BT[inputs.rows_N, inputs.places_N], inputs.temperatures_N,
                 chunk_tokens=max(self._config.max_logits_bytes // (4 * self._model.config.vocab_size), 1),
                 entropy_gradient=entropy_gradient,
@@ -210,25 +226,33 @@ class TorchBackend:
         return zeros_BT.index_put(places, logprobs_N), zeros_BT.index_put(places, entropy_N)
 
     @torch.no_grad()
-    def _proximal(self, inputs: _Inputs) -> Tensor:
-        return self._forward(inputs, entropy_gradient=False)[0]
+    def _proximal(self, inputs: _Inputs, network: _Network) -> Tensor:
+        return self._forward(inputs, network, entropy_gradient=False)[0]
 
     def _accumulate(
-        self, inputs_of: Sequence[_Inputs], old: Sequence[Tensor | None], algorithm: Algorithm,
-        denominators: Denominators, sums: _Sums,
+        self, inputs_of: Sequence[_Inputs], old: Sequence[Tensor | None], base: Sequence[Tensor | None],
+        algorithm: Algorithm, denominators: Denominators, sums: _Sums,
     ) -> float:  # fmt: skip
         """Gradients of one optimizer step, added up over its micro-batches; the loss."""
         total = torch.zeros((), device=self._device)
-        for inputs, proximal_BT in zip(inputs_of, old, strict=True):
-            policy_BT, entropy_BT = self._forward(inputs, entropy_gradient="entropy" in algorithm.needs)
+        for inputs, proximal_BT, reference_BT in zip(inputs_of, old, base, strict=True):
+            policy_BT, entropy_BT = self._forward(inputs, self._policy, entropy_gradient="entropy" in algorithm.needs)
             loss, metrics = algorithm.loss(
-                policy_BT, inputs.rows, denominators, entropy_BT=entropy_BT, proximal_logprobs_BT=proximal_BT
-            )
+                policy_BT, inputs.rows, denominators, entropy_BT=entropy_BT, proximal_logprobs_BT=proximal_BT,
+                reference_logprobs_BT=reference_BT,
+            )  # fmt: skip
             loss.backward()
             total += loss.detach()
             sums.add({"entropy": entropy_BT.detach().sum(), **metrics})
         sums.close_step(denominators.num_tokens, loss_value := float(total))
         return loss_value
+
+    def _open_reference(self) -> _Network:
+        """Always from the model folder, never from a checkpoint, so that a restart changes nothing."""
+        if self._reference is None:
+            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                self._reference = _split_head(_load_model(self._spec, self._device).requires_grad_(False))
+        return self._reference
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
@@ -301,8 +325,18 @@ class _Sums:
 # ---------------------------------------------------------------------------------------------- the model
 
 
-def _split_head(model: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """The model as two functions, ids -> hidden and hidden -> logits, so that the head can be taken in chunks.
+def _load_model(spec: ModelSpec, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(spec.folder, dtype=torch.float32, attn_implementation="sdpa")
+    model.to(device)
+    model.eval()  # samplers have no dropout, so the ratio must not see any either
+    return model
+
+
+def _split_head(model: Any) -> _Network:
+    """Hidden states and head.
 
     Models that do more to their logits than one matrix product (soft caps, scales) are found by trying, and run whole.
     """
@@ -318,8 +352,8 @@ def _split_head(model: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tenso
         probe_BT = torch.arange(4, device=model.device)[None] % model.config.vocab_size
         plain = head is not None and base is not model
         if plain and torch.allclose(head(hidden(probe_BT)), whole(probe_BT), rtol=1e-3, atol=1e-3):
-            return hidden, head
-    return whole, lambda logits: logits
+            return _Network(hidden, head)
+    return _Network(whole, lambda logits: logits)
 
 
 def _build_optimizer(parameters: Any, settings: OptimizerSettings) -> torch.optim.AdamW:

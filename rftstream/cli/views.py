@@ -126,13 +126,19 @@ def inspect(
         click.echo(f"{topic}: no such records" if where else f"{topic}: no records", err=True)
 
 
-@examples("rftstream plot examples/runs/arithmetic", "rftstream plot examples/runs/arithmetic --out .")
+@examples(
+    "rftstream plot examples/runs/arithmetic",
+    "rftstream plot examples/runs/arithmetic --out .",
+    "rftstream plot examples/runs/arithmetic --tensorboard board && tensorboard --logdir board",
+)
 @click.command()
 @run_argument
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Where the pictures go.  [default: RUN/plots]")  # fmt: skip
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Write event files for TensorBoard into this folder instead of pictures.")  # fmt: skip
 @json_option
-def plot(run: Path, out: Path | None, as_json: bool) -> None:
+def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
     """Draw the run's curves as PNG, over steps and over wall time.
 
     Reward, held-out evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
@@ -141,10 +147,14 @@ def plot(run: Path, out: Path | None, as_json: bool) -> None:
     from rftstream.runtime.role import Log
     from rftstream.views.history import read_history
     from rftstream.views.plot import plot as draw
+    from rftstream.views.plot import write_events
 
     with _opened(run) as opened:
         history = read_history(Log(opened.transport))
-        files = draw(history, run=opened.run_id, folder=out or opened.folder.path / "plots")
+        if tensorboard is None:
+            files = draw(history, run=opened.run_id, folder=out or opened.folder.path / "plots")
+        else:
+            files = [write_events(history, tensorboard)]
     _print({"files": [str(file) for file in files]} if as_json else "\n".join(map(str, files)))
 
 

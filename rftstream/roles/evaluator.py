@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.config import EvaluationSection, RunConfig, sampling_for
-from rftstream.core.passes import pass_at_k
+from rftstream.core.samples import summarise_samples
 from rftstream.errors import ContractError, WeightsError
 from rftstream.ids import derive_seed
 from rftstream.messages import (
@@ -283,19 +283,9 @@ class EvaluatorStep:
                 rewards.setdefault(sample.index, []).append(sample.reply.score.reward)
                 for name, value in {**sample.reply.score.parts, **sample.reply.score.metrics}.items():
                     extra.setdefault(f"metric/{name}", []).append(value)
-        scored = [reward for group in rewards.values() for reward in group]
         attempts = [sample.attempt for sample in running.samples.values() if sample.attempt is not None]
         values = {name: sum(column) / len(column) for name, column in extra.items()}
-        if scored:
-            values["mean"] = sum(scored) / len(scored)
-            for k in section.k:
-                shares = [
-                    pass_at_k(len(group), sum(reward >= section.pass_reward for reward in group), k)
-                    for group in rewards.values()
-                    if len(group) >= k
-                ]
-                if shares:
-                    values[f"pass@{k}"] = sum(shares) / len(shares)
+        values |= summarise_samples(rewards.values(), section.k, pass_reward=section.pass_reward)
         if attempts:
             values["length_mean"] = sum(attempt.num_tokens for attempt in attempts) / len(attempts)
             values["truncated_share"] = sum(attempt.status is RolloutStatus.truncated for attempt in attempts) / len(
@@ -310,7 +300,7 @@ class EvaluatorStep:
             name=due.announced.name,
             num_tasks=due.evaluation.num_tasks,
             num_samples=section.n,
-            num_unscored=len(running.samples) - len(scored),
+            num_unscored=len(running.samples) - sum(map(len, rewards.values())),
             metrics=values,
             generations=self._store_generations(running),
             request_id=due.request_id,

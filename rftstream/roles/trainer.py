@@ -278,6 +278,9 @@ class TrainerStep:
 
     def _update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
         rows, values = self._algorithm.prepare(batch.experiences)
+        if rows and "reference_rewards" in self._algorithm.needs:
+            reference = self._backend.reference_logprobs(rows, self._settings.tokens_per_microbatch)
+            rows, values = self._algorithm.prepare(batch.experiences, reference)
         trainable = any(row.loss_mask.any() for row in rows)
         if trainable:
             plan = UpdatePlan(

@@ -23,7 +23,7 @@ from rftstream import codec
 from rftstream import config as configs
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.messages import DesiredState, RunState
+from rftstream.messages import DesiredState, EvalResult, RunState, StepRecord
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime import zygote
 from rftstream.runtime.host import add_import_paths
@@ -43,6 +43,7 @@ from rftstream.runtime.progress import Progress, Watch, open_progress
 from rftstream.runtime.runs import RunFolder, create_log, find_run, next_folder, open_transport, read_config
 from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
 from rftstream.runtime.targets import Targets
+from rftstream.trackers import Tracker, check_trackers, open_trackers
 from rftstream.transport.base import NewRecord, Transport
 
 LOOK_EVERY_S = 0.1
@@ -105,6 +106,7 @@ def run(
         config = configs.load([config])
     add_import_paths(config)
     check_part_names(config)
+    check_trackers(config)
     folder = choose_folder(config, Path(run_dir) if run_dir is not None else None)
     with folder.held():
         if folder.exists():
@@ -128,6 +130,7 @@ def resume(
     config = read_config(folder, sets) if folder.exists() else configs.load([run], sets=sets)
     add_import_paths(config)
     check_part_names(config)
+    check_trackers(config)
     with folder.held():
         transport = open_transport(config, folder)
         try:
@@ -255,6 +258,7 @@ class _Launch:
         self._deadline_s = deadline_s
         self._began = began
         self._progress: Progress | None = None
+        self._trackers: list[Tracker] = []
         self._interrupts = 0
         self._notes = _notes_file(folder)
         self._spawner = spawner or self._default_spawner()
@@ -293,6 +297,7 @@ class _Launch:
         watch = Watch(self._config, transport, observer, supervisor.slots, title=self._folder.run_id)
         self._progress = open_progress(self._progress_kind, watch, self._stream)
         targets = Targets(self._folder.targets_file, self._folder.run_id)
+        self._trackers = open_trackers(self._config, self._folder.path)
         try:
             with self._signals():
                 while not supervisor.all_left:
@@ -301,17 +306,30 @@ class _Launch:
                     supervisor.poll(observer.control, observer.curve.version)
                     self._progress.update(news)
                     targets.update(supervisor.slots)
+                    self._track(news)
                     transport.wait([observer.reader], LOOK_EVERY_S)
-                self._progress.update(observer.poll())
+                self._progress.update(news := observer.poll())
+                self._track(news)
         finally:
             if not supervisor.all_left:
                 supervisor.kill()
             self._progress.close()
             targets.close()
+            for tracker in self._trackers:
+                tracker.close()
             observer.close()
         if supervisor.failure is not None:
             self._notes.error(supervisor.failure.text)
         return self._result(observer, supervisor.failure)
+
+    def _track(self, news: Sequence[StepRecord | EvalResult]) -> None:
+        """A tracker that fails is given up: the log has it all, and showing it must not end a run."""
+        for tracker in list(self._trackers):
+            try:
+                tracker.update(news)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                self.note(f"{type(tracker).__name__}: {error}; no longer written, `rftstream plot --tensorboard` does")
 
     def _heed_interrupts(self, supervisor: Supervisor) -> None:
         if self._interrupts and not supervisor.stopping:

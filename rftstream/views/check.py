@@ -23,8 +23,9 @@ from rftstream.rendering import Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
+from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
-from rftstream.views.estimate import DiskEstimate, estimate_disk
+from rftstream.views.estimate import DiskEstimate, estimate_disk, estimate_memory
 from rftstream.views.layout import columns, plural, size
 
 RENDERED_PROMPTS = 1_000
@@ -85,6 +86,8 @@ class CheckReport:
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
     disk: DiskEstimate | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that the trainer holds of the model, by what they are."""
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -104,6 +107,8 @@ def check(config: RunConfig) -> CheckReport:
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
     report.parts = _parts(config, collect)
+    with collect("trackers"):
+        check_trackers(config)
     sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
         *config.tasksets.items(), *config.evaluations.items()
     ]  # fmt: skip
@@ -116,6 +121,8 @@ def check(config: RunConfig) -> CheckReport:
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
         with collect("disk"):
             report.disk = _estimate(config, report)
+        with collect("memory"):
+            report.memory = _memory(config, report.disk)
     report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
     return report
 
@@ -270,6 +277,14 @@ def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
     return estimate_disk(config, report.model, report.context, samples, {line.name: line.problems for line in lines})
 
 
+def _memory(config: RunConfig, disk: DiskEstimate | None) -> dict[str, int]:
+    """Of the backend torch; what others hold is their own."""
+    if config.trainer.backend != "torch" or disk is None or not disk.parameters:
+        return {}
+    part, options = config.build_part("algorithm", config.trainer.algorithm)
+    return estimate_memory(disk.parameters, part(options).needs)
+
+
 # --------------------------------------------------------------------------------------------- output
 
 
@@ -296,6 +311,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
             for line in report.tasksets
         ],
         "disk": None if report.disk is None else report.disk.to_json(),
+        "memory": dict(report.memory),
         "warnings": list(report.warnings),
         "errors": list(report.errors),
     }  # fmt: skip
@@ -312,6 +328,9 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", *_taskset_lines(line)]
     if report.disk is not None:
         lines += ["", *_disk_lines(report.disk)]
+    if report.memory:
+        held = ", ".join(f"{name} {size(count)}" for name, count in report.memory.items())
+        lines += ["", f"memory of the trainer: {size(sum(report.memory.values()))} and its activations ({held})"]
     for title, sentences in (("warnings", report.warnings), ("errors", report.errors)):
         if sentences:
             lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]

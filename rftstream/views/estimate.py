@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,12 @@ from rftstream.models import ModelSpec
 
 MASTER_BYTES = 12
 """Per parameter of a checkpoint: master and two moments, float32."""
+
+TRAINER_BYTES = {"masters": 4, "gradients": 4, "moments": 8}
+"""Per parameter in the memory of a trainer that holds the whole model, float32; activations and logits come on top."""
+
+REFERENCE_BYTES = 4
+"""Likewise of the reference model, where the algorithm needs one."""
 
 CHARACTERS_PER_TOKEN = 4
 """Of completions that nobody has seen yet."""
@@ -87,6 +93,14 @@ class DiskEstimate:
             "store_is_local": self.store_is_local, "total_bytes": self.total_bytes, "free_bytes": self.free_bytes,
             "fits": self.fits,
         }  # fmt: skip
+
+
+def estimate_memory(parameters: int, needs: Collection[str]) -> dict[str, int]:
+    """What a trainer holds of the model, in bytes by what it is; `needs`: the algorithm's."""
+    per_parameter = dict(TRAINER_BYTES)
+    if any(name.startswith("reference_") for name in needs):
+        per_parameter["reference"] = REFERENCE_BYTES
+    return {name: parameters * width for name, width in per_parameter.items()}
 
 
 def estimate_disk(

@@ -6,7 +6,7 @@ Drawn by matplotlib's Agg without pyplot, so that nothing global is touched and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,16 @@ def plot(history: History, *, run: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"font.size": 9, "axes.formatter.useoffset": False, "text.parse_math": False}):
         return [_draw(history, axis, run, folder / axis.file) for axis in (over_steps(history), over_time(history))]
+
+
+def write_events(history: History, folder: Path) -> Path:
+    """The same for TensorBoard: event files in the folder."""
+    from rftstream.trackers.tensorboard import TensorBoard
+
+    tracker = TensorBoard(folder)
+    tracker.update([*history.steps, *history.evaluations])
+    tracker.close()
+    return folder
 
 
 # --------------------------------------------------------------------------------------------- what is drawn
@@ -145,19 +155,29 @@ def shares(history: History, axis: Axis) -> list[Line]:
 
 
 def evaluations(history: History, axis: Axis) -> list[Line]:
-    """The mean of each evaluation, and its pass@k where that says more."""
+    """The mean of each evaluation, its pass@k, and best and worst of the most samples, where these say more."""
     lines: list[Line] = []
     for i, evaluation in enumerate(sorted({result.evaluation for result in history.evaluations})):
         results = [result for result in history.evaluations if result.evaluation == evaluation]
         x = _floats(axis.of_evaluation(result) for result in results)
-        found = {name for result in results for name in result.metrics if name == "mean" or name.startswith("pass@")}
-        for name in sorted(found, key=lambda name: (name != "mean", len(name), name)):
+        drawn: list[Floats] = []
+        for name in _shown({name for result in results for name in result.metrics}):
             y = _floats(result.metrics.get(name, math.nan) for result in results)
-            if name == "mean" or not _same(y, lines[-1].y):
+            if name == "mean" or not any(_same(y, other) for other in drawn):
+                drawn.append(y)
                 label = evaluation if name == "mean" else f"{evaluation} {name}"
                 color = COLORS[i % len(COLORS)]
                 lines.append(Line(x=x, y=y, label=label, dashed=name != "mean", smooth=False, color=color))
     return lines
+
+
+def _shown(names: Collection[str]) -> list[str]:
+    """mean, pass@k by k, and best@k and worst@k of the largest k."""
+    of = {
+        kind: sorted((name for name in names if name.startswith(f"{kind}@")), key=lambda name: (len(name), name))
+        for kind in ("pass", "best", "worst")
+    }
+    return [*(name for name in names if name == "mean"), *of["pass"], *of["best"][-1:], *of["worst"][-1:]]
 
 
 def smoothed(values: Floats, width: int) -> Floats:
@@ -211,7 +231,14 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     reward = of("reward", "all tasksets", color=INK) if tasksets else of("reward", "")
     main = panel(0, slice(0, 2), "Reward", "mean over scored rollouts", [*tasksets[: MAX_LINES - 1], *reward])
     _label_resumes(main, axis)
-    panel(0, 2, "Held-out evaluation", "mean and pass@k", evaluations(history, axis), empty="no evaluation yet")
+    panel(
+        0,
+        2,
+        "Held-out evaluation",
+        "mean, pass@k, best and worst of k",
+        evaluations(history, axis),
+        empty="no evaluation yet",
+    )
     panel(
         1,
         0,

@@ -124,6 +124,9 @@ def test_mean_and_pass_at_k(tmp_path: Path) -> None:
     for k in (1, 2, 4):
         expected = sum(1 - comb(4 - int(count), k) / comb(4, k) for count in passed.values()) / 5
         assert result.metrics[f"pass@{k}"] == pytest.approx(expected)
+        assert result.metrics.get(f"best@{k}", expected) == pytest.approx(expected)  # rewards are 0 and 1
+    assert result.metrics["worst@4"] == pytest.approx(sum(count == 4 for count in passed.values()) / 5)
+    assert 0 < result.metrics["std"] < 1
 
 
 def test_two_versions_differ_by_their_weights_alone(tmp_path: Path) -> None:

@@ -214,3 +214,33 @@ def test_no_fault_changes_the_weights(tmp_path: Path, point: str, fault: type[Ba
     assert len(set(twins)) == len(twins)
     epochs = [name[0] for name in names(steps_of(scene))]
     assert epochs == sorted(epochs)
+
+
+CHARACTERS = "".join(chr(0x4E00 + number) for number in range(220))
+"""As many tokens as the scene's segments name."""
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_the_reference_is_version_0_after_a_restart_too(tmp_path: Path, kl_in: str) -> None:
+    kept: list[dict[int, set[str]]] = []
+    for restarts in (False, True):
+        scene = Scene(
+            tmp_path / str(restarts),
+            trainer__checkpoint_every=2,
+            trainer__backend="torch",
+            trainer__lr=1e-2,
+            model__path=None,
+            model__make={"characters": CHARACTERS, "width": 16},
+            algorithms__grpo={"kl_coef": 1.0, "kl_in": kl_in, "kl_estimator": "k2"},
+        )
+        trainer = RoleDriver(scene, "trainer")
+        for number in range(6):
+            scene.batch(number, rewards=(0.0, 1.0) if number else (1.0, 1.0))
+            trainer.work()
+            if restarts and number in (2, 4):
+                trainer.restart()
+        kept.append(digests_of(scene))
+        assert steps_of(scene)[-1].metrics["kl"] > 0
+    assert kept[0] == kept[1]
+    assert sorted(kept[0]) == list(range(7))
+    assert all(len(digests) == 1 for digests in kept[1].values())

@@ -211,6 +211,61 @@ def test_export_is_an_ordinary_folder(spec, grpo, tmp_path):
 
 
 def test_an_algorithm_that_needs_more_is_refused(spec, grpo):
-    grpo.needs = frozenset({"reference_logprobs"})
-    with pytest.raises(ConfigError, match="reference_logprobs"):
+    grpo.needs = frozenset({"values"})
+    with pytest.raises(ConfigError, match="values"):
         tiny.backend(spec).update(tiny.rows(), grpo, tiny.plan())
+
+
+# --------------------------------------------------------------------------------------------- the reference
+
+
+def distance(backend, rows):
+    """Mean k3 from version 0."""
+    policy, reference = backend.logprobs(rows), backend.reference_logprobs(rows, 64)
+    d = np.concatenate([r - p for p, r in zip(policy, reference, strict=True)])
+    return float(np.mean(np.expm1(d) - d))
+
+
+def test_the_reference_is_what_the_run_began_with(spec):
+    algorithm = Grpo(Grpo.Config(kl_coef=0.1))
+    backend, update = updated(spec, algorithm, tiny.rows())
+    assert update.metrics["kl"] == pytest.approx(0, abs=1e-6)
+    assert distance(backend, tiny.rows()) > 1e-3
+    fresh = tiny.backend(spec)
+    for found, expected in zip(backend.reference_logprobs(tiny.rows(), 20), fresh.logprobs(tiny.rows()), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert backend.update(tiny.rows(), algorithm, tiny.plan()).metrics["kl"] > 1e-3
+
+
+def test_without_kl_no_reference_is_held(spec, grpo):
+    backend, update = updated(spec, grpo, tiny.rows())
+    assert backend._reference is None
+    assert "kl" not in update.metrics
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_huge_coefficient_keeps_the_policy_at_the_reference(spec, estimator):
+    distances = {}
+    for coefficient in (0.0, 1e4):
+        algorithm = Grpo(Grpo.Config(kl_coef=coefficient, kl_estimator=estimator))
+        backend = tiny.backend(spec)
+        for _ in range(20):
+            backend.update(tiny.rows(), algorithm, tiny.plan(lr=1e-3))
+        distances[coefficient] = distance(backend, tiny.rows())
+    assert distances[1e4] < distances[0.0] / 1000
+
+
+@pytest.mark.parametrize("changes", [{}, {"minibatches": 2, "updates_per_batch": 2, "tokens_per_microbatch": 30}])
+def test_with_a_reference_a_restart_changes_no_bit(spec, tmp_path, changes):
+    algorithm, plan = Grpo(Grpo.Config(kl_coef=0.5)), tiny.plan(**changes)
+    through = tiny.backend(spec)
+    for number in range(4):
+        through.update(tiny.rows(seed=number), algorithm, plan)
+        if number == 1:
+            (tmp_path / "middle").mkdir()
+            through.save(tmp_path / "middle")
+    resumed = tiny.backend(spec)
+    resumed.load(tmp_path / "middle")
+    for number in (2, 3):
+        resumed.update(tiny.rows(seed=number), algorithm, plan)
+    assert tiny.whole_state(resumed, tmp_path / "resumed") == tiny.whole_state(through, tmp_path / "through")

@@ -85,6 +85,15 @@ def test_a_model_made_on_the_spot_leaves_nothing_behind(write: Write, tmp_path: 
     assert report.disk.checkpoint_bytes == 12 * report.disk.parameters
 
 
+@pytest.mark.parametrize(("algorithms", "each"), [({}, 16), ({"grpo": {"kl_coef": 0.1}}, 20)])
+def test_what_the_trainer_holds_in_memory(write: Write, algorithms: dict[str, Any], each: int) -> None:
+    report = fine(write(algorithms=algorithms, trainer__backend="torch", explorer__policy="hf", model={"make": {}}))
+    assert report.disk is not None
+    assert sum(report.memory.values()) == each * report.disk.parameters
+    assert ("reference" in report.memory) == bool(algorithms)
+    assert "memory of the trainer: " in report.to_text()
+
+
 def test_evaluations_are_looked_at_too(write: Write) -> None:
     config = write(evaluations__held_out={"source": "arithmetic", "num_tasks": 3, "reward": "math"})
     (_, evaluation) = fine(config).to_json()["tasksets"]

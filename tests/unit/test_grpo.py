@@ -23,12 +23,12 @@ def segment(mask, logprob=-1.0):
     )  # fmt: skip
 
 
-def experience(group, reward, *segments, temperature=1.0):
+def experience(group, reward, *segments, temperature=1.0, truncated=False):
     ids = RolloutIds(rollout_id=f"{group}/0", group_id=group, taskset="t", sibling=0, group_size=2, sequence=0,
                      min_version=0)  # fmt: skip
     return Experience(
         ids=ids, batch_sequence=0, share=0, position=0, loss_kind=LossKind.rl, segments=segments or (segment([0, 1]),),
-        reward=reward, sampling=Sampling(temperature=temperature),
+        reward=reward, sampling=Sampling(temperature=temperature), truncated=truncated,
     )  # fmt: skip
 
 
@@ -116,3 +116,60 @@ def test_order_of_experiences_does_not_matter():
     forward = [float(row.advantages[0]) for row in Grpo(Grpo.Config()).prepare(batch)[0]]
     backward = [float(row.advantages[0]) for row in Grpo(Grpo.Config()).prepare(batch[::-1])[0]]
     assert np.allclose(forward, backward[::-1])
+
+
+def test_truncated_completions_are_left_out_of_the_loss_and_stay_in_their_group():
+    batch = [experience("a", 1.0), experience("a", 0.0, segment([0, 1]), segment([0, 1, 1]), truncated=True)]
+    kept, plain = Grpo(Grpo.Config()).prepare(batch)
+    rows, metrics = Grpo(Grpo.Config(mask_truncated=True)).prepare(batch)
+    assert [row.loss_mask.sum() for row in kept] == [1, 1, 2]
+    assert [row.loss_mask.sum() for row in rows] == [1, 0, 0]
+    assert [row.advantages[0] for row in rows] == [row.advantages[0] for row in kept]
+    assert (metrics["truncated_masked"], metrics["reward"]) == (1, 0.5)
+    assert metrics["masked_fraction"] > plain["masked_fraction"]
+    assert "truncated_masked" not in plain
+
+
+def test_kl_is_added_to_the_loss():
+    policy_BT = torch.log(torch.tensor([[0.5, 0.2]])).requires_grad_()
+    reference_BT = torch.log(torch.tensor([[0.25, 0.8]]))
+    for estimator, kl in (("k2", (math.log(2) ** 2 + math.log(4) ** 2) / 4),
+                          ("k3", (0.5 + math.log(2) - 1 + 4 - math.log(4) - 1) / 2)):  # fmt: skip
+        algorithm = Grpo(Grpo.Config(kl_coef=0.1, kl_estimator=estimator, correction="none"))
+        assert algorithm.needs == {"reference_logprobs"}
+        loss, sums = algorithm.loss(policy_BT, micro_batch(), ALL, reference_logprobs_BT=reference_BT)
+        assert float(loss.detach()) == pytest.approx(-1.0 + 0.1 * kl)
+        assert float(sums["kl"]) == pytest.approx(2 * kl)
+    with pytest.raises(ValueError, match="reference_logprobs_BT"):
+        algorithm.loss(policy_BT, micro_batch(), ALL)
+
+
+def test_kl_is_taken_from_the_reward():
+    """Behaviour logprobs are -1: d is -0.5 for one token of the first rollout, and 0 elsewhere."""
+    batch = [experience("a", 1.0, segment([0, 1]), segment([0, 1])), experience("a", 1.0), experience("a", 0.5)]
+    reference = [np.asarray(one, np.float32) for one in ([np.nan, -1.5], [np.nan, -1.0], [0.0, -1.0], [0.0, -1.0])]
+    algorithm = Grpo(Grpo.Config(kl_coef=0.4, kl_estimator="k1", kl_in="reward", advantage_eps=1e-9))
+    assert algorithm.needs == {"reference_rewards"}
+    rows, metrics = algorithm.prepare(batch, reference)
+    shaped = np.asarray([0.8, 1.0, 0.5])
+    expected = (shaped - shaped.mean()) / shaped.std(ddof=1)
+    assert [row.advantages[0] for row in rows] == pytest.approx([expected[0], expected[0], *expected[1:]])
+    assert metrics["kl"] == pytest.approx(0.5 / 4)
+    assert metrics["reward"] == pytest.approx(2.5 / 3)
+    assert metrics["reward_after_kl"] == pytest.approx(2.3 / 3)
+
+
+def test_truncated_completions_count_in_the_kl_of_the_reward():
+    algorithm = Grpo(Grpo.Config(kl_coef=1.0, kl_in="reward", mask_truncated=True))
+    batch = [experience("a", 1.0, truncated=True), experience("a", 1.0)]
+    first, _ = algorithm.prepare(batch)
+    assert [row.loss_mask.sum() for row in first] == [1, 1]  # the reference is asked for these, too
+    rows, metrics = algorithm.prepare(batch, [np.float32([0, -2]), np.float32([0, -1])])
+    assert [row.loss_mask.sum() for row in rows] == [0, 1]
+    assert metrics["groups_without_signal"] == 0 and metrics["truncated_masked"] == 1
+
+
+def test_k1_in_the_loss_is_refused():
+    with pytest.raises(ConfigError, match="'k1' in the loss has no gradient on average"):
+        Grpo(Grpo.Config(kl_coef=0.1, kl_estimator="k1"))
+    assert Grpo(Grpo.Config(kl_estimator="k1")).needs == frozenset()

@@ -22,7 +22,8 @@ NOT_FOR = {
         f"rftstream.{part}": ABOVE_PARTS
         for part in (
             "algorithms", "backends", "clock", "codec", "config", "environments", "errors", "ids", "messages",
-            "metrics", "plugins", "policies", "rendering", "rewards", "tasksets", "topics", "transport", "weights",
+            "metrics", "plugins", "policies", "rendering", "rewards", "tasksets", "topics", "trackers",
+            "transport", "weights",
         )
     },
     "rftstream.roles": ("rftstream.cli", "rftstream.views", "rftstream.testing"),
@@ -57,6 +58,7 @@ OWNERS = {
     "fsspec": "rftstream.weights.store",
     "tomllib": "rftstream.config",
     "matplotlib": "rftstream.views.plot",
+    "tensorboard": "rftstream.trackers.tensorboard",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 

@@ -62,6 +62,15 @@ def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
     assert lines[0].color == lines[1].color != lines[2].color
 
 
+def test_best_and_worst_are_drawn_of_the_most_samples() -> None:
+    metrics = {"mean": 0.5, "pass@1": 0.5, "pass@4": 0.8, "best@2": 0.6, "best@4": 0.9, "worst@2": 0.3, "worst@4": 0.1}
+    found = history(step(1), evaluations=(evaluation(0, **metrics),))
+    labels = [line.label for line in plot.evaluations(found, plot.over_steps(found))]
+    assert labels == ["held-out", "held-out pass@4", "held-out best@4", "held-out worst@4"]
+    binary = history(step(1), evaluations=(evaluation(0, **{**metrics, "best@4": 0.8}),))
+    assert "held-out best@4" not in [line.label for line in plot.evaluations(binary, plot.over_steps(binary))]
+
+
 def test_rates_are_computed_where_they_are_not_recorded() -> None:
     found = history(step(1, rollouts=10.0, step_s=1.0, wait_s=3.0), step(2, rollouts=10.0))
     axis = plot.over_steps(found)

@@ -1,0 +1,66 @@
+"""What n samples of each problem say of a policy, without bias and without drawing: pass@k, best@k, worst@k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+
+def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
+    """Chance that at least one of k samples passes, estimated from n samples without bias.
+
+    1 - C(n - c, k) / C(n, k), with n = num_samples and c = num_passed (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
+    if not 0 <= num_passed <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(f"pass@{k} of {num_passed} passed out of {num_samples}: expected passed <= samples >= k >= 1")
+    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+
+
+def best_at_k(values: Sequence[float], k: int) -> float:
+    """Expected largest of k samples, estimated from n without bias: the mean over all subsets of k.
+
+    sum_i C(i - 1, k - 1) / C(n, k) x_(i), with x_(1) <= ... <= x_(n): x_(i) is the largest of so many subsets. For
+    values of 0 and 1 it is pass@k. The implementations that draw subsets (verl, Trinity-RFT) estimate this number.
+    """
+    n = len(values)
+    if not 1 <= k <= n:
+        raise ValueError(f"best@{k} of {n} samples: expected samples >= k >= 1")
+    subsets = math.comb(n, k)
+    return math.fsum(math.comb(i, k - 1) / subsets * value for i, value in enumerate(sorted(values)))
+
+
+def worst_at_k(values: Sequence[float], k: int) -> float:
+    """Expected smallest of k samples, likewise."""
+    return -best_at_k([-value for value in values], k)
+
+
+def sample_std(values: Sequence[float]) -> float:
+    """Standard deviation with n - 1; at least two values."""
+    if len(values) < 2:
+        raise ValueError(f"standard deviation of {len(values)} values, expected at least 2")
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def summarise_samples(groups: Iterable[Sequence[float]], ks: Sequence[int], *, pass_reward: float) -> dict[str, float]:
+    """The numbers of an evaluation from the rewards of each problem's scored samples.
+
+    mean: of all samples.  std: among the samples of a problem, as a mean over the problems with at least two.  pass@k,
+    and for k > 1 best@k and worst@k: means over the problems with at least k. What has no such problem is left out.
+    """
+    groups = [group for group in groups if group]
+    samples = [reward for group in groups for reward in group]
+    if not samples:
+        return {}
+    values = {"mean": math.fsum(samples) / len(samples)}
+    if several := [sample_std(group) for group in groups if len(group) > 1]:
+        values["std"] = math.fsum(several) / len(several)
+    for k in ks:
+        enough = [group for group in groups if len(group) >= k]
+        if not enough:
+            continue
+        passed = [pass_at_k(len(group), sum(reward >= pass_reward for reward in group), k) for group in enough]
+        values[f"pass@{k}"] = math.fsum(passed) / len(enough)
+        if k > 1:
+            values[f"best@{k}"] = math.fsum(best_at_k(group, k) for group in enough) / len(enough)
+            values[f"worst@{k}"] = math.fsum(worst_at_k(group, k) for group in enough) / len(enough)
+    return values
