@@ -246,7 +246,7 @@ class TrackersSection:
     """Where curves are shown outside of the run. `run` and `resume` write them; for others there is `plot`."""
 
     tensorboard: str | None = None
-    """Folder for TensorBoard's event files, relative to the run folder; default: none. Needs the extra `tensorboard`."""
+    """Folder for TensorBoard's event files, relative to the run folder; default: none. With the extra `tensorboard`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from rftstream.messages import EvalResult, StepRecord
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
         except ImportError as error:
             raise ConfigError(
                 f"trackers.tensorboard: needs the package tensorboard ({error}); pip install 'rftstream[tensorboard]'"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rftstream
 from rftstream import codec
@@ -74,7 +75,7 @@ def processes_of(folder: Path) -> list[str]:
 
 def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_path: Path) -> None:
     out = io.StringIO()
-    result = rftstream.run(run_file, stream=out)
+    result = rftstream.run(configs.load([run_file], sets=["trackers.tensorboard=board"]), stream=out)
     folder = RunFolder(tmp_path / "runs" / "tiny")
     assert (result.run_dir, result.steps, result.version, result.reason, result.exit_code) == (
         folder.path, 4, 4, "steps", 0
@@ -98,6 +99,9 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     more = launch.resume(folder.path, sets=["run.steps=6", "trainer.lr=1e-5"], stream=out)
     assert (more.steps, more.reason, more.run_dir) == (6, "steps", folder.path)
     assert "changed: trainer.lr 1e-06 -> 1e-05 (what is learned changes)" in out.getvalue()
+    board = EventAccumulator(str(folder.path / "board"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/reward")] == [1, 2, 3, 4, 5, 6]
 
     another = rftstream.run(configs.load([run_file], sets=["run.steps=1"]), progress="none", stream=out)
     assert another.run_dir == tmp_path / "runs" / "tiny-2"

@@ -1,0 +1,74 @@
+"""Every setting of ours that the page names exists, and has the default that the page says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+from rftstream.algorithms.grpo import Grpo
+from rftstream.backends.torch import TorchBackend
+from rftstream.config import EvaluationSection, ModelSection, RunConfig, RunSection, TasksetSection
+from tests.docs.reading import ROOT, read
+
+PAGE = ROOT / "docs" / "coming-from.md"
+HEADER = "| there | default | here | default | remark |"
+NONE_YET = "*none yet*"
+OF_PARTS = {
+    "tasksets.NAME": TasksetSection,
+    "evaluations.NAME": EvaluationSection,
+    "algorithms.grpo": Grpo.Config,
+    "backends.torch": TorchBackend.Config,
+}
+ROWS = [
+    (section.splitlines()[0], [cell.strip() for cell in line.strip("|").split("|")])
+    for section in re.split(r"^## ", read(PAGE), flags=re.MULTILINE)[1:]
+    for line in section.splitlines()
+    if line.startswith("|") and line != HEADER and not line.startswith("|-")
+]
+
+
+def default_of(setting: str) -> Any:
+    """KeyError if there is no such setting."""
+    section, _, name = setting.rpartition(".")
+    owner = OF_PARTS.get(section) or _section(section)
+    field = {item.name: item for item in dataclasses.fields(owner)}[name]
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return "required" if field.default is dataclasses.MISSING else field.default
+
+
+def _section(name: str) -> Any:
+    if not name:
+        return RunConfig
+    field = {item.name: item for item in dataclasses.fields(RunConfig)}[name]
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return {"run": RunSection, "model": ModelSection}[name]
+
+
+def written(text: str) -> Any:
+    words = {"none": None, "required": "required"}
+    return words[text] if text in words else tomllib.loads(f"value = {text}")["value"]
+
+
+@pytest.mark.parametrize(("section", "row"), ROWS, ids=[f"{section}: {row[0]}" for section, row in ROWS])
+def test_settings_exist_and_have_these_defaults(section: str, row: list[str]) -> None:
+    there, _, here, default, remark = row
+    assert there
+    for setting in re.findall(r"`((?:\w+\.)+\w+)`", remark):
+        default_of(setting)
+    if here == NONE_YET:
+        assert default == ""
+        return
+    (setting,) = re.findall(r"^`([\w.]+)`$", here)
+    found = default_of(setting)
+    assert written(default) == (list(found) if isinstance(found, tuple) else found)
+
+
+def test_all_four_are_told() -> None:
+    assert {section for section, _ in ROWS} == {"TRL", "verl", "prime-rl", "Trinity-RFT"}
+    assert read(PAGE).count(HEADER) == 4
