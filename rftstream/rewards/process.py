@@ -50,15 +50,34 @@ class Pending:
     """Number of the first item that it was sent with."""
 
 
+class BatchSizes:
+    """How many rollouts a batched reward gets at once: what it does in half of the time limit, by what it took so far.
+
+    So one that goes through its list in a loop is not killed for it, and one that takes as long for many as for one
+    gets many."""
+
+    def __init__(self, *, max_batch: int, timeout_s: float) -> None:
+        self._max_batch = max_batch
+        self._patience_s = timeout_s / 2
+        self._item_s: dict[str, float] = {}
+
+    def limit(self, reward: str) -> int:
+        return max(1, int(min(self._max_batch, self._patience_s / self._item_s.get(reward, 1e-9))))
+
+    def took(self, reward: str, num_items: int, seconds: float) -> None:
+        item_s = max(1e-9, seconds / num_items)
+        self._item_s[reward] = 0.5 * self._item_s.get(reward, item_s) + 0.5 * item_s
+
+
 class Child:
-    def __init__(self, setup: bytes, selector: selectors.BaseSelector, *, max_batch: int) -> None:
+    def __init__(self, setup: bytes, selector: selectors.BaseSelector, sizes: BatchSizes) -> None:
         self.held: dict[int, Pending] = {}
         """Sent and not yet answered."""
         self.versions: dict[str, tuple[str, str]] = {}
         """Name of the reward -> scorer and version; empty until the child is ready."""
         self.batched: frozenset[str] = frozenset()
         """Rewards that take several items at once."""
-        self._max_batch = max_batch
+        self._sizes = sizes
         self.error: str | None = None
         """Why the rewards cannot be built."""
         self._frames = Frames()
@@ -130,7 +149,7 @@ class Child:
         if self.held:
             return []  # the next batch is what waits when this one is done
         same = (one for one in waiting if one.reward == first.reward and not one.alone)
-        chosen = [first] if first.alone else _fit(itertools.islice(same, self._max_batch))
+        chosen = [first] if first.alone else _fit(itertools.islice(same, self._sizes.limit(first.reward)))
         numbers = {one.number for one in chosen}
         rest = [one for one in waiting if one.number not in numbers]
         waiting.clear()
@@ -220,6 +239,9 @@ class Child:
         if results:
             item_s = (now - self._received_at) / len(results)
             self._item_s = max(1e-6, 0.5 * self._item_s + 0.5 * item_s)
+            first = self.held.get(results[0].number)
+            if first is not None and first.reward in self.batched:
+                self._sizes.took(first.reward, len(results), now - self._received_at)
             self._received_at = now
         for result in results:
             self.held.pop(result.number, None)

@@ -23,7 +23,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
 from rftstream.rewards.child import score_items
 from rftstream.rewards.frames import Item, Result, Setup, pack
-from rftstream.rewards.process import Child, Pending
+from rftstream.rewards.process import BatchSizes, Child, Pending
 from rftstream.rewards.resolve import build_rewards, reward_specs
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ProcessScorer:
     ) -> None:
         self._timeout_s = timeout_s or config.verifier.timeout_s
         self._tries = tries or config.verifier.tries
-        self._max_batch = config.verifier.max_batch
+        self._sizes = BatchSizes(max_batch=config.verifier.max_batch, timeout_s=self._timeout_s)
         self._names = set(reward_specs(config))
         self._versions: dict[str, tuple[str, str]] = {}
         self._setup = pack(Setup(config=to_dict(config), path=[entry or "." for entry in sys.path]))
@@ -99,7 +99,7 @@ class ProcessScorer:
         self._selector.close()
 
     def _start(self) -> Child:
-        return Child(self._setup, self._selector, max_batch=self._max_batch)
+        return Child(self._setup, self._selector, self._sizes)
 
     def _feed(self) -> None:
         """Gives waiting items to children that have little to do, shortest queue first."""

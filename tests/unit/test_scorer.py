@@ -17,6 +17,7 @@ import pytest
 from rftstream.config import RunConfig, from_dict
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
+from rftstream.rewards.process import BatchSizes
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 
 USER_REWARDS = """
@@ -411,7 +412,7 @@ def score(prompts, completions, **columns):
 @pytest.mark.parametrize("bad", ["hang", "crash", "exit"])
 def test_one_bad_rollout_of_a_batch_spoils_no_other(tmp_path: Path, bad: str) -> None:
     (tmp_path / "lists.py").write_text(BATCHED)
-    scorer = ProcessScorer(config_of("lists:score", tmp_path), timeout_s=0.5, tries=2)
+    scorer = ProcessScorer(config_of("lists:score", tmp_path), timeout_s=1.5, tries=2)
     try:
         for number in range(20):
             scorer.submit(request(str(number), bad if number == 11 else "7"))
@@ -436,3 +437,32 @@ def test_all_that_waits_in_the_child_is_one_call(tmp_path: Path) -> None:
         scorer.close()
     assert all(reply.score is not None for reply in replies.values()) and len(replies) == 80
     assert [int(line) for line in sizes.read_text().split()] == [16, 16, 8]
+
+
+def test_a_list_is_as_long_as_the_time_limit_allows() -> None:
+    sizes = BatchSizes(max_batch=64, timeout_s=10.0)
+    assert sizes.limit("loop") == 64
+    sizes.took("loop", 1, 1.0)
+    assert sizes.limit("loop") == 5
+    sizes.took("loop", 5, 5.0)
+    assert sizes.limit("loop") == 5, "a second for each: half of the time limit"
+    for _ in range(6):
+        sizes.took("judge", sizes.limit("judge"), 1.0)
+    assert sizes.limit("judge") == 64, "a second for all"
+    sizes.took("slow", 1, 100.0)
+    assert sizes.limit("slow") == 1
+
+
+def test_a_reward_that_loops_over_its_list_is_not_killed_for_it(tmp_path: Path) -> None:
+    (tmp_path / "loops.py").write_text(
+        "import time\ndef score(completions):\n    return [time.sleep(0.2) or 1.0 for _ in completions]\n"
+    )
+    scorer = ProcessScorer(config_of("loops:score", tmp_path), timeout_s=3.0)
+    try:
+        for number in range(24):
+            scorer.submit(request(str(number), "7"))
+        replies = drain(scorer)
+        assert all(reply.score is not None for reply in replies.values()) and len(replies) == 24
+        assert scorer.num_replaced <= 1, "once, before it is known how long it takes"
+    finally:
+        scorer.close()
