@@ -229,9 +229,11 @@ class FunctionReward:
             return value
         try:
             score = to_score(value, where=self._where, key="score" if self.convention.startswith("verl") else None)
+            return (
+                to_score(replace(score, metrics={**metrics, **score.metrics}), where=self._where) if metrics else score
+            )
         except RewardError as error:
             return error
-        return replace(score, metrics={**metrics, **score.metrics}) if metrics else score
 
 
 def find_convention(names: Collection[str]) -> Convention:

@@ -4,7 +4,7 @@ import itertools
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftstream.core.samples import best_at_k, pass_at_k, sample_std, summarise_samples, worst_at_k
@@ -35,6 +35,7 @@ def test_an_evaluation_by_hand():
     assert summarise_samples([[0.5]], (1, 2), pass_reward=1.0) == {"mean": 0.5, "pass@1": 0.0}
 
 
+@settings(deadline=None)
 @given(REWARDS, st.data())
 def test_they_are_means_over_all_subsets(values, data):
     k = data.draw(st.integers(1, len(values)))
@@ -43,6 +44,7 @@ def test_they_are_means_over_all_subsets(values, data):
     assert worst_at_k(values, k) == pytest.approx(sum(map(min, subsets)) / len(subsets), abs=1e-9)
 
 
+@settings(deadline=None)
 @given(REWARDS)
 def test_of_one_and_of_all(values):
     mean = sum(values) / len(values)
@@ -52,6 +54,7 @@ def test_of_one_and_of_all(values):
     assert worst_at_k(values, len(values)) == pytest.approx(min(values))
 
 
+@settings(deadline=None)
 @given(REWARDS)
 def test_more_samples_never_make_the_best_worse(values):
     best = [best_at_k(values, k) for k in range(1, len(values) + 1)]
@@ -60,12 +63,14 @@ def test_more_samples_never_make_the_best_worse(values):
     assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(worst))
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.data())
 def test_of_right_and_wrong_the_best_is_pass_at_k(values, data):
     k = data.draw(st.integers(1, len(values)))
     assert best_at_k([float(one) for one in values], k) == pytest.approx(pass_at_k(len(values), sum(values), k))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
 def test_the_standard_deviation(values):
     assert sample_std(values) == pytest.approx(statistics.stdev(values), abs=1e-9)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftstream.config import RunConfig, from_dict
@@ -192,13 +192,21 @@ def test_columns_go_by_the_names_of_the_data_set_too() -> None:
 
 def test_trl_logs_become_metrics() -> None:
     def score(completions, log_metric=None, log_extra=None):
-        log_metric("share", 0.25)
+        log_metric("share", np.float32(0.25))
         log_extra("length", [len(text) for text in completions])
         log_extra("text", completions)
         return [1.0] * len(completions)
 
     found = reward_of(score).score_all([item("7"), item("77")])
     assert [one.metrics for one in found] == [{"share": 0.25, "length": 1.0}, {"share": 0.25, "length": 2.0}]
+
+
+def test_what_is_logged_is_checked_like_what_is_returned() -> None:
+    def score(completions, log_metric):
+        log_metric("share", float("nan"))
+        return [1.0] * len(completions)
+
+    assert "metric 'share': got nan" in verdicts(score, [item("7"), item("8")])[0]
 
 
 def test_trl_may_be_async_and_return_arrays() -> None:
@@ -326,6 +334,7 @@ def test_async_ones_run_together_and_fail_alone() -> None:
     assert "could not convert" in found[1]
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from(["1", "2", "x", "exit", "none", "nan"]), min_size=1, max_size=8))
 def test_a_batch_says_what_each_alone_would(texts: list[str]) -> None:
     def score(completions):
