@@ -7,7 +7,8 @@ Which of them it is, the names of the parameters say:
                 RewardInput
     verl        `solution_str`: (data_source, solution_str, ground_truth, extra_info), by keyword, for one rollout
     verl batch  `solution_strs`: (data_sources, solution_strs, ground_truths, extra_infos), for many
-    TRL         `completions`, `prompts` or `completion_ids`: lists over many rollouts, and a list for each column
+    TRL         `completions`, `prompts`, `completion_ids` (or what else only TRL passes): lists over many rollouts, and
+                a list for each column
 
 The settings in `[rewards."module:function"]` are passed as further keyword arguments (verl's `reward_kwargs`). Any of
 them may be `async`; the calls of an async one for single rollouts run together.
@@ -41,6 +42,7 @@ MAX_NUMBERS = 200
 NOT_PASSED = ("num_prompt_messages", "token_data")
 INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
 OF_TRL_ALONE = frozenset({"trainer_state", "environments"})
+OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"}) | OF_TRL_ALONE
 
 Convention = Literal["ours", "verl", "verl batch", "TRL"]
 Outcome = Score | None | BaseException
@@ -182,7 +184,7 @@ class FunctionReward:
             values = self._list_of(values, len(rows))
         except (Exception, SystemExit) as error:
             return [error if len(rows) == 1 else SpoiltBatch(f"{self._where}: {error!r}")] * len(rows)
-        return [self._outcome(value, log.metrics[place]) for place, value in enumerate(values)]
+        return [self._outcome(value, log.metrics(place)) for place, value in enumerate(values)]
 
     def _trl_row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
         """TRL passes every column of the dataset; answer and data_source go by our names, too."""
@@ -229,9 +231,9 @@ class FunctionReward:
             return value
         try:
             score = to_score(value, where=self._where, key="score" if self.convention.startswith("verl") else None)
-            return (
-                to_score(replace(score, metrics={**metrics, **score.metrics}), where=self._where) if metrics else score
-            )
+            if not metrics:
+                return score
+            return to_score(replace(score, metrics={**metrics, **score.metrics}), where=self._where)
         except RewardError as error:
             return error
 
@@ -242,7 +244,7 @@ def find_convention(names: Collection[str]) -> Convention:
         return "verl batch"
     if "solution_str" in names:
         return "verl"
-    if "completion" not in names and not {"completions", "prompts", "completion_ids"}.isdisjoint(names):
+    if "completion" not in names and not OF_TRL.isdisjoint(names):
         return "TRL"
     return "ours"
 
@@ -273,19 +275,25 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
 
 
 class _Log:
-    """TRL's `log_metric(name, value)` and `log_extra(column, values)`: numbers among them become metrics."""
+    """TRL's `log_metric(name, value)`, of which the mean over its calls counts, and `log_extra(column, values)`: the
+    numbers in them become metrics."""
 
     NAMES = ("log_metric", "log_extra")
 
     def __init__(self, count: int) -> None:
-        self.metrics: list[dict[str, float]] = [{} for _ in range(count)]
+        self._scalars: dict[str, list[float]] = {}
+        self._columns: list[dict[str, Any]] = [{} for _ in range(count)]
 
     def metric(self, name: str, value: Any) -> None:
-        self.extra(name, [value] * len(self.metrics))
+        self._scalars.setdefault(name, []).append(float(value))
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
-        for metrics, value in zip(self.metrics, values, strict=False):
+        for metrics, value in zip(self._columns, values, strict=False):
             metrics.update(_numbers_in({column: value}))
+
+    def metrics(self, place: int) -> dict[str, Any]:
+        means = {name: sum(values) / len(values) for name, values in self._scalars.items()}
+        return {**means, **self._columns[place]}
 
 
 async def _await(value: Awaitable[Any]) -> Any:

@@ -76,6 +76,7 @@ def config_of(reward: Any, **more: Any) -> RunConfig:
         (["prompts", "completions", "completion_ids"], "TRL"),
         (["completions"], "TRL"),
         (["prompts"], "TRL"),
+        (["environments"], "TRL"),
         (["completion", "answer"], "ours"),
         (["completion", "prompts"], "ours"),
         (["item"], "ours"),
@@ -192,7 +193,8 @@ def test_columns_go_by_the_names_of_the_data_set_too() -> None:
 
 def test_trl_logs_become_metrics() -> None:
     def score(completions, log_metric=None, log_extra=None):
-        log_metric("share", np.float32(0.25))
+        for value in (0.0, 0.5):
+            log_metric("share", np.float32(value))
         log_extra("length", [len(text) for text in completions])
         log_extra("text", completions)
         return [1.0] * len(completions)
