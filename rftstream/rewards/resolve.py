@@ -42,8 +42,23 @@ class CompositeReward:
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
         """For each its score, or what went wrong with it."""
+        if len(self._parts) == 1:
+            return [self._weighed(outcome) for outcome in _outcomes(self._parts[0], items)]
         columns = [_outcomes(part, items) for part in self._parts]
         return [self._sum([column[place] for column in columns]) for place in range(len(items))]
+
+    def _weighed(self, outcome: Outcome) -> Score | BaseException:
+        """The only part's."""
+        if not isinstance(outcome, Score):
+            return self._nothing() if outcome is None else outcome
+        part = self._parts[0]
+        reward = part.weight * outcome.reward
+        if not math.isfinite(reward):
+            return RewardError(f"{self.scorer}: the weighted reward is {reward}, expected a finite number")
+        return Score(reward=reward, parts=outcome.parts or {part.name: outcome.reward}, metrics=outcome.metrics)
+
+    def _nothing(self) -> RewardError:
+        return RewardError(f"{self.scorer}: returned None, so no reward applies to this rollout; add one that does")
 
     def _sum(self, outcomes: Sequence[Outcome]) -> Score | BaseException:
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -51,17 +66,10 @@ class CompositeReward:
             return next((error for error in errors if isinstance(error, SpoiltBatch)), errors[0])
         applied = [(part, one) for part, one in zip(self._parts, outcomes, strict=True) if isinstance(one, Score)]
         if not applied:
-            return RewardError(f"{self.scorer}: returned None, so no reward applies to this rollout; add one that does")
+            return self._nothing()
         total = sum(part.weight * score.reward for part, score in applied)
         if not math.isfinite(total):
             return RewardError(f"{self.scorer}: the weighted sum is {total}, expected a finite number")
-        if len(self._parts) == 1:
-            part, score = applied[0]
-            return Score(
-                reward=total,
-                parts=score.parts or {part.name: score.reward},
-                metrics=score.metrics,
-            )
         numbers_of, metrics = {}, {}
         for part, score in applied:
             numbers_of[part.name] = score.reward
@@ -116,7 +124,13 @@ def _outcomes(part: Part, items: Sequence[RewardInput]) -> list[Outcome]:
     """What one reward makes of each."""
     reward: Any = part.reward
     if not getattr(reward, "batched", False):
-        return [_caught(lambda item: to_score(reward(item), where=part.name), item) for item in items]
+        outcomes: list[Outcome] = []
+        for item in items:
+            try:
+                outcomes.append(to_score(reward(item), where=part.name))
+            except (Exception, SystemExit) as error:
+                outcomes.append(error)
+        return outcomes
     try:
         values = list(reward.score_all(items))
         if len(values) != len(items):
