@@ -438,8 +438,9 @@ def _absolute(config: RunConfig) -> RunConfig:
     def source(text: str) -> str:
         for scheme in FILE_SCHEMES:
             if text.startswith(scheme):
-                return scheme + str(base / text.removeprefix(scheme))
-        return text
+                return scheme + str(base / Path(text.removeprefix(scheme)).expanduser())
+        folder = text.removeprefix("hf:")
+        return f"hf:{(base / folder).resolve()}" if folder not in ("", text) and (base / folder).is_dir() else text
 
     model = config.model
     if model.path is not None and (base / model.path).is_dir():

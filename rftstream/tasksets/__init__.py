@@ -8,6 +8,8 @@ It is built as `Class(config: Class.Config, *, location: str, columns: Mapping[s
 
 TASKSETS = {
     "jsonl": "rftstream.tasksets.jsonl:JsonlTaskset",
+    "parquet": "rftstream.tasksets.parquet:ParquetTaskset",
+    "hf": "rftstream.tasksets.hf:HfTaskset",
     "reasoning_gym": "rftstream.tasksets.reasoning_gym:ReasoningGymTaskset",
     "arithmetic": "rftstream.tasksets.arithmetic:ArithmeticTaskset",
 }

@@ -59,12 +59,16 @@ OWNERS = {
     "tomllib": "rftstream.config",
     "matplotlib": "rftstream.views.plot",
     "tensorboard": "rftstream.trackers.tensorboard",
+    "pyarrow": "rftstream.tasksets.arrow",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 
 NEVER = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve")
 FORKS = "rftstream.runtime.zygote"
-HEAVY = {"torch", "transformers", "tokenizers", "matplotlib", "rich", "numpy", "kafka", "sympy", "jinja2", "msgspec"}
+HEAVY = {
+    "torch", "transformers", "tokenizers", "matplotlib", "rich", "numpy", "kafka", "sympy", "jinja2", "msgspec",
+    "pyarrow",
+}  # fmt: skip
 BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 SMALL, LARGE = 450, 600

@@ -88,7 +88,7 @@ def test_jsonl_chats(tmp_path: Path) -> None:
         (['{"question": "a", "b": 1}'], {}, "bad.jsonl:1: no column 'prompt'; found question, b; set columns"),
         (['{"prompt": "a"}'], {"answer": "result"}, "bad.jsonl:1: no column 'result'; found prompt"),
         (['{"prompt": 5}'], {}, "bad.jsonl:1: the prompt is a number, expected a text or a list of messages"),
-        (['{"prompt": []}'], {}, "bad.jsonl:1: the prompt is a list"),
+        (['{"prompt": []}'], {}, "bad.jsonl:1: the prompt is an empty list"),
         (['{"prompt": [{"role": "user"}]}'], {}, "bad.jsonl:1: message 0 of the prompt"),
         (['{"prompt": null}'], {}, "bad.jsonl:1: the prompt is a null"),
         (["[" * 100_000], {}, "bad.jsonl:1: not JSON"),
@@ -191,7 +191,7 @@ def test_arithmetic_is_settled() -> None:
         ("arithmetic", {"options": {"operation": "/"}}, r"tasksets\.train\.options\.operation"),
         ("arithmetic", {"columns": {"prompt": "q"}}, "takes neither a location nor columns"),
         ("arithmetics", {}, r"tasksets\.train\.source: unknown 'arithmetics'; .*did you mean 'arithmetic'"),
-        ("hf:gsm8k", {}, r"tasksets\.train\.source"),
+        ("parqet:x", {}, r"tasksets\.train\.source: unknown 'parqet:x'; .*did you mean 'parquet'"),
         ("no_such_module:Class", {}, "no module named 'no_such_module'"),
     ],
 )
