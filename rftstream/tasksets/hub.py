@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face hub: their files, of one commit, as far as they are wanted.
+"""Datasets on the Hugging Face hub: their files, as far as they are wanted.
 
 Nothing that was fetched is run. What is in the cache serves where there is no network.
 """
@@ -27,15 +27,15 @@ def fetch_split(name: str, revision: str | None, wanted: Wanted) -> tuple[str, P
     except Exception as error:  # the hub's client raises errors of several HTTP libraries
         return _from_cache(hub, name, revision, wanted, where, error)
     names = [one.rfilename for one in info.siblings or ()]
-    folder = _fetch(hub, name, info.sha, [CARD], where) if CARD in names else None
+    folder = _fetch(hub, name, revision, [CARD], where) if CARD in names else None
     split, files = find_split(names, _card(folder), wanted, where)
-    return split, _fetch(hub, name, info.sha, files, where), files
+    return split, _fetch(hub, name, revision, files, where), files
 
 
-def _fetch(hub: Any, name: str, commit: str, files: Sequence[str], where: str) -> Path:
+def _fetch(hub: Any, name: str, revision: str | None, files: Sequence[str], where: str) -> Path:
     patterns = [_literal(file) for file in files]
     try:
-        return Path(hub.snapshot_download(name, repo_type="dataset", revision=commit, allow_patterns=patterns))
+        return Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except Exception as error:  # as above
         raise ConfigError(f"{where}: could not be fetched ({_reason(error)}); try again, or fetch it by hand and give "
                           "the folder: source = \"hf:FOLDER\"") from None  # fmt: skip
@@ -45,7 +45,8 @@ def _from_cache(
     hub: Any, name: str, revision: str | None, wanted: Wanted, where: str, error: Exception
 ) -> tuple[str, Path, list[str]]:
     try:
-        cached = Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
+        cached = Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True,
+                                            allow_patterns=[CARD]))  # fmt: skip
     except Exception:  # not there, for whatever reason; the first error says more
         raise ConfigError(
             f"{where}: no such folder here, and the hub did not give it ({_reason(error)}); correct the name, or fetch "

@@ -144,7 +144,7 @@ def test_csv_cells_with_lines_and_quotes(tmp_path: Path) -> None:
         ("ü 中文", "2"),
     ]
     for data, said in [
-        (b"prompt,answer\na\n", "row 0: found 1 cells, expected 2"), (b"question\na\n", "no column 'prompt'; found que"),
+        (b"prompt,answer\na\n", "row 0: found 1 cells, expected 2"), (b"question\na\n", "no column 'prompt'; found"),
         (b'prompt\n"open', "is not CSV: unexpected end of data"), (b"prompt\n\xff\n", "x.csv:2: not UTF-8"),
         (b"", "no column 'prompt'; found none"), (b"prompt\n", "has no rows"), (b"prompt,prompt\na,b\n", "same name"),
         (b"prompt\n" + b"x" * 200_000, "field larger than field limit"),
@@ -259,7 +259,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
         file = path.removeprefix(f"/datasets/someone/sums/resolve/{COMMIT}/")
-        if path.startswith("/api/datasets/someone/sums"):
+        if path.startswith("/api/datasets/someone/sums/tree/"):
+            tree = [{"type": "file", "path": n, "size": len(d), "oid": "0"} for n, d in self.files.items()]
+            self._send(200, json.dumps(tree).encode(), body)
+        elif path.startswith("/api/datasets/someone/sums"):
             data = json.dumps({"id": "someone/sums", "sha": COMMIT, "siblings": [{"rfilename": n} for n in self.files]})
             self._send(200, data.encode(), body)
         elif file in self.files:
@@ -284,6 +287,13 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
+def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client reads its address when it is imported."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     table = pa.BufferOutputStream()
@@ -296,7 +306,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    point_at(f"http://127.0.0.1:{server.server_port}", monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     yield Hub
@@ -319,9 +329,10 @@ def test_a_name_on_the_hub(hub: type[Hub]) -> None:
 def test_without_a_network_what_is_in_the_cache_serves(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     source, options = "hf:someone/sums", {"subset": "main"}
     digest = open_source(source, options=options).digest
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    point_at("http://127.0.0.1:1", monkeypatch)
     assert open_source(source, options={**options, "revision": COMMIT}).digest == digest
+    assert open_source(source, options=options).digest == digest
     assert "in the cache: subset 'main': README.md names files for test that" in refusal(
-        source, options={**options, "revision": COMMIT, "split": "test"}
+        source, options={**options, "split": "test"}
     )
     assert "hf:someone/other: no such folder here, and the hub did not give it" in refusal("hf:someone/other")
