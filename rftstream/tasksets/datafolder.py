@@ -51,6 +51,8 @@ def find_split(names: Sequence[str], card: str, wanted: Wanted, where: str) -> t
         raise ConfigError(_nothing(names, where))
     splits = find_splits(data, card, wanted, where)
     split = choose_split(list(splits), wanted.split, where)
+    if not splits[split]:
+        raise ConfigError(f"{where}: README.md names files for {split} that are not there; found {_listed(data)}")
     files = _one_format(splits[split])
     _check_complete(files, where)
     return split, files
@@ -79,7 +81,7 @@ def find_splits(data: Sequence[str], card: str, wanted: Wanted, where: str) -> S
     subsets = read_card(card, where)
     if subsets:
         subset = _choose_subset(subsets, wanted.subset, where)
-        return _by_card(subsets[subset], data, f"{where}: subset {subset!r}")
+        return _by_card(subsets[subset], data)
     if wanted.subset is None and not wanted.folders_are_subsets:
         return splits_by_names(data)
     folders: dict[str, dict[str, Any]] = {name.partition("/")[0]: {} for name in data if "/" in name}
@@ -134,7 +136,7 @@ def _choose_subset(subsets: dict[str, dict[str, Any]], subset: str | None, where
                       else f"{where}: has no subsets; leave options.subset out")  # fmt: skip
 
 
-def _by_card(config: dict[str, Any], data: Sequence[str], where: str) -> Splits:
+def _by_card(config: dict[str, Any], data: Sequence[str]) -> Splits:
     folder = str(config.get("data_dir") or "").strip("./")
     prefix = f"{folder}/" if folder else ""
     inside = [name.removeprefix(prefix) for name in data if name.startswith(prefix)]
@@ -147,9 +149,6 @@ def _by_card(config: dict[str, Any], data: Sequence[str], where: str) -> Splits:
             matches = [re.compile(_pattern(pattern)) for pattern in patterns]
             files = [name for match in matches for name in inside if match.fullmatch(name)]
             splits.setdefault(split, []).extend(dict.fromkeys(files))
-    if empty := [split for split, files in splits.items() if not files]:
-        raise ConfigError(f"{where}: README.md names files for {', '.join(empty)} that are not there; found "
-                          f"{_listed(inside)}")  # fmt: skip
     return {split: [prefix + name for name in files] for split, files in splits.items()}
 
 
