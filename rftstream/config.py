@@ -66,7 +66,9 @@ class ModelSection:
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """What engines compute in and what is published; the trainer's masters are float32."""
     chat_template: str | None = None
-    """Path of a Jinja template; default: the model's own."""
+    """Path of a Jinja template, or its text; default: the model's own. `final/` gets it."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """What the template is given beside messages and tools, e.g. `{ enable_thinking = false }`."""
     context: Positive | None = None
     """Longest prompt + completion in tokens; default: what the model's config says."""
 
@@ -80,9 +82,9 @@ class WeightedReward:
 @dataclass(frozen=True, kw_only=True)
 class TasksetSection:
     source: str
-    """`jsonl:PATH`, `reasoning_gym:NAME`, `arithmetic`, or `module:Class`."""
+    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, or `module:Class`."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our name (prompt, answer, system, messages) -> the source's."""
+    """Our name (prompt, messages, answer, system, tools, data_source) -> the source's, or the path of a field in it."""
     reward: str | list[WeightedReward] = "exact"
     weight: NotNegative = 1.0
     """Share of the groups, relative to the other tasksets."""
@@ -97,6 +99,10 @@ class TasksetSection:
     """How often the taskset is gone through; default: as often as the run needs."""
     too_long: Literal["error", "skip", "truncate"] = "error"
     """Prompts that leave no room for a completion in the context: refuse at check, leave out, or cut from the left."""
+    chat_template: str | None = None
+    """For this taskset alone, instead of the model's."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)
     """The source's own."""
 
@@ -119,6 +125,10 @@ class EvaluationSection:
     sampling: dict[str, Any] = field(default_factory=dict)
     environment: str = "single_turn"
     system: str | None = None
+    chat_template: str | None = None
+    """For this evaluation alone, instead of the model's."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -432,7 +442,8 @@ FILE_SCHEMES = ("jsonl:", "parquet:", "file:")
 
 
 def _absolute(config: RunConfig) -> RunConfig:
-    """Relative file locations become absolute: against the folder of the run file."""
+    """Relative file locations become absolute, against the folder of the run file; templates become their text, so
+    that all workers of the run have the same."""
     base = Path(config.base)
 
     def source(text: str) -> str:
@@ -445,14 +456,35 @@ def _absolute(config: RunConfig) -> RunConfig:
     model = config.model
     if model.path is not None and (base / model.path).is_dir():
         model = dataclasses.replace(model, path=str((base / model.path).resolve()))
-    if model.chat_template is not None:
-        model = dataclasses.replace(model, chat_template=str(base / model.chat_template))
-    return dataclasses.replace(
-        config,
-        model=model,
-        tasksets={n: dataclasses.replace(s, source=source(s.source)) for n, s in config.tasksets.items()},
-        evaluations={n: dataclasses.replace(s, source=source(s.source)) for n, s in config.evaluations.items()},
-    )
+    model = dataclasses.replace(model, chat_template=_template(model.chat_template, base, "model"))
+
+    def sections(kind: str) -> dict[str, Any]:
+        return {
+            name: dataclasses.replace(
+                section,
+                source=source(section.source),
+                chat_template=_template(section.chat_template, base, f"{kind}.{name}"),
+            )
+            for name, section in getattr(config, kind).items()
+        }
+
+    return dataclasses.replace(config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"))
+
+
+def _template(value: str | None, base: Path, section: str) -> str | None:
+    """A template's text: `value` itself if it reads like one, else of the file that it names."""
+    if value is None or "{" in value or "\n" in value:
+        return value
+    where, path = f"{section}.chat_template", base / Path(value).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{where}: {path}: {error.strerror or error}; name a Jinja file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: {path}: not UTF-8: {error}; save it as UTF-8") from None
+    if "{" not in text:
+        raise ConfigError(f"{where}: {path}: nothing of a template in it, expected Jinja with {{{{ messages }}}}")
+    return text
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rftstream.models import ModelSpec
 if TYPE_CHECKING:
     import numpy as np
 
-    from rftstream.config import MakeModel, ModelSection
+    from rftstream.config import EvaluationSection, MakeModel, ModelSection, TasksetSection
 
 FAKE = "fake"
 """`model.path = "fake"`: no model at all, for the fake policy and the fake backend."""
@@ -44,7 +44,7 @@ def prepare_model(
     """The run's model. `folder` is where a `[model.make]` one is made, once; later calls find it there."""
     spec = ModelSpec(
         name=FAKE, folder=folder, dtype=section.dtype, context=section.context, device=device, threads=threads,
-        chat_template=load_chat_template(section.chat_template) if section.chat_template else None,
+        chat_template=section.chat_template, chat_template_kwargs=section.chat_template_kwargs,
     )  # fmt: skip
     if section.make is not None:
         return dataclasses.replace(spec, name=_made_model(section.make, folder, seed))
@@ -57,20 +57,19 @@ def prepare_model(
     return dataclasses.replace(spec, name=section.path.rstrip("/").rpartition("/")[2], folder=found)
 
 
-def load_chat_template(value: str) -> str:
-    """A template's text: `value` itself if it reads like one, else the file it names."""
-    if "{" in value or "\n" in value:
-        return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"model.chat_template: {value}: {error.strerror or error}; name a Jinja file") from None
+def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) -> ModelSpec:
+    """The same model with the template that a taskset or an evaluation asks for; the spec itself if with none."""
+    if section.chat_template is None and not section.chat_template_kwargs:
+        return spec
+    return dataclasses.replace(
+        spec,
+        chat_template=spec.chat_template if section.chat_template is None else section.chat_template,
+        chat_template_kwargs={**spec.chat_template_kwargs, **section.chat_template_kwargs},
+    )
 
 
-def chat_template_text(spec: ModelSpec, chat_template: str | None = None) -> str | None:
-    """The template in effect: the one given, the spec's, or the model folder's own; None if there is none."""
-    if chat_template is not None:
-        return load_chat_template(chat_template)
+def chat_template_text(spec: ModelSpec) -> str | None:
+    """The template in effect: the spec's, or the model folder's own; None if there is none."""
     if spec.chat_template is not None:
         return spec.chat_template
     file = spec.folder / "chat_template.jinja"
@@ -85,7 +84,7 @@ def chat_template_text(spec: ModelSpec, chat_template: str | None = None) -> str
     return None
 
 
-def model_digests(spec: ModelSpec, chat_template: str | None = None) -> dict[str, str]:
+def model_digests(spec: ModelSpec) -> dict[str, str]:
     """`sha256:<hex>` of the model (weights and config), its tokenizer and the template in effect."""
     if spec.name == FAKE:
         return dict.fromkeys(("model", "tokenizer", "chat_template"), _digest_bytes(FAKE.encode()))
@@ -93,12 +92,19 @@ def model_digests(spec: ModelSpec, chat_template: str | None = None) -> dict[str
     weights = [path for path in files if path.suffix in WEIGHT_SUFFIXES or path.name == "config.json"]
     tokenizer = [path for path in files if path.name in ("tokenizer.json", "tokenizer.model", "vocab.json",
                                                          "merges.txt", "added_tokens.json")]  # fmt: skip
-    template = chat_template_text(spec, chat_template)
     return {
         "model": _digest_files(weights),
         "tokenizer": _digest_files(tokenizer),
-        "chat_template": _digest_bytes((template or "").encode()),
+        "chat_template": template_digest(spec),
     }
+
+
+def template_digest(spec: ModelSpec) -> str:
+    """Of the template in effect and what it is given."""
+    if spec.name == FAKE:
+        return _digest_bytes(FAKE.encode())
+    given = json.dumps(spec.chat_template_kwargs, sort_keys=True) if spec.chat_template_kwargs else ""
+    return _digest_bytes(((chat_template_text(spec) or "") + given).encode())
 
 
 def copy_companions(spec: ModelSpec, target: Path) -> None:
@@ -107,12 +113,20 @@ def copy_companions(spec: ModelSpec, target: Path) -> None:
         weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name != RECIPE:
             shutil.copyfile(path, target / path.name)
-    if spec.chat_template is not None:
-        (target / "chat_template.jinja").write_text(spec.chat_template, encoding="utf-8")
+    if spec.chat_template is not None or spec.chat_template_kwargs:
+        text = _with_defaults(chat_template_text(spec) or "", spec.chat_template_kwargs)
+        (target / "chat_template.jinja").write_text(text, encoding="utf-8")
     config = read_json(target / "config.json")
     config.pop("torch_dtype", None)
     config["dtype"] = spec.dtype
     _write_json(target / "config.json", config)
+
+
+def _with_defaults(template: str, kwargs: Mapping[str, Any]) -> str:
+    """The template with what it was given as its defaults: who serves the model would not know of them."""
+    lines = (f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}"
+             "{%- endif %}" for name, value in kwargs.items())  # fmt: skip
+    return "".join(lines) + template
 
 
 def read_json(path: Path) -> dict[str, Any]:

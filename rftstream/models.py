@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +23,5 @@ class ModelSpec:
     """CPU threads that the process may use for array work."""
     chat_template: str | None = None
     """Text of a Jinja template that stands in for the model's own."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the template is given beside messages and tools."""

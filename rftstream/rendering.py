@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import jinja2
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""What only the renderer decides."""
 
 
 class Renderer(Protocol):
@@ -39,21 +41,31 @@ class Renderer(Protocol):
     def digest(self) -> str:
         """`sha256:<hex>` of all that the ids depend on."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """What the template takes from outside."""
+
+    @property
+    def dated(self) -> bool:
+        """Whether a prompt that was rendered has the date in it."""
+
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Prompt ids, up to where the assistant's turn begins."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text as it is, with the special tokens that it names."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
 
 
-def open_renderer(spec: ModelSpec, chat_template: str | None = None) -> Renderer:
-    """The model's renderer; `chat_template` (a text or a file) stands in for the spec's and the model's own."""
-    return FakeRenderer(spec.context) if spec.name == modelfolder.FAKE else HfRenderer(spec, chat_template)
+def open_renderer(spec: ModelSpec) -> Renderer:
+    return FakeRenderer(spec.context) if spec.name == modelfolder.FAKE else HfRenderer(spec)
 
 
 class HfRenderer:
-    def __init__(self, spec: ModelSpec, chat_template: str | None = None) -> None:
-        template = modelfolder.chat_template_text(spec, chat_template)
+    def __init__(self, spec: ModelSpec) -> None:
+        template = modelfolder.chat_template_text(spec)
         if template is None:
             raise ConfigError(f"model: {spec.folder} has no chat template; set model.chat_template to a Jinja file")
         settings = modelfolder.read_json(spec.folder / "tokenizer_config.json")
@@ -63,13 +75,16 @@ class HfRenderer:
         else:
             self._encode, self._decode, tokens, size, identity = _auto_tokenizer(spec)
         self._special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
-        self._template = _compile(template, where=f"model {spec.name}: chat template")
+        self.dated = False
+        self._template, self.names = _compile(template, where=f"model {spec.name}: chat template", now=self._now)
+        self._kwargs = _checked(spec.chat_template_kwargs)
         self._name = spec.name
         self.context = spec.context or config.get("max_position_embeddings")
         self.vocabulary_size = int(config.get("vocab_size") or size)
         self.stop_token_ids = _stop_token_ids(spec, config, tokens.get(self._special.get("eos_token", "")))
+        given = [json.dumps(self._kwargs, sort_keys=True).encode()] if self._kwargs else []
         self.digest = _digest(identity, template.encode(), json.dumps(self._special, sort_keys=True).encode(),
-                              json.dumps(sorted(self.stop_token_ids)).encode())  # fmt: skip
+                              json.dumps(sorted(self.stop_token_ids)).encode(), *given)  # fmt: skip
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         import jinja2
@@ -77,11 +92,18 @@ class HfRenderer:
         try:
             text = self._template.render(
                 messages=[_message(message) for message in messages], tools=list(tools) or None, documents=None,
-                add_generation_prompt=True, **self._special,
+                add_generation_prompt=True, **{**self._special, **self._kwargs},
             )  # fmt: skip
         except jinja2.TemplateError as error:
             raise ConfigError(f"model {self._name}: the chat template refused the messages: {error}") from None
+        return self.encode(text)
+
+    def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode(text))
+
+    def _now(self, form: str) -> str:
+        self.dated = True
+        return datetime.datetime.now().strftime(form)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._decode([int(token) for token in token_ids])
@@ -93,12 +115,17 @@ class FakeRenderer:
     vocabulary_size = 256
     stop_token_ids = frozenset({0})
     digest = "sha256:" + hashlib.sha256(b"rftstream FakeRenderer 1").hexdigest()
+    names: frozenset[str] = frozenset()
+    dated = False
 
     def __init__(self, context: int | None = None) -> None:
         self.context = context
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        return tuple("\n".join(message.content for message in messages).encode())
+        return self.encode("\n".join(message.content for message in messages))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(int(token) for token in token_ids if token).decode(errors="replace")
@@ -170,8 +197,19 @@ def _token_text(value: Any) -> str | None:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def _compile(text: str, *, where: str) -> jinja2.Template:
-    import jinja2
+def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """ConfigError for what is not the user's to give."""
+    for name in kwargs:
+        if name in GIVEN:
+            raise ConfigError(f"chat_template_kwargs.{name}: every template is given its own; remove it")
+        if not name.isidentifier():
+            raise ConfigError(f"chat_template_kwargs.{name}: expected a name that a template can use")
+    return dict(kwargs)
+
+
+def _compile(text: str, *, where: str, now: Callable[[str], str]) -> tuple[jinja2.Template, frozenset[str]]:
+    """The template, and the names that it takes from outside."""
+    import jinja2.meta
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -195,17 +233,15 @@ def _compile(text: str, *, where: str) -> jinja2.Template:
                 sort_keys: bool = False) -> str:  # fmt: skip
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    def strftime_now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
+    environment.globals["strftime_now"] = now
     try:
-        return environment.from_string(text)
+        names = jinja2.meta.find_undeclared_variables(environment.parse(text))
+        return environment.from_string(text), frozenset(names)
     except jinja2.TemplateError as error:
         raise ConfigError(f"{where}: {error}; mend the template") from None
 

@@ -6,7 +6,7 @@ from rftstream.roles.evaluator import EvaluatorStep, build_evaluation
 from rftstream.runtime.role import Role, RoleContext
 from rftstream.tasksets.open import open_taskset
 from rftstream.weights.follower import WeightsFollower
-from workers.parts import model_spec, scorer, turn_loop
+from workers.parts import model_spec, own_renderers, scorer, turn_loop
 
 
 def build(context: RoleContext) -> Role:
@@ -14,8 +14,11 @@ def build(context: RoleContext) -> Role:
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     policy, loop = turn_loop(context, settings.policy or config.explorer.policy, spec)
     store = context.open_store()
+    renderers = own_renderers(spec, config.evaluations)
     evaluations = {
-        name: build_evaluation(name, section, open_taskset(f"eval:{name}", section, config), config)
+        name: build_evaluation(
+            name, section, open_taskset(f"eval:{name}", section, config), config, renderers.get(name)
+        )
         for name, section in config.evaluations.items()
     }
     step = EvaluatorStep(

@@ -10,13 +10,14 @@ from rftstream.roles.feeder import FeederStep, Source
 from rftstream.runtime.manifest import check_same_run, data_digests, make_manifest
 from rftstream.runtime.role import Role, RoleContext
 from rftstream.tasksets.open import open_taskset
-from workers.parts import context_length, model_spec
+from workers.parts import context_length, model_spec, own_renderers
 
 
 def build(context: RoleContext) -> Role:
     config = context.config
     spec = model_spec(context)
     renderer = open_renderer(spec)
+    own = own_renderers(spec, config.tasksets)
     sources = {
         name: Source(
             taskset=open_taskset(name, section, config),
@@ -26,18 +27,18 @@ def build(context: RoleContext) -> Role:
             too_long=section.too_long,
             shuffle=section.shuffle,
             passes=section.passes,
+            renderer=own.get(name, renderer),
         )
         for name, section in config.tasksets.items()
     }
 
     @cache
     def digests() -> dict[str, str]:
-        return data_digests(config, spec)
+        return data_digests(config, spec, {name: source.taskset for name, source in sources.items()})
 
     step = FeederStep(
         config=config,
         sources=sources,
-        renderer=renderer,
         context=context_length(spec, renderer),
         make_manifest=lambda: make_manifest(config, context.folder.run_id, digests(), context.clock.now()),
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),

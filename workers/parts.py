@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rftstream.config import RunConfig
+from rftstream.config import EvaluationSection, RunConfig, TasksetSection
 from rftstream.environments.base import Environment
 from rftstream.messages import Problem
-from rftstream.modelfolder import prepare_model
+from rftstream.modelfolder import for_section, prepare_model
 from rftstream.models import ModelSpec
 from rftstream.policies.base import Policy
 from rftstream.rendering import Renderer, open_renderer
@@ -41,6 +41,14 @@ def turn_loop(context: RoleContext, policy_name: str, spec: ModelSpec) -> tuple[
         now=context.clock.now,
     )
     return policy, loop
+
+
+def own_renderers(
+    spec: ModelSpec, sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]
+) -> dict[str, Renderer]:
+    """Of the tasksets or evaluations that have a template, or values for one, of their own."""
+    specs = {name: for_section(spec, section) for name, section in sections.items()}
+    return {name: open_renderer(own) for name, own in specs.items() if own is not spec}
 
 
 def environment_maker(config: RunConfig) -> Callable[[str, Problem, int], Environment]:

@@ -34,6 +34,7 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.policies.base import Policy
+from rftstream.rendering import Renderer
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.turn_loop import Attempt, TurnLoop
 from rftstream.roles.verifier import reward_input
@@ -54,6 +55,8 @@ class Evaluation:
     section: EvaluationSection
     taskset: Taskset
     sampling: Sampling
+    renderer: Renderer | None = None
+    """With a chat template of its own."""
 
     @property
     def num_tasks(self) -> int:
@@ -261,6 +264,7 @@ class EvaluatorStep:
                 seed=derive_seed(self._config.run.seed, "evaluation", evaluation.name, key),
                 environment=evaluation.section.environment,
                 truncate=True,
+                renderer=evaluation.renderer,
             )
         for attempt in self._loop.step():
             sample = running.samples[attempt.key]
@@ -372,10 +376,11 @@ class EvaluatorStep:
         self._scorer.close()
 
 
-def build_evaluation(name: str, section: EvaluationSection, taskset: Taskset, config: RunConfig) -> Evaluation:
-    return Evaluation(
-        name, section, taskset, sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling")
-    )
+def build_evaluation(
+    name: str, section: EvaluationSection, taskset: Taskset, config: RunConfig, renderer: Renderer | None = None
+) -> Evaluation:
+    sampling = sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling")
+    return Evaluation(name, section, taskset, sampling, renderer)
 
 
 def _scorable(attempt: Attempt) -> bool:

@@ -27,6 +27,7 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.policies.base import Policy
+from rftstream.rendering import Renderer
 from rftstream.roles.turn_loop import Attempt, TurnLoop
 from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received
 from rftstream.topics import MAX_RECORD_BYTES
@@ -47,6 +48,7 @@ class ExplorerStep:
         loop: TurnLoop,
         follower: WeightsFollower,
         max_concurrent: int,
+        renderers: Mapping[str, Renderer],
         truncate: Collection[str],
         clock: Clock,
     ) -> None:
@@ -54,6 +56,8 @@ class ExplorerStep:
         self._loop = loop
         self._follower = follower
         self._max_concurrent = max_concurrent
+        self._renderers = renderers
+        """Of tasksets with a chat template of their own."""
         self._truncate = frozenset(truncate)
         """Tasksets whose long prompts are cut."""
         self._clock = clock
@@ -182,6 +186,7 @@ class ExplorerStep:
                     seed=task.seed,
                     environment=task.environment,
                     truncate=task.ids.taskset in self._truncate,
+                    renderer=self._renderers.get(task.ids.taskset),
                 )
         self._waiting = waiting
 

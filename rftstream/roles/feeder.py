@@ -51,6 +51,7 @@ class Source:
     too_long: str
     shuffle: bool
     passes: int | None
+    renderer: Renderer
 
     @property
     def size(self) -> int | None:
@@ -66,7 +67,6 @@ class FeederStep:
         *,
         config: RunConfig,
         sources: Mapping[str, Source],
-        renderer: Renderer,
         context: int | None,
         make_manifest: Callable[[], RunManifest],
         check_same_run: Callable[[RunManifest], None],
@@ -74,7 +74,6 @@ class FeederStep:
     ) -> None:
         self._config = config
         self._sources = sources
-        self._renderer = renderer
         self._context = context
         self._make_manifest = make_manifest
         self._check_same_run = check_same_run
@@ -239,7 +238,7 @@ class FeederStep:
         problem = source.taskset.problem(index)
         if self._context is None:
             return problem
-        length = len(self._renderer.render(problem.messages, problem.tools))
+        length = len(source.renderer.render(problem.messages, problem.tools))
         if length < self._context:
             return problem
         if source.too_long == "error":

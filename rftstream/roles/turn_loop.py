@@ -78,6 +78,7 @@ class _Open:
     messages: list[ChatMessage]
     started_at: float
     truncate: bool
+    renderer: Renderer
     turns: list[Turn] = field(default_factory=list)
     segments: list[_OpenSegment] = field(default_factory=list)
     num_tokens: int = 0
@@ -110,9 +111,18 @@ class TurnLoop:
         return len(self._open)
 
     def start(
-        self, key: str, *, problem: Problem, sampling: Sampling, seed: int, environment: str, truncate: bool = False
+        self,
+        key: str,
+        *,
+        problem: Problem,
+        sampling: Sampling,
+        seed: int,
+        environment: str,
+        truncate: bool = False,
+        renderer: Renderer | None = None,
     ) -> None:
-        """`truncate`: a prompt longer than the context is cut from the left, else the attempt fails."""
+        """`truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
+        another chat template than the loop's."""
         try:
             opened = self._make_environment(environment, problem, seed)
             messages = list(opened.start())
@@ -128,6 +138,7 @@ class TurnLoop:
             messages=messages,
             started_at=self._now(),
             truncate=truncate,
+            renderer=renderer or self._renderer,
         )
         self._ask(state)
 
@@ -151,7 +162,7 @@ class TurnLoop:
 
     def _ask(self, state: _Open) -> None:
         try:
-            prompt = self._renderer.render(state.messages, state.problem.tools)
+            prompt = state.renderer.render(state.messages, state.problem.tools)
         except Exception as error:  # what the environment said: a template or a tokenizer may refuse it
             self._end(state, RolloutStatus.failed, f"the messages cannot be rendered: {error!r}")
             return
@@ -197,7 +208,7 @@ class TurnLoop:
             self._end(state, RolloutStatus.failed, completion.error or "the policy failed")
             return
         state.segments[-1].sampled(completion)
-        text = self._renderer.decode(completion.token_ids.tolist())
+        text = state.renderer.decode(completion.token_ids.tolist())
         count = len(completion.token_ids)
         state.num_tokens += count
         state.turns.append(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from rftstream import __version__
 from rftstream.config import RunConfig, to_dict, to_toml
 from rftstream.errors import ConfigError
 from rftstream.messages import RunManifest
-from rftstream.modelfolder import model_digests
+from rftstream.modelfolder import for_section, model_digests, template_digest
 from rftstream.models import ModelSpec
+from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 
 _WARNED = ("trainer.lr",)
@@ -60,24 +62,43 @@ def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
     return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
 
 
-def data_digests(config: RunConfig, model: ModelSpec) -> dict[str, str]:
-    """Of the model, its tokenizer and template, and each taskset."""
+def data_digests(config: RunConfig, model: ModelSpec, tasksets: Mapping[str, Taskset] | None = None) -> dict[str, str]:
+    """Of the model, its tokenizer and template, and each taskset with its template, if it has one of its own.
+    `tasksets`: those that are open already."""
     digests = model_digests(model)
     for name, section in config.tasksets.items():
-        digests[f"taskset.{name}"] = open_taskset(name, section, config).digest
+        taskset = (tasksets or {}).get(name) or open_taskset(name, section, config)
+        digests[f"taskset.{name}"] = taskset.digest
+        if (own := for_section(model, section)) is not model:
+            digests[f"chat_template.{name}"] = template_digest(own)
     return digests
 
 
 def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """By the settings that differ, else by the data."""
-    section = name.replace("taskset.", "tasksets.") if name.startswith("taskset.") else "model"
-    settings = _differences(then, now, f"{section}.")
+    kind, _, taskset = name.partition(".")
+    section = f"tasksets.{taskset}." if taskset else "model."
+    settings = _differences(then, now, f"{section}{kind if kind == 'chat_template' else ''}")
     return f"another {name}: " + ", ".join(settings) if settings else f"{name}: same settings, other data"
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
     keys = [key for key in sorted({*then, *now}) if key.startswith(prefix) and then.get(key) != now.get(key)]
-    return [f"{key} {_value(then, key)} -> {_value(now, key)}" for key in keys]
+    return [_difference(key, then, now) for key in keys]
+
+
+def _difference(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Of a text of several lines the first line that differs."""
+    before, after = then.get(key, ""), now.get(key, "")
+    if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
+        lines = zip_longest(before.splitlines(), after.splitlines(), fillvalue="")
+        number, pair = next((n, pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1])
+        return f"{key} line {number}: {shorten(pair[0])} -> {shorten(pair[1])}"
+    return f"{key} {_value(then, key)} -> {_value(now, key)}"
+
+
+def shorten(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 
 def _value(values: Mapping[str, Any], key: str) -> str:

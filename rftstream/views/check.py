@@ -17,9 +17,9 @@ from rftstream import plugins
 from rftstream.config import EvaluationSection, RunConfig, TasksetSection
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, Problem
-from rftstream.modelfolder import prepare_model
+from rftstream.modelfolder import for_section, prepare_model
 from rftstream.models import ModelSpec
-from rftstream.rendering import Renderer, open_renderer
+from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
@@ -27,6 +27,7 @@ from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
 from rftstream.views.estimate import DiskEstimate, estimate_disk, estimate_memory
 from rftstream.views.layout import columns, plural, size
+from rftstream.views.turns import first_difference
 
 RENDERED_PROMPTS = 1_000
 """Of each taskset; of the others only those that may be too long by their number of bytes."""
@@ -72,6 +73,12 @@ class TasksetLine:
     """left out, or cut from the left."""
     first: Prompt | None = None
     first_problem: Problem | None = None
+    turns: str | None = None
+    """Where the chat template changes earlier turns; None if it never does."""
+    one_turn: bool = False
+    """Nothing depends on that."""
+    advice: list[str] = field(default_factory=list)
+    """About its template."""
 
     @property
     def place(self) -> str:
@@ -124,6 +131,7 @@ def check(config: RunConfig) -> CheckReport:
         with collect("memory"):
             report.memory = _memory(config, report.disk)
     report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
+    report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
     return report
 
 
@@ -202,7 +210,12 @@ def _taskset(
         line.first_problem = problem = taskset.problem(0)
         messages = _first_messages(config, section.environment, problem)
         if rendering is not None:
+            if (own := for_section(rendering.spec, section)) is not rendering.spec:
+                rendering = _Rendering.of(own)
             line.first = rendering.prompt(messages, problem)
+            line.one_turn = section.environment == "single_turn"
+            line.turns = first_difference(rendering.renderer, messages, problem.tools, rendering.show)
+            line.advice = list(_template_advice(line, rendering, section))
             _measure(line, taskset, rendering, section.too_long if isinstance(section, TasksetSection) else "truncate")
     return line
 
@@ -240,8 +253,31 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: _Rendering, too_lon
         raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
 
 
+def _template_advice(
+    line: TasksetLine, rendering: _Rendering, section: TasksetSection | EvaluationSection
+) -> Iterator[str]:
+    renderer, outside = rendering.renderer, {*GIVEN, *SPECIAL_NAMES, "raise_exception", "strftime_now"}
+    for name in rendering.spec.chat_template_kwargs:
+        if name not in renderer.names:
+            place = line.place if name in section.chat_template_kwargs else "model"
+            known = plugins.suggest(name, sorted(renderer.names - outside))
+            yield f"{place}.chat_template_kwargs.{name}: the template does not use it; {known}"
+    if renderer.dated:
+        yield (
+            f"{line.place}: the chat template puts the date in, so that a problem has another prompt tomorrow; give it "
+            "a fixed one in chat_template_kwargs, if it takes one, or use another template"
+        )
+    if line.turns is not None and not line.one_turn:
+        yield (
+            f"{line.place}: the chat template changes earlier turns: {line.turns}. So what is trained on is not what "
+            "the model would see of these turns later, each turn becomes a segment with its whole prompt, and the "
+            "prefix cache is lost; use a template that leaves them as they were"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Rendering:
+    spec: ModelSpec
     renderer: Renderer
     context: int | None
     special: Mapping[int, str]
@@ -257,12 +293,14 @@ class _Rendering:
 
             added = tokenizers.Tokenizer.from_file(str(file)).get_added_tokens_decoder()
             special = {index: token.content for index, token in added.items()}
-        return _Rendering(renderer, spec.context if spec.context is not None else renderer.context, special)
+        return _Rendering(spec, renderer, spec.context if spec.context is not None else renderer.context, special)
 
     def prompt(self, messages: tuple[ChatMessage, ...], problem: Problem) -> Prompt:
         token_ids = self.renderer.render(messages, problem.tools)
-        pieces = (self.renderer.decode([token]) or self.special.get(token, f"<{token}>") for token in token_ids)
-        return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(pieces))
+        return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(map(self.show, token_ids)))
+
+    def show(self, token: int) -> str:
+        return self.renderer.decode([token]) or self.special.get(token, f"<{token}>")
 
 
 def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
@@ -307,6 +345,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
                     "num_tokens": len(line.first.token_ids), "token_ids": list(line.first.token_ids),
                     "pieces": list(line.first.pieces),
                 },
+                "earlier_turns": line.turns,
             }
             for line in report.tasksets
         ],
@@ -348,7 +387,10 @@ def _taskset_lines(line: TasksetLine) -> list[str]:
     for message in line.first.messages:
         first, *more = message.content.split("\n")
         lines += [f"    {message.role}: {first}", *(f"      {text}" for text in more)]
-    return [*lines, *_token_lines(line.first)]
+    lines += _token_lines(line.first)
+    if line.turns is not None and line.one_turn:
+        lines.append("  note: the chat template changes earlier turns; it does not matter here, with one turn")
+    return lines
 
 
 def _token_lines(prompt: Prompt, width: int = 100) -> list[str]:

@@ -76,7 +76,10 @@ def test_a_folder_is_taken_as_it_is(tmp_path):
     assert (spec.device, spec.threads, spec.chat_template) == ("cuda:1", 3, "{{ 1 }}")
     assert not (tmp_path / "unused").exists()
     assert model_digests(spec)["chat_template"] != model_digests(made)["chat_template"]
-    assert model_digests(spec) == model_digests(made, "{{ 1 }}")
+    assert model_digests(spec) == model_digests(dataclasses.replace(made, chat_template="{{ 1 }}"))
+    given = prepare_model(dataclasses.replace(section, chat_template_kwargs={"a": 1}), tmp_path / "unused", 0)
+    assert given.chat_template_kwargs == {"a": 1}
+    assert model_digests(given)["chat_template"] != model_digests(spec)["chat_template"]
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "a/b/c"])

@@ -34,6 +34,10 @@ def spec(tmp_path_factory):
     return tiny.make(tmp_path_factory.mktemp("model"))
 
 
+def with_template(spec, text, **kwargs):
+    return dataclasses.replace(spec, chat_template=text, chat_template_kwargs=kwargs)
+
+
 def transformers_ids(folder, chat, template=None, tools=None):
     from transformers import AutoTokenizer
 
@@ -46,7 +50,7 @@ def transformers_ids(folder, chat, template=None, tools=None):
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("template", [None, TEMPLATE])
 def test_ids_and_text_are_those_of_transformers(spec, chat, template):
-    renderer = HfRenderer(spec, template)
+    renderer = HfRenderer(with_template(spec, template))
     tokenizer, expected = transformers_ids(spec.folder, chat, template)
     assert renderer.render(chat) == expected
     assert renderer.decode(expected) == tokenizer.decode(expected, skip_special_tokens=True)
@@ -54,8 +58,8 @@ def test_ids_and_text_are_those_of_transformers(spec, chat, template):
 
 def test_tools_reach_the_template(spec):
     tools = [{"type": "function", "function": {"name": "7"}}]
-    assert HfRenderer(spec, TEMPLATE).render(CHATS[0], tools) == transformers_ids(spec.folder, CHATS[0], TEMPLATE,
-                                                                                  tools)[1]  # fmt: skip
+    rendered = HfRenderer(with_template(spec, TEMPLATE)).render(CHATS[0], tools)
+    assert rendered == transformers_ids(spec.folder, CHATS[0], TEMPLATE, tools)[1]
 
 
 def test_what_it_knows_of_the_model(spec):
@@ -70,15 +74,33 @@ def test_several_stop_tokens(spec, tmp_path):
     assert open_renderer(dataclasses.replace(spec, folder=folder)).stop_token_ids == {1, 5, 6}
 
 
-def test_templates_of_the_folder_the_spec_and_the_call(spec, tmp_path):
-    file = tmp_path / "template.jinja"
-    file.write_text("1{{ messages[0].content }}")
+def test_templates_of_the_folder_and_the_spec(spec):
     chat = [ChatMessage(role="user", content="2")]
-    own, of_spec = open_renderer(spec), open_renderer(dataclasses.replace(spec, chat_template="3{{ eos_token }}"))
-    given = open_renderer(spec, str(file))
-    assert [one.decode(one.render(chat)) for one in (own, of_spec, given)] == ["2", "3", "12"]
-    assert len({own.digest, of_spec.digest, given.digest}) == 3
+    own, of_spec = open_renderer(spec), open_renderer(with_template(spec, "3{{ eos_token }}"))
+    assert [one.decode(one.render(chat)) for one in (own, of_spec)] == ["2", "3"]
+    assert own.digest != of_spec.digest
     assert open_renderer(spec).digest == own.digest
+
+
+def test_what_the_template_is_given(spec):
+    text = (
+        "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}7{% endif %}{{ more.a }}"
+    )
+    chat = [ChatMessage(role="user", content="2")]
+    plain, given = (HfRenderer(with_template(spec, text, **kwargs)) for kwargs in
+                    ({"more": {"a": 3}}, {"enable_thinking": False, "more": {"a": 3}}))  # fmt: skip
+    assert [one.decode(one.render(chat)) for one in (plain, given)] == ["23", "273"]
+    assert plain.digest != given.digest
+    assert given.names == {"messages", "enable_thinking", "more"}
+    for name in ("messages", "tools", "add_generation_prompt", "not a name"):
+        with pytest.raises(ConfigError, match=rf"chat_template_kwargs\.{name}: "):
+            HfRenderer(with_template(spec, text, **{name: 1}))
+
+
+@pytest.mark.parametrize("text", ["", "3+4", "<eos>1<pad>"])
+def test_encode_is_of_the_text_as_it_is(spec, text):
+    renderer = HfRenderer(with_template(spec, "{{ messages[0].content }}"))
+    assert renderer.encode(text) == renderer.render([ChatMessage(role="user", content=text)])
 
 
 def test_template_in_the_tokenizer_config(spec, tmp_path):
@@ -100,12 +122,11 @@ def test_template_in_the_tokenizer_config(spec, tmp_path):
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages.append(1) }}", "refused"),
         ("{{ ''.__class__.__mro__ }}", "refused"),
-        ("/nowhere/template.jinja", "name a Jinja file"),
     ],
 )
 def test_bad_templates_are_said(spec, template, message):
     with pytest.raises(ConfigError, match=message):
-        HfRenderer(spec, template).render(CHATS[0])
+        HfRenderer(with_template(spec, template)).render(CHATS[0])
 
 
 def test_without_a_tokenizer_json_transformers_is_asked(spec, tmp_path):
