@@ -16,6 +16,7 @@ from rftstream import config, plugins
 from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 from rftstream.plugins import KINDS
+from rftstream.views.listing import config_body
 
 HEAD = ("key", "value", "default", "meaning")
 NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
@@ -123,10 +124,9 @@ def _part(kind: str, name: str, where: str) -> str:
     source = tree(module)
     found = find_class(source.body, thing)
     about = first_paragraph(ast.get_docstring(source))
-    knobs = find_class(found.body, "Config") if found else None
     place = TABLES.get(kind, f"{kind}s")
     place = f"{place}.{name}" if kind not in ("taskset", "transport") else place
-    rows = list(_part_rows(knobs.body, name)) if knobs else []
+    rows = list(_part_rows(config_body(source, found), name))
     head = f"### {kind} `{name}`\n\n{about}"
     return f"{head}\n\nIn `[{place}]`:\n\n{table(HEAD, rows)}" if rows else f"{head} No settings."
 

@@ -167,6 +167,7 @@ def _batches(path: Path, columns: Columns) -> Iterator[pa.RecordBatch]:
     for batch in whole:
         if not batch.num_rows:  # the first one has all columns
             columns.check_names(batch.schema.names, str(path))
+            columns.check_kept(batch.schema.names, str(path))
             continue
         wanted = columns.wanted(batch.schema.names)
         batch = batch.select(wanted)

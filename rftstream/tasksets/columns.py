@@ -76,13 +76,16 @@ class Columns:
         return [name for name in names if name in ours or name in self._config.keep]
 
     def check_names(self, names: Sequence[str], where: str) -> None:
-        """ConfigError for a mapped or kept column that a file with these columns does not have."""
+        """ConfigError for a mapped column that is not among these."""
         for ours in self._mapped:
             path = self._paths[ours]
             if path not in names and path.partition(".")[0] not in names:
                 raise ConfigError(_missing(where, path, ours, names))
         if not any(self._paths[name] in names for name in CHATS) and not set(CHATS) & set(self._mapped):
             raise ConfigError(_missing(where, "prompt", "prompt", names))
+
+    def check_kept(self, names: Sequence[str], where: str) -> None:
+        """ConfigError for a column to keep that is not among these: of a file, or of its first row."""
         for name in self._config.keep or ():
             if name not in names:
                 raise ConfigError(f"{where}: no column {name!r} to keep; {_found(name, names)}")

@@ -68,6 +68,8 @@ class JsonLines:
             if line.strip():
                 where = f"{self._path}:{number}"
                 row = _json_object(line, where, "one object a line")
+                if names is None:
+                    columns.check_kept(list(row), where)
                 if row.keys() != names:
                     names = row.keys()
                     columns.check_names(list(row), where)
@@ -94,6 +96,7 @@ class JsonList:
         if not self._rows:
             raise ConfigError(f"{path}: is empty, expected a list of objects")
         self.digest = hashlib.sha256(data).hexdigest()
+        columns.check_kept(list(self.row(0)), self.where(0))
         for index in range(len(self._rows)):
             row = self.row(index)
             columns.check_names(list(row), self.where(index))
@@ -124,6 +127,7 @@ class Csv:
             if len(set(self._names)) != len(self._names):
                 raise ConfigError(f"{path}: two columns have the same name, found {', '.join(self._names)}; rename one")
             columns.check_names(self._names, str(path))
+            columns.check_kept(self._names, str(path))
             offset = lines.offset
             for cells in self._cells(reader, "a row"):
                 if cells:

@@ -262,6 +262,11 @@ def _template_advice(
             place = line.place if name in section.chat_template_kwargs else "model"
             known = plugins.suggest(name, sorted(renderer.names - outside))
             yield f"{place}.chat_template_kwargs.{name}: the template does not use it; {known}"
+    if line.first is not None and line.first.messages[-1].role == "assistant":
+        yield (
+            f"{line.place}: the first prompt ends with a turn of the assistant; if that is the solution, name what "
+            'comes before it, e.g. columns = { prompt = "messages.0.content" }'
+        )
     if renderer.dated:
         yield (
             f"{line.place}: the chat template puts the date in, so that a problem has another prompt tomorrow; give it "

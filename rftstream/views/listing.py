@@ -113,7 +113,7 @@ def _part(name: str, where: str) -> Part:
     text = ast.get_docstring(tree)
     if text is None and isinstance(found, ast.ClassDef | ast.FunctionDef):
         text = ast.get_docstring(found)
-    return Part(name=name, where=where, description=_first_sentence(text or ""), knobs=tuple(_knobs(found)))
+    return Part(name=name, where=where, description=_first_sentence(text or ""), knobs=tuple(_knobs(tree, found)))
 
 
 def _first_sentence(text: str) -> str:
@@ -131,12 +131,25 @@ def _tree(module: str) -> ast.Module | None:
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
-def _knobs(part: ast.AST | None) -> list[str]:
+def config_body(module: ast.Module, part: ast.AST | None) -> list[ast.stmt]:
+    """What stands in a part's Config, after what it inherits from a class that its module imports."""
     body: list[ast.stmt] = getattr(part, "body", [])
     config = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == "Config"), None)
+    if config is None:
+        return []
+    inherited: list[ast.stmt] = []
+    for node in (node for node in module.body if isinstance(node, ast.ImportFrom)):
+        for base in (base.id for base in config.bases if isinstance(base, ast.Name)):
+            if any(alias.name == base for alias in node.names) and (tree := _tree(node.module or "")):
+                found = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == base)
+                inherited += next(found).body
+    return [*inherited, *config.body]
+
+
+def _knobs(module: ast.Module, part: ast.AST | None) -> list[str]:
     return [
         item.target.id if item.value is None else f"{item.target.id} = {_default(item.value)}"
-        for item in (config.body if config else ())
+        for item in config_body(module, part)
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
     ]
 

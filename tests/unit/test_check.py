@@ -176,6 +176,13 @@ def test_warnings(write: Write, changes: dict[str, Any], text: str) -> None:
     assert text in "\n".join(fine(write(**{"sampling__max_tokens": 8, **changes})).warnings)
 
 
+def test_a_prompt_that_holds_its_solution(write: Write, tmp_path: Path) -> None:
+    config = write(sampling__max_tokens=8)
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": chat}))
+    assert "tasksets.train: the first prompt ends with a turn of the assistant" in "\n".join(fine(config).warnings)
+
+
 def test_nothing_to_warn_about(write: Write) -> None:
     assert fine(write(sampling__max_tokens=8)).warnings == []
 

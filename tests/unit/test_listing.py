@@ -27,6 +27,8 @@ def test_settings_with_their_defaults() -> None:
     assert "clip_low = 0.2" in grpo.knobs
     (gym,) = (part for part in listing.list_parts("taskset") if part.name == "reasoning_gym")
     assert "config = {}" in gym.knobs
+    (hf,) = (part for part in listing.list_parts("taskset") if part.name == "hf")
+    assert {"split = None", "answer_after = None"} <= set(hf.knobs), "its own and what it inherits"
 
 
 def test_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,8 @@ def test_only_the_columns_that_are_wanted_are_read(tmp_path: Path) -> None:
     assert list(arrow.ArrowRows([path], columns, source).row(0)) == ["prompt", "answer", "id"]
     assert open_source(source, options={"keep": ["id"]}).problem(0).info == {"id": 3}
     assert open_source(source, options={"keep": []}).problem(0).info == {}
+    some = write(tmp_path / "x.jsonl", {"prompt": "p", "id": 3}, {"prompt": "q"})
+    assert open_source(some, options={"keep": ["id"]}).problem(1).info == {}
     assert "no column 'idd' to keep; found prompt, answer, long, id; did you mean 'id'?" in refusal(
         source, options={"keep": ["idd"]}
     )

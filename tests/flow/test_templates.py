@@ -1,0 +1,39 @@
+"""A whole run in one process: each taskset, and each evaluation, is asked through its own chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftstream.config import from_dict
+from rftstream.messages import EvalResult, Rollout
+from rftstream.testing import Simulation
+
+
+@pytest.mark.slow
+def test_each_taskset_is_asked_through_its_template(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    source = {"source": "jsonl:x.jsonl"}
+    config = from_dict({
+        "run": {"name": "t", "steps": 2}, "base": str(tmp_path), "sampling": {"max_tokens": 2},
+        "model": {"make": {"characters": "0123456789+=", "context": 16, "width": 16}, "dtype": "float32",
+                  "chat_template": "{{ messages[0].content }}"},
+        "tasksets": {"plain": source, "own": {**source, "chat_template": "{{ n }}{{ messages[0].content }}",
+                                              "chat_template_kwargs": {"n": 77}}},
+        "evaluations": {"held": source, "refused": {**source, "chat_template": "{{ raise_exception('never') }}"}},
+        "feeder": {"groups_per_batch": 2, "group_size": 2}, "transport": {"partitions": 2},
+    })  # fmt: skip
+    simulation = Simulation(config, folder=tmp_path / "run")
+    simulation.run()
+    assert simulation.audit().fine
+    lengths = {
+        (one.ids.taskset, len(segment.token_ids.numpy()) - one.num_tokens)
+        for one in simulation.messages("rollouts") if isinstance(one, Rollout) for segment in one.segments
+    }  # fmt: skip
+    assert lengths == {("plain", 4), ("own", 6)}
+    unscored = {
+        (one.evaluation, one.num_unscored) for one in simulation.messages("evals") if isinstance(one, EvalResult)
+    }
+    assert unscored == {("held", 0), ("refused", 1)}
+    assert (simulation.folder.final / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
