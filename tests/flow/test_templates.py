@@ -10,9 +10,11 @@ from rftstream.config import from_dict
 from rftstream.messages import EvalResult, Rollout
 from rftstream.testing import Simulation
 
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
-@pytest.mark.slow
-def test_each_taskset_is_asked_through_its_template(tmp_path: Path) -> None:
+
+def test_each_taskset_is_asked_through_its_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)  # parts that need no torch
     (tmp_path / "x.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     source = {"source": "jsonl:x.jsonl"}
     config = from_dict({
@@ -22,6 +24,8 @@ def test_each_taskset_is_asked_through_its_template(tmp_path: Path) -> None:
         "tasksets": {"plain": source, "own": {**source, "chat_template": "{{ n }}{{ messages[0].content }}",
                                               "chat_template_kwargs": {"n": 77}}},
         "evaluations": {"held": source, "refused": {**source, "chat_template": "{{ raise_exception('never') }}"}},
+        "explorer": {"policy": "my_policies:Uniform"},
+        "trainer": {"backend": "my_backends:Frozen", "algorithm": "my_algorithms:LeaveOneOut"},
         "feeder": {"groups_per_batch": 2, "group_size": 2}, "transport": {"partitions": 2},
     })  # fmt: skip
     simulation = Simulation(config, folder=tmp_path / "run")
@@ -36,4 +40,3 @@ def test_each_taskset_is_asked_through_its_template(tmp_path: Path) -> None:
         (one.evaluation, one.num_unscored) for one in simulation.messages("evals") if isinstance(one, EvalResult)
     }
     assert unscored == {("held", 0), ("refused", 1)}
-    assert (simulation.folder.final / "chat_template.jinja").read_text() == "{{ messages[0].content }}"

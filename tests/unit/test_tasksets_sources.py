@@ -191,7 +191,7 @@ def test_arithmetic_is_settled() -> None:
         ("arithmetic", {"options": {"operation": "/"}}, r"tasksets\.train\.options\.operation"),
         ("arithmetic", {"columns": {"prompt": "q"}}, "takes neither a location nor columns"),
         ("arithmetics", {}, r"tasksets\.train\.source: unknown 'arithmetics'; .*did you mean 'arithmetic'"),
-        ("parqet:x", {}, r"tasksets\.train\.source: unknown 'parqet:x'; .*did you mean 'parquet'"),
+        ("parqet:data/x", {}, r"tasksets\.train\.source: unknown 'parqet:data/x'; .*did you mean 'parquet'"),
         ("no_such_module:Class", {}, "no module named 'no_such_module'"),
     ],
 )
