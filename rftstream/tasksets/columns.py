@@ -149,7 +149,7 @@ class Columns:
         if system is None or messages[0].role == "system":
             return messages
         if not isinstance(system, str):
-            raise ConfigError(f"{where}: the system prompt is a {kind(system)}, expected a text")
+            raise ConfigError(f"{where}: the system prompt is {a_kind(system)}, expected a text")
         return (ChatMessage(role="system", content=system), *messages)
 
     def _answer(self, row: Mapping[str, Any], where: str) -> str | None:
@@ -171,12 +171,12 @@ class Columns:
         if tools is None or tools == []:
             return ()
         if not isinstance(tools, list):
-            raise ConfigError(f"{where}: the tools are a {kind(tools)}, expected a list of functions")
+            raise ConfigError(f"{where}: the tools are {a_kind(tools)}, expected a list of functions")
         tools = [_from_json(one, f"{where}: tool {i} is a text that is not JSON", "an object")
                  if isinstance(one, str) else one for i, one in enumerate(tools)]  # fmt: skip
         for place, tool in enumerate(tools):
             if not isinstance(tool, dict):
-                raise ConfigError(f"{where}: tool {place} is a {kind(tool)}, expected an object with its JSON schema")
+                raise ConfigError(f"{where}: tool {place} is {a_kind(tool)}, expected an object with its JSON schema")
         plain = _Plain(where)
         return tuple(plain(without_nulls(tool), 1) for tool in tools)
 
@@ -198,7 +198,7 @@ def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]
         elif isinstance(value, Mapping) and part in value:
             value = value[part]
         else:
-            return False, None, list(value) if isinstance(value, Mapping) else [f"a {kind(value)}"]
+            return False, None, list(value) if isinstance(value, Mapping) else [a_kind(value)]
     return True, value, ()
 
 
@@ -210,7 +210,7 @@ def read_chat(chat: Any, where: str) -> tuple[ChatMessage, ...]:
     if isinstance(chat, str):
         return (ChatMessage(role="user", content=chat),)
     if not isinstance(chat, list) or not chat:
-        found = "an empty list" if chat == [] else f"a {kind(chat)}"
+        found = "an empty list" if chat == [] else a_kind(chat)
         raise ConfigError(f"{where}: the prompt is {found}, expected a text or a list of messages")
     return tuple(_message(one, f"{where}: message {place} of the prompt") for place, one in enumerate(chat))
 
@@ -250,7 +250,7 @@ def _text_or_none(message: Mapping[str, Any], key: str, where: str) -> str | Non
     value = message.get(key)
     if value is None or isinstance(value, str):
         return value
-    raise ConfigError(f"{where}: {key} is a {kind(value)}, expected a text")
+    raise ConfigError(f"{where}: {key} is {a_kind(value)}, expected a text")
 
 
 def without_nulls(value: Any) -> Any:
@@ -307,9 +307,10 @@ def _as_text(value: Any) -> str:
             return str(value)
 
 
-def kind(value: Any) -> str:
-    names = {dict: "object", list: "list", str: "text", bool: "boolean", int: "number", float: "number"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
+def a_kind(value: Any) -> str:
+    """`a text`, `an object`: what was found, in the words of the data."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
+    return "a null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
 
 def _from_json(text: str, where: str, expected: str) -> Any:

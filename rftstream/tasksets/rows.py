@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from rftstream.errors import ConfigError
-from rftstream.tasksets.columns import Columns, kind
+from rftstream.tasksets.columns import Columns, a_kind
 
 
 class Rows(Protocol):
@@ -242,5 +242,5 @@ def _json_object(data: bytes | msgspec.Raw, where: str, expected: str) -> dict[s
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON: {error}; expected {expected}") from None
     if not isinstance(row, dict):
-        raise ConfigError(f"{where}: found a {kind(row)}, expected an object")
+        raise ConfigError(f"{where}: found {a_kind(row)}, expected an object")
     return row

@@ -158,7 +158,7 @@ def test_tools_as_objects_or_as_json(tmp_path: Path) -> None:
     # In a table each function has the fields of all others, as nulls: they are none of its own.
     table = open_source(parquet(tmp_path / "x.parquet", [{"prompt": "p", "tools": [tools[1], {"type": "function"}]}]))
     assert table.problem(0).tools == (tools[1], {"type": "function"})
-    for value, text in [("no", "not JSON"), ({"a": 1}, "tools are a object, expected a list"), ([1], "tool 0 is a num"),
+    for value, text in [("no", "not JSON"), ({"a": 1}, "tools are an object, expected"), ([1], "tool 0 is a num"),
                         (["["], "tool 0 is a text that is not JSON")]:  # fmt: skip
         assert text in refusal(write(tmp_path / "x.jsonl", {"prompt": "p", "tools": value}))
 
@@ -313,7 +313,7 @@ def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
         ([{"role": "user", "content": [{"type": "image", "text": None}]}], "parts other than text"),
         ([{"role": "user", "content": "a", "name": 1}], "name is a number, expected a text"),
         ([{"role": "user", "content": "a", "tool_calls": [1]}], "tool_calls, expected a list of objects"),
-        ({"role": "user", "content": "a"}, "the prompt is a object, expected a text or a list"),
+        ({"role": "user", "content": "a"}, "the prompt is an object, expected a text or a list"),
     ],
 )
 def test_prompts_that_are_none(tmp_path: Path, prompt: Any, text: str) -> None:
