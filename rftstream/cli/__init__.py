@@ -24,6 +24,7 @@ COMMANDS = {
     "unpause": "rftstream.cli.control:unpause",
     "drain": "rftstream.cli.control:drain",
     "check": "rftstream.cli.views:check",
+    "try": "rftstream.cli.trial:try_",
     "status": "rftstream.cli.views:status",
     "audit": "rftstream.cli.views:audit",
     "inspect": "rftstream.cli.views:inspect",

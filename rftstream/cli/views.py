@@ -41,7 +41,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
     from rftstream.views.check import check as look
 
     report = look(config)
-    _print(report.to_json() if as_json else report.to_text())
+    print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.ok else 2)
 
 
@@ -58,7 +58,7 @@ def status(run: Path, as_json: bool) -> None:
 
     with _opened(run) as opened:
         found = read_status(opened)
-    _print(found.to_json() if as_json else found.to_text())
+    print_out(found.to_json() if as_json else found.to_text())
 
 
 @examples("rftstream audit examples/runs/arithmetic", "rftstream audit examples/runs/arithmetic --json | jq .rollouts")
@@ -76,7 +76,7 @@ def audit(run: Path, as_json: bool) -> None:
 
     with _opened(run) as opened:
         report = count(opened.transport)
-    _print(report.to_json() if as_json else report.to_text())
+    print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.fine else 1)
 
 
@@ -155,7 +155,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
             files = draw(history, run=opened.run_id, folder=out or opened.folder.path / "plots")
         else:
             files = [write_events(history, tensorboard)]
-    _print({"files": [str(file) for file in files]} if as_json else "\n".join(map(str, files)))
+    print_out({"files": [str(file) for file in files]} if as_json else "\n".join(map(str, files)))
 
 
 @examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
@@ -173,11 +173,11 @@ def list_(kind: str, folder: Path, as_json: bool) -> None:
 
     if kind in ("run", "runs"):
         lines = listing.list_runs(folder)
-        _print([listing.run_line_to_json(line) for line in lines] if as_json else listing.runs_to_text(lines))
+        print_out([listing.run_line_to_json(line) for line in lines] if as_json else listing.runs_to_text(lines))
         return
     kind = listing.kind_of(kind)
     parts = listing.list_parts(kind)
-    _print([listing.part_to_json(part) for part in parts] if as_json else listing.parts_to_text(kind, parts))
+    print_out([listing.part_to_json(part) for part in parts] if as_json else listing.parts_to_text(kind, parts))
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def _opened(run: Path) -> Iterator[OpenRun]:
         opened.transport.close()
 
 
-def _print(what: Any) -> None:
+def print_out(what: Any) -> None:
     click.echo(what if isinstance(what, str) else _to_json(what))
 
 

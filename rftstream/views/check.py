@@ -7,9 +7,10 @@ What is found wrong is collected, so that one look shows all of it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def check(config: RunConfig) -> CheckReport:
         rendering = None
         with collect("model"):
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
-            rendering = _Rendering.of(report.model)
+            rendering = Rendering.of(report.model)
             report.context = rendering.context
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
         with collect("disk"):
@@ -195,7 +196,7 @@ def _taskset(
     config: RunConfig,
     name: str,
     section: TasksetSection | EvaluationSection,
-    rendering: _Rendering | None,
+    rendering: Rendering | None,
     collect: _Collector,
 ) -> TasksetLine:
     kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
@@ -211,7 +212,7 @@ def _taskset(
         messages = _first_messages(config, section.environment, problem)
         if rendering is not None:
             if (own := for_section(rendering.spec, section)) is not rendering.spec:
-                rendering = _Rendering.of(own)
+                rendering = Rendering.of(own)
             line.first = rendering.prompt(messages, problem)
             line.one_turn = section.environment == "single_turn"
             line.turns = first_difference(rendering.renderer, messages, problem.tools, rendering.show)
@@ -230,7 +231,7 @@ def _first_messages(config: RunConfig, environment: str, problem: Problem) -> tu
         opened.close()
 
 
-def _measure(line: TasksetLine, taskset: Taskset, rendering: _Rendering, too_long: str) -> None:
+def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long: str) -> None:
     """Looks at every problem; renders the first ones and all that may be too long."""
     line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
     context = rendering.context
@@ -254,7 +255,7 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: _Rendering, too_lon
 
 
 def _template_advice(
-    line: TasksetLine, rendering: _Rendering, section: TasksetSection | EvaluationSection
+    line: TasksetLine, rendering: Rendering, section: TasksetSection | EvaluationSection
 ) -> Iterator[str]:
     renderer, outside = rendering.renderer, {*GIVEN, *SPECIAL_NAMES, "raise_exception", "strftime_now"}
     for name in rendering.spec.chat_template_kwargs:
@@ -281,7 +282,7 @@ def _template_advice(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rendering:
+class Rendering:
     spec: ModelSpec
     renderer: Renderer
     context: int | None
@@ -289,7 +290,7 @@ class _Rendering:
     """Tokens that decoding leaves out."""
 
     @staticmethod
-    def of(spec: ModelSpec) -> _Rendering:
+    def of(spec: ModelSpec) -> Rendering:
         renderer = open_renderer(spec)
         special: dict[int, str] = {}
         file = spec.folder / "tokenizer.json"
@@ -298,7 +299,16 @@ class _Rendering:
 
             added = tokenizers.Tokenizer.from_file(str(file)).get_added_tokens_decoder()
             special = {index: token.content for index, token in added.items()}
-        return _Rendering(spec, renderer, spec.context if spec.context is not None else renderer.context, special)
+        return Rendering(spec, renderer, spec.context if spec.context is not None else renderer.context, special)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """With the tokens that decoding leaves out."""
+        runs = groupby(token_ids, key=self.special.__contains__)
+        parts = [
+            "".join(map(self.special.__getitem__, run)) if is_special else self.renderer.decode(tuple(run))
+            for is_special, run in runs
+        ]
+        return "".join(parts)
 
     def prompt(self, messages: tuple[ChatMessage, ...], problem: Problem) -> Prompt:
         token_ids = self.renderer.render(messages, problem.tools)
