@@ -28,6 +28,7 @@ COMMANDS = {
     "status": "rftstream.cli.views:status",
     "audit": "rftstream.cli.views:audit",
     "inspect": "rftstream.cli.views:inspect",
+    "trace": "rftstream.cli.trace:trace",
     "plot": "rftstream.cli.views:plot",
     "list": "rftstream.cli.views:list_",
     "convert": "rftstream.cli.convert:convert",

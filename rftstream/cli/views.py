@@ -56,7 +56,7 @@ def status(run: Path, as_json: bool) -> None:
     """
     from rftstream.views.status import read_status
 
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         found = read_status(opened)
     print_out(found.to_json() if as_json else found.to_text())
 
@@ -74,7 +74,7 @@ def audit(run: Path, as_json: bool) -> None:
     """
     from rftstream.views.audit import audit as count
 
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         report = count(opened.transport)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.fine else 1)
@@ -118,7 +118,7 @@ def inspect(
     from rftstream.views.inspect import record_to_json, record_to_text, select
 
     num_shown = 0
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         for record in select(Log(opened.transport), topic, partition=partition, start=start, last=last, where=where):
             num_shown += 1
             click.echo(_to_json(record_to_json(record)) if as_json else record_to_text(record))
@@ -149,7 +149,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     from rftstream.views.plot import plot as draw
     from rftstream.views.plot import write_events
 
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         history = read_history(Log(opened.transport))
         if tensorboard is None:
             files = draw(history, run=opened.run_id, folder=out or opened.folder.path / "plots")
@@ -181,7 +181,7 @@ def list_(kind: str, folder: Path, as_json: bool) -> None:
 
 
 @contextmanager
-def _opened(run: Path) -> Iterator[OpenRun]:
+def opened_run(run: Path) -> Iterator[OpenRun]:
     from rftstream.runtime.runs import open_run
 
     opened = open_run(run)

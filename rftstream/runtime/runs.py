@@ -14,6 +14,7 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fcntl
 import os
 import re
@@ -200,6 +201,8 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
                 f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file"
             )
         return folder, read_config(folder)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file, expected a run folder or a run file{_nearest(path)}")
     config = configs.load([path])
     folders = candidates(config)
     if not folders:
@@ -214,6 +217,28 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
 def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
     """What the run was started with; the environment is in it already."""
     return configs.load([folder.config_file], sets=sets, env={})
+
+
+def _nearest(path: Path) -> str:
+    """What a misspelt RUN may have meant: run folders and run files beside it, and run folders in ./runs."""
+    beside = path.parent
+    known = [
+        *(one for one in _listed(beside) if one.suffix == ".toml" or RunFolder(one).exists()),
+        *(one for one in _listed(beside / "runs") if RunFolder(one).exists()),
+    ]
+    if not known:
+        return "; `rftstream list runs --folder DIR` lists those of a folder"
+    near = difflib.get_close_matches(path.name, [one.name for one in known], n=1)
+    if not near:
+        return f"; there are {', '.join(sorted(map(str, known))[:8])}"
+    return f"; did you mean {next(one for one in known if one.name == near[0])}?"
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def open_run(run: str | Path) -> OpenRun:

@@ -1,0 +1,221 @@
+"""What a trace is made of: what can be traced, a tree of what was found, and reading a log by headers alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rftstream import codec
+from rftstream.errors import ConfigError, ContractError
+from rftstream.messages import Message, VersionName
+from rftstream.transport.base import Record, TopicPartition, Transport
+from rftstream.views.layout import moment
+from rftstream.weights.publisher import parse_object_name
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+FORMS = (
+    "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
+    "epoch 1), or a record (rollouts[3]@8172)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be traced; the fields that its kind has are set."""
+
+    kind: str
+    """rollout, group, batch, version or record."""
+    group_id: str = ""
+    sibling: int | None = None
+    batch: int = 0
+    version: int = 0
+    trainer_epoch: int | None = None
+    """None: of any."""
+    place: TopicPartition | None = None
+    offset: int = 0
+
+
+_PATTERNS: tuple[tuple[str, str], ...] = (
+    ("rollout", r"(?P<group>[a-z0-9_-]+/\d+/\d+/\d+)/(?P<sibling>\d+)"),
+    ("group", r"(?P<group>[a-z0-9_-]+/\d+/\d+/\d+)"),
+    ("batch", r"batch[: ](?P<batch>\d+)"),
+    ("version", r"(?:v|version[: ])(?P<version>\d+)"),
+    ("version", r"v?(?P<epoch>\d+)/(?P<version>\d+)"),
+    ("record", r"(?P<topic>[a-z]+)\[(?P<partition>\d+)\]@(?P<offset>\d+)"),
+)
+
+
+def parse_target(text: str) -> Target:
+    """As other commands print it. ConfigError says which forms there are."""
+    if (name := parse_object_name(text)) is not None:
+        return Target("version", version=name.version, trainer_epoch=name.trainer_epoch)
+    for kind, pattern in _PATTERNS:
+        if (match := re.fullmatch(pattern, text.strip())) is None:
+            continue
+        found = match.groupdict()
+        sibling, epoch, topic = (found.get(name) for name in ("sibling", "epoch", "topic"))
+        return Target(
+            kind,
+            group_id=found.get("group") or "",
+            sibling=None if sibling is None else int(sibling),
+            batch=int(found.get("batch") or 0),
+            version=int(found.get("version") or 0),
+            trainer_epoch=None if epoch is None else int(epoch),
+            place=None if topic is None else TopicPartition(topic, int(found["partition"])),
+            offset=int(found.get("offset") or 0),
+        )
+    hint = f"; a number alone may be batch:{text} or v{text}" if text.isdigit() else ""
+    raise ConfigError(f"trace: got {text!r}, expected {FORMS}{hint}")
+
+
+# --------------------------------------------------------------------------------------------- the tree
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """A record, or what records have in common, with what belongs to it."""
+
+    kind: str
+    """group, rollout, task, verified, outcome, batch, experience, manifest, step, version, evaluation, dead."""
+    name: str
+    record: Record | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Shown behind it, and in the JSON."""
+    twin: bool = False
+    """The same thing once more, where there may be one only."""
+    children: list[Node] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        place: dict[str, Any] = {}
+        if (record := self.record) is not None:
+            place = {"topic": record.topic, "partition": record.partition, "offset": record.offset,
+                     "timestamp": record.timestamp_s}  # fmt: skip
+        return {
+            "kind": self.kind, "name": self.name, **place, "twin": self.twin, "facts": dict(self.facts),
+            "children": [child.to_json() for child in self.children],
+        }  # fmt: skip
+
+    def line(self) -> str:
+        parts = [f"{self.kind} {self.name}".rstrip()]
+        if self.record is not None:
+            parts.append(f"{self.record} {moment(self.record.timestamp_s)}")
+        if self.twin:
+            parts.append("TWIN")
+        if facts := ", ".join(_fact(name, value) for name, value in self.facts.items() if value is not None):
+            parts.append(facts)
+        return "  ".join(parts)
+
+    def to_text(self, depth: int = 0) -> str:
+        lines = [f"{'  ' * depth}{self.line()}", *(child.to_text(depth + 1) for child in self.children)]
+        return "\n".join(lines)
+
+    def to_tree(self) -> Tree:
+        """For a terminal."""
+        from rich.markup import escape
+        from rich.tree import Tree
+
+        def grow(node: Node, tree: Tree | None) -> Tree:
+            head, _, rest = node.line().partition("  ")
+            style = "bold red" if node.twin else "bold"
+            label = f"[{style}]{escape(head)}[/]  {escape(rest)}"
+            grown = Tree(label, guide_style="dim", highlight=False) if tree is None else tree.add(label)
+            for child in node.children:
+                grow(child, grown)
+            return grown
+
+        return grow(self, None)
+
+
+def _fact(name: str, value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if name in ("is", "by", "why") else f"{name} {text}"
+
+
+# --------------------------------------------------------------------------------------------- reading
+
+
+class Headers:
+    """Reads a log by headers, and bodies only of single records."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.searched: dict[str, int] = {}
+        """Partition -> records looked at."""
+
+    def scan(
+        self, places: Collection[TopicPartition], *, start: Mapping[TopicPartition, int] | None = None
+    ) -> Iterator[Record]:
+        """Records of some partitions of one topic without bodies, up to their ends now."""
+        topic = next(iter(places)).topic
+        admin = self.transport.admin
+        ends = {place: end for place, end in admin.end_offsets(topic).items() if place in places}
+        begins = admin.begin_offsets(topic)
+        positions = {place: max(begins[place], min((start or {}).get(place, 0), ends[place])) for place in ends}
+        reader = self.transport.reader(positions, bodies=False)
+        try:
+            while any(reader.position(place) < end for place, end in ends.items()):
+                records = reader.poll()
+                for record in records:
+                    if record.offset < ends[record.place]:
+                        self.searched[str(record.place)] = self.searched.get(str(record.place), 0) + 1
+                        yield record
+                if not records:
+                    self.transport.wait([reader], 0.05)
+        finally:
+            reader.close()
+
+    def all_of(self, topic: str) -> Iterator[Record]:
+        return self.scan(self.places(topic))
+
+    def places(self, topic: str) -> list[TopicPartition]:
+        return sorted(self.transport.admin.end_offsets(topic))
+
+    def record_at(self, place: TopicPartition, offset: int) -> Record | None:
+        """With its body; None if there is none at this offset."""
+        end = self.transport.admin.end_offsets(place.topic).get(place)
+        if end is None or offset >= end:
+            return None
+        reader = self.transport.reader({place: offset})
+        try:
+            while reader.position(place) <= offset:
+                for record in reader.poll(max_records=1):
+                    return record if record.offset == offset else None
+                if reader.position(place) <= offset:
+                    self.transport.wait([reader], 0.05)
+            return None
+        finally:
+            reader.close()
+
+    def message_of(self, record: Record) -> Message | str:
+        """Decoded, or why it cannot be."""
+        whole = self.record_at(record.place, record.offset)
+        if whole is None or whole.value is None:
+            return "its body is gone"
+        try:
+            return codec.from_record(whole)
+        except ContractError as error:
+            return str(error)
+
+
+def header(record: Record, name: str) -> str | None:
+    value = record.header(name)
+    return None if value is None else value.decode("ascii", "backslashreplace")
+
+
+def number(record: Record, name: str) -> int | None:
+    text = header(record, name)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def version_of(record: Record) -> VersionName | None:
+    """That the headers of a step, an announcement or an evaluation name."""
+    epoch, version = number(record, "trainer_epoch"), number(record, "version")
+    return None if epoch is None or version is None else VersionName(trainer_epoch=epoch, version=version)
+
+
+def name_of(version: VersionName) -> str:
+    return f"{version.trainer_epoch}/{version.version}"

@@ -1,0 +1,431 @@
+"""From a rollout, a group, a batch or a version up and down the chain: every record that belongs to it.
+
+task -> rollout -> verified -> outcome -> batch -> step -> version -> evaluations, with dead letters and twins. Only
+headers are read, of one partition of each topic where a rollout or group is looked for (its sequence says which);
+bodies of nothing but what is shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from rftstream.errors import ConfigError, WeightsError
+from rftstream.messages import (
+    BatchManifest,
+    DeadLetter,
+    EvalResult,
+    Experience,
+    GroupOutcome,
+    Rollout,
+    Segment,
+    StepRecord,
+    Task,
+    VerifiedRollout,
+    VersionName,
+    WeightsAnnounced,
+)
+from rftstream.runtime.runs import OpenRun
+from rftstream.topics import TOPICS
+from rftstream.transport.base import Record, TopicPartition
+from rftstream.views.chain import FORMS, Headers, Node, Target, header, name_of, number, parse_target, version_of
+from rftstream.views.layout import plural, size
+from rftstream.weights.lineage import Lineage
+
+FLOW = ("tasks", "rollouts", "verified")
+MAX_NAMES = 20_000
+"""Group ids remembered while searching, to name the nearest."""
+
+
+def trace(run: OpenRun, text: str) -> Node:
+    """The chain of `text`, a name as the other commands print it. ConfigError if there is no such thing."""
+    return _Trace(run).of(parse_target(text), text)
+
+
+class _Trace:
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._headers = Headers(run.transport)
+
+    def of(self, target: Target, text: str) -> Node:
+        match target.kind:
+            case "rollout" | "group":
+                return self._group(target, text)
+            case "batch":
+                return self._batch_or_error(target.batch)
+            case "version":
+                return self._version_or_error(target)
+        return self._of_record(target, text)
+
+    def _of_record(self, target: Target, text: str) -> Node:
+        place = target.place
+        assert place is not None
+        if place.topic not in TOPICS or place not in self._headers.places(place.topic):
+            raise ConfigError(f"trace: {text}: no such partition; topics: {', '.join(TOPICS)}")
+        record = self._headers.record_at(place, target.offset)
+        if record is None:
+            raise ConfigError(f"trace: {text}: no record there; the partition ends at {self._end(place)}")
+        if place.topic == "dead":
+            letter = self._headers.message_of(record)
+            if isinstance(letter, DeadLetter):
+                origin = f"{letter.topic}[{letter.partition}]@{letter.offset}"
+                return self.of(parse_target(origin), origin)
+        for name in ("rollout_id", "group_id"):
+            if (found := header(record, name)) is not None:
+                return self.of(parse_target(found), found)
+        if (batch := number(record, "batch_sequence")) is not None and place.topic == "batches":
+            return self._batch_or_error(batch)
+        if (version := version_of(record)) is not None:
+            return self.of(parse_target(name_of(version)), name_of(version))
+        raise ConfigError(f"trace: {text}: belongs to no chain; `rftstream inspect` shows it. Expected {FORMS}")
+
+    def _end(self, place: TopicPartition) -> int:
+        return self._run.transport.admin.end_offsets(place.topic)[place]
+
+    # ------------------------------------------------------------------------------------------ rollouts, groups
+
+    def _group(self, target: Target, text: str) -> Node:
+        outcomes, known = self._find("outcomes", self._headers.places("outcomes"), target.group_id)
+        sequence = next((found for one in outcomes if (found := number(one, "sequence")) is not None), None)
+        if sequence is None:
+            tasks, more = self._find("tasks", self._headers.places("tasks"), target.group_id, first=True)
+            known |= more
+            sequence = number(tasks[0], "sequence") if tasks else None
+        if sequence is None:
+            raise ConfigError(self._not_found(target, text, known))
+        partition = sequence % len(self._headers.places("tasks"))
+        flow = {topic: self._find(topic, [TopicPartition(topic, partition)], target.group_id)[0] for topic in FLOW}
+        siblings = {
+            found for records in flow.values() for one in records if (found := number(one, "sibling")) is not None
+        }
+        if target.sibling is not None and target.sibling not in siblings:
+            last = max(siblings, default=0)
+            raise ConfigError(f"trace: {text}: the group {target.group_id} has the rollouts 0 to {last}; did you mean "
+                              f"{target.group_id}/{min(target.sibling, last)}?")  # fmt: skip
+        wanted = sorted(siblings) if target.sibling is None else [target.sibling]
+        batch = next((found for one in outcomes if (found := number(one, "batch_sequence")) is not None), None)
+        nodes = [self._rollout(target.group_id, sibling, flow) for sibling in wanted]
+        last_part = [*self._outcomes(outcomes, target), *self._batch_of(batch, target)]
+        if target.sibling is not None:
+            nodes[0].children += last_part
+            return nodes[0]
+        return Node(kind="group", name=target.group_id, facts={"sequence": sequence, "partition": partition},
+                    children=[*nodes, *last_part])  # fmt: skip
+
+    def _find(
+        self, topic: str, places: list[TopicPartition], group_id: str, *, first: bool = False
+    ) -> tuple[list[Record], set[str]]:
+        """Records of the group, and names of groups that were passed; `first`: up to the first one."""
+        found: list[Record] = []
+        known: set[str] = set()
+        wanted = group_id.encode()
+        for record in self._headers.scan(places):
+            group = record.header("group_id")
+            if group == wanted:
+                found.append(record)
+                if first:
+                    break
+            elif group is not None and len(known) < MAX_NAMES:
+                known.add(group.decode("ascii", "backslashreplace"))
+        return found, known
+
+    def _rollout(self, group_id: str, sibling: int, flow: dict[str, list[Record]]) -> Node:
+        own = {topic: [one for one in records if number(one, "sibling") == sibling] for topic, records in flow.items()}
+        node = Node(kind="rollout", name=f"{group_id}/{sibling}")
+        node.children += self._each(own["tasks"], "task", self._task_facts)
+        sampled = self._each(own["rollouts"], "sampled", self._rollout_facts)
+        for one, record in zip(sampled, own["rollouts"], strict=True):
+            one.children += self._stamps(record)
+        node.children += sampled or [Node(kind="sampled", name="", facts={"is": "not yet"})]
+        if sampled:
+            verified = self._each(own["verified"], "verified", self._verdict_facts)
+            node.children += verified or [Node(kind="verified", name="", facts={"is": "not yet"})]
+        node.children += self._dead(record for records in own.values() for record in records)
+        return node
+
+    def _each(self, records: list[Record], kind: str, facts: Any) -> list[Node]:
+        """One is as it should be, more are twins."""
+        return [
+            Node(kind=kind, name="", record=record, facts=facts(record), twin=i > 0) for i, record in enumerate(records)
+        ]
+
+    def _task_facts(self, record: Record) -> dict[str, Any]:
+        task = self._headers.message_of(record)
+        if not isinstance(task, Task):
+            return {"why": task}
+        return {"sequence": task.ids.sequence, "min_version": task.ids.min_version, "seed": task.seed,
+                "environment": task.environment}  # fmt: skip
+
+    def _rollout_facts(self, record: Record) -> dict[str, Any]:
+        return {"is": header(record, "status"), "tokens": number(record, "num_tokens")}
+
+    def _stamps(self, record: Record) -> list[Node]:
+        """Which versions sampled it, and how many tokens each."""
+        rollout = self._headers.message_of(record)
+        if not isinstance(rollout, Rollout):
+            return [Node(kind="sampled", name="", facts={"why": rollout})]
+        nodes = []
+        for name, count in _count_stamps(rollout.segments).items():
+            node = self._weights(name)
+            nodes.append(Node(kind="by version", name=name_of(name), record=node.record,
+                              facts={"tokens": count, **node.facts}))  # fmt: skip
+        if rollout.error:
+            nodes.append(Node(kind="error", name="", facts={"why": rollout.error}))
+        return nodes
+
+    def _verdict_facts(self, record: Record) -> dict[str, Any]:
+        verified = self._headers.message_of(record)
+        if not isinstance(verified, VerifiedRollout):
+            return {"why": verified}
+        if verified.verdict is None:
+            return {"unscorable": verified.reason, "why": verified.detail}
+        verdict = verified.verdict
+        return {"reward": verdict.reward, "by": f"by {verdict.scorer} {verdict.scorer_version}", **verdict.parts}
+
+    def _outcomes(self, records: list[Record], target: Target) -> list[Node]:
+        nodes, on_time = [], 0
+        for record in records:
+            late = header(record, "late") is not None
+            facts: dict[str, Any] = {"is": header(record, "result"), "reason": header(record, "reason")}
+            outcome = self._headers.message_of(record)
+            if isinstance(outcome, GroupOutcome):
+                names = [one.rollout_id.rpartition("/")[2] for one in outcome.rollouts]
+                if late and target.sibling is not None and str(target.sibling) not in names:
+                    continue
+                facts["of"] = f"rollouts {', '.join(names)}"
+            nodes.append(Node(kind="late outcome" if late else "outcome", name="", record=record, facts=facts,
+                              twin=not late and on_time > 0))  # fmt: skip
+            on_time += not late
+        return nodes or [Node(kind="outcome", name="", facts={"is": "not yet"})]
+
+    def _dead(self, records: Iterable[Record]) -> Iterator[Node]:
+        """Letters about any of these."""
+        places = {(one.topic, str(one.partition), str(one.offset)) for one in records}
+        for letter in self._letters:
+            role, *place = (header(letter, "id") or "///").rsplit("/", 3)
+            if tuple(place) in places:
+                message = self._headers.message_of(letter)
+                detail = message.detail if isinstance(message, DeadLetter) else message
+                facts = {"role": role, "reason": header(letter, "reason"), "why": _last_line(detail)}
+                yield Node(kind="dead", name="", record=letter, facts=facts)
+
+    def _not_found(self, target: Target, text: str, known: set[str]) -> str:
+        searched = ", ".join(f"{plural(count, 'record')} of {place}" for place, count in self._headers.searched.items())
+        taskset = target.group_id.partition("/")[0]
+        near = difflib.get_close_matches(target.group_id, sorted(known), n=1, cutoff=0.0)
+        sibling = "" if target.sibling is None else "/0"
+        hint = f"; the nearest is {near[0]}{sibling}" if near else ""
+        if taskset not in self._run.config.tasksets:
+            hint = f"; tasksets of this run: {', '.join(self._run.config.tasksets)}{hint}"
+        return f"trace: {text}: no such {target.kind} in {searched or 'an empty log'} of {self._run.run_id}{hint}"
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    def _batch_of(self, batch: int | None, target: Target) -> list[Node]:
+        """The batch that a rollout or group went into, with no more of it than theirs."""
+        if batch is None:
+            return []
+        records = [one for one in self._batch_records(batch) if header(one, "group_id") == target.group_id]
+        if target.sibling is not None:
+            records = [one for one in records if number(one, "sibling") == target.sibling]
+        if not records:
+            return []
+        return [Node(kind="batch", name=f"batch:{batch}", children=[*self._experiences(records), *self._steps(batch)])]
+
+    def _batch_or_error(self, batch: int) -> Node:
+        node = self._batch(batch)
+        if node is None:
+            newest = max((found for one in self._headers.all_of("outcomes")
+                          if (found := number(one, "batch_sequence")) is not None), default=None)  # fmt: skip
+            range_ = "no batch yet" if newest is None else f"batches batch:0 to batch:{newest}"
+            raise ConfigError(f"trace: batch:{batch}: no such batch; the run {self._run.run_id} has {range_}")
+        node.children += self._steps(batch)
+        return node
+
+    def _batch(self, batch: int) -> Node | None:
+        """Manifests, then groups with their outcomes and experiences; None if there is no such batch."""
+        records = self._batch_records(batch)
+        if not records:
+            return None
+        manifests = [one for one in records if header(one, "contract") == "batch_manifest"]
+        by_group: dict[str, list[Record]] = defaultdict(list)
+        for one in records:
+            if one not in manifests:
+                by_group[header(one, "group_id") or "?"].append(one)
+        outcomes = {header(one, "group_id"): one for one in self._headers.all_of("outcomes")
+                    if number(one, "batch_sequence") == batch and header(one, "late") is None}  # fmt: skip
+        node = Node(kind="batch", name=f"batch:{batch}", facts={"groups": len(by_group)})
+        shares = [number(one, "share") for one in manifests]
+        for i, record in enumerate(manifests):
+            message = self._headers.message_of(record)
+            facts = {"share": number(record, "share"), "experiences": number(record, "count")}
+            if isinstance(message, BatchManifest):
+                facts |= {"max_staleness": message.max_staleness, "last": "yes" if message.last else None}
+            node.children.append(Node(kind="manifest", name="", record=record, facts=facts,
+                                      twin=shares[i] in shares[:i]))  # fmt: skip
+        for group, own in by_group.items():
+            outcome = outcomes.get(group)
+            node.children.append(Node(kind="group", name=group, record=outcome, children=self._experiences(own),
+                                      facts={} if outcome is None else {"is": header(outcome, "result")}))  # fmt: skip
+        return node
+
+    def _batch_records(self, batch: int) -> list[Record]:
+        """From where the batch before was trained up to the batch's manifest, in each share."""
+        before = [one for one in self._step_records if (found := number(one, "batch_sequence")) is not None
+                  and found < batch]  # fmt: skip
+        start: dict[TopicPartition, int] = {}
+        if before:
+            step = self._headers.message_of(max(before, key=lambda one: number(one, "batch_sequence") or 0))
+            if isinstance(step, StepRecord):
+                start = {TopicPartition("batches", share): offset for share, offset in enumerate(step.positions)}
+        found = []
+        for place in self._headers.places("batches"):
+            for record in self._headers.scan([place], start=start):
+                sequence = number(record, "batch_sequence")
+                if sequence == batch:
+                    found.append(record)
+                elif sequence is not None and sequence > batch:
+                    break
+        return found
+
+    def _experiences(self, records: list[Record]) -> list[Node]:
+        seen: set[str | None] = set()
+        nodes = []
+        for record in records:
+            message = self._headers.message_of(record)
+            facts: dict[str, Any] = {"why": message} if not isinstance(message, Experience) else {
+                "share": message.share, "position": message.position, "reward": message.reward,
+                "sampled by": ", ".join(map(name_of, _count_stamps(message.segments))) or None,
+            }  # fmt: skip
+            identity = header(record, "id")
+            nodes.append(Node(kind="experience", name=header(record, "rollout_id") or "", record=record, facts=facts,
+                              twin=identity in seen))  # fmt: skip
+            seen.add(identity)
+        return nodes
+
+    # ------------------------------------------------------------------------------------------ steps, versions
+
+    def _steps(self, batch: int) -> list[Node]:
+        """Every training of a batch, and what came of it."""
+        records = [one for one in self._step_records if number(one, "batch_sequence") == batch]
+        return [self._step(record) for record in records] or [Node(kind="step", name="", facts={"is": "not yet"})]
+
+    def _step(self, record: Record) -> Node:
+        name = version_of(record)
+        assert name is not None, "_step_records holds no others"
+        same = [one for one in self._step_records if header(one, "id") == header(record, "id")]
+        facts: dict[str, Any] = {"is": None if self._lineage.in_force(name) else "not in force any more"}
+        step = self._headers.message_of(record)
+        if isinstance(step, StepRecord):
+            flags = [flag for flag in ("resumed", "skipped", "last") if getattr(step, flag)]
+            told = {key: step.metrics[key] for key in ("reward", "loss", "kl") if key in step.metrics}
+            facts |= {"was": ", ".join(flags) or None, **told}
+        else:
+            facts["why"] = step
+        node = Node(kind="step", name=name_of(name), record=record, facts=facts, twin=record != same[0])
+        node.children.append(self._weights(name))
+        node.children += self._evaluations(name)
+        return node
+
+    def _version_or_error(self, target: Target) -> Node:
+        wanted = [
+            one
+            for one in self._step_records
+            if number(one, "version") == target.version and target.trainer_epoch in (None, number(one, "trainer_epoch"))
+        ]
+        if not wanted:
+            raise ConfigError(self._no_version(target))
+        node = Node(kind="version", name=f"v{target.version}", children=[self._step(one) for one in wanted])
+        trained = any(number(one, "batch_sequence") is not None for one in wanted)
+        if trained and (batch := self._batch(target.version - 1)) is not None:
+            node.children.append(batch)
+        return node
+
+    def _no_version(self, target: Target) -> str:
+        names = [name for one in self._step_records if (name := version_of(one)) is not None]
+        epoch = "" if target.trainer_epoch is None else f"{target.trainer_epoch}/"
+        text = f"trace: {epoch or 'v'}{target.version}: no such version"
+        if not names:
+            return f"{text}; the run {self._run.run_id} has none yet"
+        swapped = VersionName(trainer_epoch=target.version, version=target.trainer_epoch or 0)
+        hint = f"; did you mean {name_of(swapped)}?" if target.trainer_epoch is not None and swapped in names else ""
+        epochs = ", ".join(str(epoch) for epoch in sorted({name.trainer_epoch for name in names}))
+        newest = max(name.version for name in names)
+        return f"{text}; the run {self._run.run_id} has v0 to v{newest}, of trainer epochs {epochs}{hint}"
+
+    def _weights(self, name: VersionName) -> Node:
+        record = self._announcements.get(name)
+        if record is None:
+            return Node(kind="weights", name=name_of(name), facts={"is": "not announced"})
+        announced = self._headers.message_of(record)
+        if not isinstance(announced, WeightsAnnounced):
+            return Node(kind="weights", name=name_of(name), record=record, facts={"why": announced})
+        return Node(kind="weights", name=name_of(name), record=record, facts={
+            "object": announced.object, "is": self._whereabouts(announced), "state": announced.weights_digest[:19],
+        })  # fmt: skip
+
+    def _whereabouts(self, announced: WeightsAnnounced) -> str:
+        try:
+            there = self._run.store().exists(announced.object)
+        except WeightsError as error:
+            return f"the store does not answer ({error})"
+        return size(announced.num_bytes) if there else "deleted from the store"
+
+    def _evaluations(self, name: VersionName) -> Iterator[Node]:
+        for record in self._results.get(name, ()):
+            result = self._headers.message_of(record)
+            facts = {"why": result} if not isinstance(result, EvalResult) else {
+                key: value for key, value in result.metrics.items() if key == "mean" or key.startswith("pass@")
+            }  # fmt: skip
+            evaluation = result.evaluation if isinstance(result, EvalResult) else ""
+            yield Node(kind="evaluation", name=evaluation, record=record, facts=facts)
+
+    # ------------------------------------------------------------------------------------------ small topics
+
+    @cached_property
+    def _step_records(self) -> list[Record]:
+        return [one for one in self._headers.all_of("steps") if version_of(one) is not None]
+
+    @cached_property
+    def _lineage(self) -> Lineage:
+        lineage = Lineage()
+        for record in self._step_records:
+            name = version_of(record)
+            if name is not None and header(record, "resumed") is not None and name.trainer_epoch > lineage.epoch:
+                lineage.start(name)
+        return lineage
+
+    @cached_property
+    def _announcements(self) -> dict[VersionName, Record]:
+        found: dict[VersionName, Record] = {}
+        for record in self._headers.all_of("weights"):
+            if (name := version_of(record)) is not None:
+                found.setdefault(name, record)
+        return found
+
+    @cached_property
+    def _results(self) -> dict[VersionName, list[Record]]:
+        found: dict[VersionName, list[Record]] = defaultdict(list)
+        for record in self._headers.all_of("evals"):
+            if (name := version_of(record)) is not None:
+                found[name].append(record)
+        return found
+
+    @cached_property
+    def _letters(self) -> list[Record]:
+        return list(self._headers.all_of("dead"))
+
+
+def _count_stamps(segments: Iterable[Segment]) -> dict[VersionName, int]:
+    counts: dict[VersionName, int] = defaultdict(int)
+    for segment in segments:
+        for span in segment.versions:
+            counts[VersionName(trainer_epoch=span.trainer_epoch, version=span.version)] += span.count
+    return dict(counts)
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
