@@ -31,6 +31,9 @@ COMMANDS = {
     "trace": "rftstream.cli.trace:trace",
     "plot": "rftstream.cli.views:plot",
     "list": "rftstream.cli.views:list_",
+    "topics": "rftstream.cli.manage:topics",
+    "doctor": "rftstream.cli.manage:doctor",
+    "delete": "rftstream.cli.manage:delete",
     "convert": "rftstream.cli.convert:convert",
 }
 """Command -> where it is, in the order of the help."""

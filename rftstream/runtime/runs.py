@@ -268,17 +268,20 @@ def open_store(config: RunConfig, folder: RunFolder) -> ObjectStore:
     return ObjectStore(config.weights.store.replace("{run}", folder.run_id), base=folder.path)
 
 
+def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:
+    """What topics.py and the run file ask for."""
+    return {
+        name: TopicSettings(
+            partitions=num_partitions(topic, partitions=config.transport.partitions, shares=config.trainer.shares),
+            compacted=topic.compacted,
+            max_record_bytes=topic.max_record_bytes,
+        )
+        for name, topic in TOPICS.items()
+    }
+
+
 def create_log(transport: Transport, config: RunConfig) -> None:
     """The topics of a run and position 0 for every consumer group, before anybody reads."""
-    transport.admin.ensure_topics(
-        {
-            name: TopicSettings(
-                partitions=num_partitions(topic, partitions=config.transport.partitions, shares=config.trainer.shares),
-                compacted=topic.compacted,
-                max_record_bytes=topic.max_record_bytes,
-            )
-            for name, topic in TOPICS.items()
-        }
-    )
+    transport.admin.ensure_topics(wanted_topics(config))
     for group, topics in GROUPS.items():
         transport.admin.commit_initial(group, topics)

@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.errors import ConfigError, PositionMissing, TransportError
 from rftstream.transport.base import Position, TopicPartition, TopicSettings
+from rftstream.transport.kafka_findings import KafkaLook
 from rftstream.transport.kafka_links import Links, is_passing
 from rftstream.transport.kafka_member import KafkaReader
 
@@ -46,6 +47,7 @@ class KafkaAdmin:
         self._create = create
         self._made: KafkaAdminClient | None = None
         self._known: dict[str, TopicSettings] = {}
+        self.look = KafkaLook(self)
 
     # ------------------------------------------------------------------------------------------ topics
 

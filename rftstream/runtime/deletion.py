@@ -1,0 +1,210 @@
+"""Removing a run: its topics and groups, its objects, its folder. Nothing but what a run makes is ever touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError, RftError
+from rftstream.messages import Claim
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.runs import GROUPS, RunFolder, find_run, open_store, open_transport
+from rftstream.transport.base import Transport
+from rftstream.transport.findings import ServerLook
+from rftstream.weights.store import ObjectStore
+
+PARTS = ("log", "weights", "model", "plots", "final", "logs", "config.toml", "run.lock")
+"""What a run makes in its folder, in the order in which it goes: what says that it is a run goes last."""
+
+OBJECTS = ("versions/", "checkpoints/", "evals/")
+"""What a run puts into its object store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """What would go."""
+
+    folder: RunFolder
+    parts: dict[str, int]
+    """Name in the run folder -> bytes."""
+    links: dict[str, str]
+    """Links among them -> where they point; what is there stays."""
+    kept: tuple[str, ...]
+    """What lies in the folder and is none of a run's: it stays, and so does the folder."""
+    topics: tuple[str, ...]
+    """On servers; an embedded log is a part of the folder."""
+    groups: tuple[str, ...]
+    servers: str | None
+    store: str | None
+    """URL of an object store outside the folder."""
+    objects: tuple[str, ...]
+    """There."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.folder.run_id, "run_dir": str(self.folder.path), "parts": dict(self.parts),
+            "links": dict(self.links), "kept": list(self.kept), "servers": self.servers, "topics": list(self.topics),
+            "groups": list(self.groups), "store": self.store, "objects": len(self.objects),
+        }  # fmt: skip
+
+
+def plan_deletion(path: Path) -> Deletion:
+    """ConfigError if it is no run folder or somebody is at work on it."""
+    folder, config = _checked(path)
+    with _opened(config, folder) as transport:
+        if alive := who_is_alive(folder, transport):
+            raise ConfigError(
+                f"{folder.path}: somebody is at work on this run: {'; '.join(alive)}; stop it first "
+                "(ctrl-C, SIGTERM, or `rftstream drain` and wait)"
+            )
+        remote = transport is not None and config.transport.kind != "embedded"
+        topics = sorted(transport.admin.topics()) if transport is not None and remote else []
+    store = _store_outside(config, folder)
+    there = sorted(folder.path.iterdir())
+    return Deletion(
+        folder=folder,
+        parts={one.name: _num_bytes(one) for one in there if one.name in PARTS},
+        links={one.name: os.readlink(one) for one in there if one.name in PARTS and one.is_symlink()},
+        kept=tuple(one.name for one in there if one.name not in PARTS),
+        topics=tuple(topics),
+        groups=tuple(GROUPS) if remote else (),
+        servers=config.transport.servers if remote else None,
+        store=None if store is None else store.url,
+        objects=() if store is None else tuple(name for prefix in OBJECTS for name in store.list(prefix)),
+    )
+
+
+def delete_run(plan: Deletion) -> None:
+    """Under the run's lock. Whatever stops it half way, the same command goes on."""
+    folder, config = _checked(plan.folder.path)
+    with folder.held():
+        with _opened(config, folder) as transport:
+            if transport is not None and (plan.topics or plan.groups):
+                transport.admin.delete_topics([name for name in plan.topics if name in transport.admin.topics()])
+                look: ServerLook | None = getattr(transport.admin, "look", None)
+                if look is not None:
+                    look.delete_groups(plan.groups)
+        if plan.objects:
+            store = open_store(config, folder)
+            for name in plan.objects:
+                store.delete(name)
+        for name in PARTS:
+            _remove(folder.path / name)
+    with contextlib.suppress(OSError):  # something else lies in it
+        folder.path.rmdir()
+
+
+def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
+    """Processes of a run that live, as far as can be seen from here, a few words for each."""
+    alive = []
+    if folder.is_live():
+        pid = folder.lock_file.read_text(encoding="ascii", errors="replace").strip()
+        alive.append(f"`run` or `resume`, process {pid or 'unknown'} here")
+    if transport is None:
+        return alive
+    for claim in read_control(transport).claims.values():
+        if is_alive(claim) is True:
+            alive.append(f"{claim.process}, process {claim.pid} here")
+    if (lock_holder := getattr(transport, "lock_holder", None)) and (holder := lock_holder()) is not None:
+        alive.append(f"process {holder.pid}, which writes to the log")
+    look: ServerLook | None = getattr(transport.admin, "look", None)
+    if look is not None and transport.admin.topics():
+        for group, members in look.members(("explorer", "verifier")).items():
+            alive += [f"{group} {member}" for member in members]
+    return alive + _workers(folder)
+
+
+def is_alive(claim: Claim) -> bool | None:
+    """Whether who claimed a role is at it; None if it is of another host, where nobody can look from here."""
+    if claim.host != socket.gethostname():
+        return None
+    try:
+        return bool(psutil.Process(claim.pid).create_time() <= claim.claimed_at + 1.0)  # no later one of the same pid
+    except psutil.Error:
+        return False
+
+
+def _workers(folder: RunFolder) -> list[str]:
+    """Explorers and verifiers started by hand say their name on their command line."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if "worker" in words and str(folder.path) in words and process.info["pid"] != os.getpid():
+            found.append(f"a worker, process {process.info['pid']} here")
+    return found
+
+
+# --------------------------------------------------------------------------------------------- what is a run's
+
+
+def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
+    if path.is_symlink():
+        raise ConfigError(f"{path}: is a link to {path.resolve()}; name that folder itself to delete the run there")
+    folder = find_run(path)
+    if folder.path.is_symlink():
+        raise ConfigError(f"{folder.path}: is a link to {folder.path.resolve()}; name that folder itself")
+    if not folder.lock_file.is_file() or folder.config_file.is_symlink():
+        raise ConfigError(
+            f"{folder.path}: has a config.toml but no run.lock, so no run was ever made in it; expected a run folder, "
+            "e.g. runs/<name>"
+        )
+    return folder, configs.load([folder.config_file], env={})
+
+
+@contextlib.contextmanager
+def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
+    """None where an embedded log is gone or damaged: then there is nothing to ask."""
+    try:
+        transport = open_transport(config, folder, create=config.transport.kind != "embedded")
+    except RftError:
+        if config.transport.kind != "embedded":
+            raise
+        yield None
+        return
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def _store_outside(config: RunConfig, folder: RunFolder) -> ObjectStore | None:
+    url = config.weights.store
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme == "file":
+        place = folder.path / (rest if separator else url)
+        if place.absolute().is_relative_to(folder.path) and ".." not in place.parts:
+            return None  # goes with the folder, or stays where a link in it points to
+    return open_store(config, folder)
+
+
+def _num_bytes(path: Path) -> int:
+    """Below it, no link followed."""
+    total = path.lstat().st_size if not path.is_dir() or path.is_symlink() else 0
+    if path.is_dir() and not path.is_symlink():
+        for base, _, files in os.walk(path):
+            for file in files:
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    total += os.lstat(os.path.join(base, file)).st_size
+    return total
+
+
+def _remove(path: Path) -> None:
+    """Links are removed, never followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

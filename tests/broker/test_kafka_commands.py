@@ -1,0 +1,133 @@
+"""The commands that look after topics, groups and brokers, on a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rftstream import config as configs
+from rftstream.cli import cli
+from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder, open_transport
+from rftstream.topics import TOPICS
+from rftstream.transport.findings import Level
+from rftstream.transport.kafka import KafkaTransport
+from tests.unit.synthetic import SyntheticLog
+
+pytestmark = pytest.mark.broker
+
+RUN_FILE = """
+[run]
+name = "{name}"
+steps = 4
+[model]
+path = "fake"
+[explorer]
+policy = "fake"
+[trainer]
+backend = "fake"
+[tasksets.sums]
+source = "arithmetic"
+[transport]
+kind = "kafka"
+servers = "{servers}"
+partitions = 2
+"""
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def called(*arguments: object, code: int = 0) -> Any:
+    result = call(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, servers: str, run_id: Callable[[], str]) -> Path:
+    file = tmp_path / "demo.toml"
+    file.write_text(RUN_FILE.format(name=run_id(), servers=servers))
+    return file
+
+
+def opened(run_file: Path) -> OpenRun:
+    config = configs.load([run_file], env={})
+    folder = RunFolder(run_file.parent / "runs" / config.run.name)
+    return OpenRun(folder, config, open_transport(config, folder, create=True))
+
+
+def test_doctor_finds_the_broker_fit(run_file: Path) -> None:
+    found = {one["what"]: one for one in called("doctor", run_file)["findings"]}
+    assert found["broker version"]["found"].startswith("Kafka 4.")
+    for what in ("transaction.abort.timed.out.transaction.cleanup.interval.ms", "offsets.retention.minutes",
+                 "transaction.max.timeout.ms", "group.min.session.timeout.ms", "replication"):  # fmt: skip
+        assert found[what]["level"] == "ok", found[what]
+
+
+def test_settings_that_will_not_do(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = opened(run_file)
+    assert isinstance(run.transport, KafkaTransport)
+    look = run.transport.admin.look
+    real = look._settings_of(1)
+    bad = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "10000", "transaction.max.timeout.ms": "5000"}
+    monkeypatch.setattr(look, "_settings_of", lambda node: {**real, **bad})
+    found = {one.what: one for one in look.broker()}
+    run.transport.close()
+    assert found["transaction.abort.timed.out.transaction.cleanup.interval.ms"].level is Level.warning
+    assert found["transaction.max.timeout.ms"].level is Level.problem
+    assert found["transaction.max.timeout.ms"].found == "5000"
+
+
+def test_topics_with_the_right_settings(run_file: Path) -> None:
+    assert called("topics", "list", run_file, code=1)["fine"] is False
+    assert called("topics", "apply", run_file)["made"] == list(TOPICS)
+    assert called("topics", "apply", run_file)["made"] == []
+    assert called("topics", "list", run_file)["fine"] is True
+    run_file.write_text(run_file.read_text().replace("partitions = 2", "partitions = 3"))
+    refused = call("topics", "apply", run_file)
+    assert refused.exit_code == 2
+    assert "tasks: has 2 partitions, expected 3 (transport.partitions)" in refused.stderr
+
+
+def test_a_setting_that_was_changed_is_shown(run_file: Path) -> None:
+    called("topics", "apply", run_file)
+    run = opened(run_file)
+    assert isinstance(run.transport, KafkaTransport)
+    admin = run.transport.admin
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    name = f"{run.run_id}.steps"
+    resource = ConfigResource(ConfigResourceType.TOPIC, name, configs={"retention.ms": "1000"})
+    admin._ask("alter", lambda client: client.alter_configs([resource]))
+    run.transport.close()
+    steps = next(one for one in called("topics", "list", run_file, code=1)["topics"] if one["topic"] == "steps")
+    assert steps["differences"] == ["retention.ms is 1000, expected -1"]
+
+
+def test_delete_takes_topics_and_groups_and_refuses_while_a_member_is_there(run_file: Path) -> None:
+    called("topics", "apply", run_file)
+    run = opened(run_file)
+    run.folder.config_file.write_text(configs.to_toml(run.config))
+    run.folder.lock_file.write_text("1")
+    SyntheticLog(run.transport).flow(0)
+    member = run.transport.member("explorer", ["tasks"], name="somebody")
+    while not member.assignment():
+        member.poll()
+        run.transport.wait([member], 1.0)
+    refused = call("delete", run.folder.path, "--yes")
+    assert refused.exit_code == 2
+    assert "explorer somebody at " in refused.stderr
+    member.close()
+    plan = called("delete", run.folder.path, "--yes")
+    assert (plan["topics"], plan["groups"]) == (sorted(TOPICS), list(GROUPS))
+    assert not run.folder.path.exists()
+    assert isinstance(run.transport, KafkaTransport)
+    assert run.transport.admin.topics() == {}
+    assert run.transport.admin.committed("explorer") == {}
+    run.transport.close()
