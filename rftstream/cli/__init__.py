@@ -29,6 +29,7 @@ COMMANDS = {
     "audit": "rftstream.cli.views:audit",
     "inspect": "rftstream.cli.views:inspect",
     "trace": "rftstream.cli.trace:trace",
+    "evaluate": "rftstream.cli.evaluate:evaluate",
     "plot": "rftstream.cli.views:plot",
     "list": "rftstream.cli.views:list_",
     "topics": "rftstream.cli.manage:topics",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from rftstream.transport.findings import Level
 from rftstream.transport.kafka import KafkaTransport
 from tests.unit.synthetic import SyntheticLog
 
-pytestmark = pytest.mark.broker
+# The client leaves sockets that never connected to the garbage collector, which warns.
+pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 RUN_FILE = """
 [run]
@@ -47,6 +49,13 @@ def called(*arguments: object, code: int = 0) -> Any:
     result = call(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Here, and not in the next test of another module."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

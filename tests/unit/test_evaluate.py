@@ -1,0 +1,194 @@
+"""`rftstream evaluate`: by an evaluator that is alive, or in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rftstream import __version__, codec, fakemodel
+from rftstream import config as configs
+from rftstream.cli import cli
+from rftstream.messages import Claim, EvalResult, Message, Request, RunFinished, RunManifest, VersionName
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_run, open_transport
+from rftstream.weights.publisher import publish
+
+CONFIG = {
+    "run": {"name": "demo", "steps": 4},
+    "model": {"path": "fake", "dtype": "float32"},
+    "explorer": {"policy": "fake"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+    "evaluations": {
+        "easy": {"source": "arithmetic", "options": {"size": 4}, "every": 2},
+        "more": {"source": "arithmetic", "options": {"size": 6}, "every": 100, "n": 2, "k": [1, 2]},
+    },
+    "transport": {"partitions": 2},
+}
+
+
+class Scene:
+    """A run with versions 0 to 3, finished, and an evaluator that evaluated nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+        path.mkdir()
+        config = configs.from_dict(CONFIG)
+        transport = open_transport(config, self.folder, create=True)
+        create_log(transport, config)
+        self.folder.config_file.write_text(configs.to_toml(config))
+        self.run = OpenRun(self.folder, config, transport)
+        self.put("control", RunManifest(
+            run="demo", created_at=0.0, config="", digests={"taskset.sums": ""}, partitions=2, shares=1, seed=0,
+            rftstream_version=__version__,
+        ))  # fmt: skip
+        for version in range(4):
+            self.announce(version)
+        name = VersionName(trainer_epoch=1, version=3)
+        self.put("control", RunFinished(reason="steps", name=name, finished_at=0.0))
+
+    def announce(self, version: int) -> None:
+        tensors = {
+            fakemodel.SKILL: fakemodel.serve(np.asarray([9.0 * version], np.float32), "float32"),
+            fakemodel.FILLER: fakemodel.serve(np.zeros(8, np.float32), "float32"),
+        }
+        name = VersionName(trainer_epoch=1, version=version)
+        self.put("weights", publish(self.run.store(), tensors, name, "fake", "float32", resumed=not version))
+
+    def put(self, topic: str, *messages: Message) -> None:
+        producer = self.run.transport.producer("test")
+        producer.start()
+        producer.commit([codec.to_record(one, topic, 0, run="demo") for one in messages])
+        producer.close()
+
+    def claim(self, **changes: Any) -> None:
+        facts: dict[str, Any] = {"role": "evaluator", "epoch": 1, "host": socket.gethostname(), "pid": os.getppid(),
+                                 "process": "evaluator-9", "claimed_at": time.time()}  # fmt: skip
+        self.put("control", Claim(**{**facts, **changes}))
+
+    def evaluated(self) -> list[tuple[str, int]]:
+        messages = [one.message for one in Log(self.run.transport).messages("evals")]
+        return [(one.evaluation, one.name.version) for one in messages if isinstance(one, EvalResult)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path / "demo")
+    yield scene
+    scene.run.transport.close()
+
+
+def call(scene: Scene, *arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["evaluate", str(scene.folder.path), *map(str, arguments)])
+
+
+def results(scene: Scene, *arguments: object) -> list[dict[str, Any]]:
+    result = call(scene, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: list[dict[str, Any]] = json.loads(result.stdout)["results"]
+    return found
+
+
+def test_what_is_due_on_a_finished_run_is_made_up_for(scene: Scene) -> None:
+    found = [(one["evaluation"], one["version"]) for one in results(scene)]
+    assert found == [("easy", 0), ("more", 0), ("easy", 2), ("easy", 3), ("more", 3)]
+    assert scene.evaluated() == found
+    again = call(scene)
+    assert again.exit_code == 0
+    assert "nothing is due" in again.stdout
+    assert scene.evaluated() == found
+
+
+def test_a_version_that_was_asked_for(scene: Scene) -> None:
+    results(scene)
+    (one,) = results(scene, "--evaluation", "more", "--version", 1)
+    assert (one["evaluation"], one["version"], one["num_tasks"], one["num_samples"]) == ("more", 1, 6, 2)
+    assert set(one["metrics"]) >= {"mean", "pass@1", "pass@2"}
+    lines = scene.run.store().get(one["generations"]).decode().splitlines()
+    assert len(lines) == 12
+    text = call(scene, "--evaluation", "easy", "--version", 3)
+    assert text.stdout == "easy of version 3: mean 1  pass@1 1\n"
+    assert "no evaluator is alive: evaluating here" in text.stderr
+
+
+def test_a_dead_evaluator_is_replaced(scene: Scene) -> None:
+    scene.claim(epoch=3, claimed_at=1.0)
+    assert len(results(scene)) == 5
+
+
+def answer(folder: Path, stop: threading.Event) -> None:
+    """As the run's evaluator would."""
+    run = open_run(folder)
+    producer = run.transport.producer("evaluator")
+    producer.start()
+    while not stop.is_set():
+        requests = [one.message for one in Log(run.transport).messages("control") if isinstance(one.message, Request)]
+        for request in requests:
+            name = VersionName(trainer_epoch=1, version=request.arguments["version"])
+            for evaluation in ("easy", "more"):
+                producer.commit([codec.to_record(EvalResult(
+                    evaluation=evaluation, name=name, num_tasks=1, num_samples=1, num_unscored=0,
+                    metrics={"mean": 0.25}, generations=None, request_id=request.request_id,
+                ), "evals", 0, run="demo")])  # fmt: skip
+            stop.set()
+    run.transport.close()
+
+
+def test_a_living_evaluator_is_asked(scene: Scene) -> None:
+    scene.claim()
+    stop = threading.Event()
+    thread = threading.Thread(target=answer, args=(scene.folder.path, stop))
+    thread.start()
+    try:
+        found = results(scene)
+    finally:
+        stop.set()
+        thread.join()
+    assert [(one["evaluation"], one["version"], one["metrics"]["mean"]) for one in found] == [
+        ("easy", 3, 0.25), ("more", 3, 0.25),
+    ]  # fmt: skip
+
+
+def test_one_that_does_not_answer(scene: Scene) -> None:
+    scene.claim()
+    result = call(scene, "--timeout", "0.2")
+    assert result.exit_code == 1
+    assert "no result for easy, more within 0.2 s" in result.stderr
+    assert "asked evaluator-9, process" in result.stderr
+    assert len(results(scene, "--here")) == 5, "the request has expired, what is due has not"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--evaluation", "esy"), "--evaluation: unknown 'esy'; known: easy, more; did you mean 'easy'?"),
+        (("--version", 17), "--version 17: no such version; with weights in the store: 0, 1, 2, 3"),
+        (("--version", "x"), "'x' is not a valid integer"),
+    ],
+)
+def test_bad_input(scene: Scene, arguments: tuple[object, ...], text: str) -> None:
+    result = call(scene, *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_weights_that_are_gone(scene: Scene) -> None:
+    scene.run.store().delete("versions/000001-00000001.safetensors")
+    result = call(scene, "--version", 1)
+    assert result.exit_code == 2
+    assert "--version 1: its weights are deleted; with weights in the store: 0, 2, 3 (weights.keep" in result.stderr
+
+
+def test_a_misspelt_run(scene: Scene) -> None:
+    result = CliRunner().invoke(cli, ["evaluate", str(scene.folder.path.with_name("demmo"))])
+    assert result.exit_code == 2
+    assert f"did you mean {scene.folder.path}?" in result.stderr
