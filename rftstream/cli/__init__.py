@@ -36,6 +36,7 @@ COMMANDS = {
     "doctor": "rftstream.cli.manage:doctor",
     "delete": "rftstream.cli.manage:delete",
     "convert": "rftstream.cli.convert:convert",
+    "completion": "rftstream.cli.completion:completion",
 }
 """Command -> where it is, in the order of the help."""
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples
+from rftstream.cli.options import examples, run_argument
 
-run_argument = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 reason_option = click.option("--reason", default="", help="Kept on the log beside who asked and when.")
 
 

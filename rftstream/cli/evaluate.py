@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rftstream.cli.options import examples, json_option
+from rftstream.cli.options import examples, json_option, run_argument
 
 if TYPE_CHECKING:
     from rftstream.messages import EvalResult
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     "rftstream evaluate examples/arithmetic.toml --evaluation sums --version 200 --json",
 )
 @click.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @click.option("--evaluation", metavar="NAME", help="Only this one.  [default: all of the run file]")
 @click.option("--version", type=click.IntRange(min=0), metavar="V", help="This version.  [default: the newest]")
 @click.option("--here", is_flag=True, help="Do the work here, whoever the log says is the evaluator.")

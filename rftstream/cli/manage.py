@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rftstream.cli.options import examples, files_argument, json_option, load_run_file, run_files, set_option
+from rftstream.cli.options import (
+    examples,
+    files_argument,
+    json_option,
+    load_run_file,
+    run_argument,
+    run_files,
+    set_option,
+)
+from rftstream.cli.words import RunPath
 
 if TYPE_CHECKING:
     from rftstream.runtime.deletion import Deletion
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.command()
 @click.argument("action", type=click.Choice(["list", "apply"]))
-@click.argument("file", metavar="FILE", required=False, type=click.Path(path_type=Path), envvar="RFTSTREAM_CONFIG")
+@click.argument("file", metavar="FILE", required=False, type=RunPath(), envvar="RFTSTREAM_CONFIG")
 @json_option
 def topics(action: str, file: Path | None, as_json: bool) -> None:
     """List a run's topics beside what they should be, or make those that are missing.
@@ -41,7 +50,7 @@ def topics(action: str, file: Path | None, as_json: bool) -> None:
 
 @examples("rftstream delete examples/runs/arithmetic", "rftstream delete examples/runs/arithmetic-2 --yes")
 @click.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @json_option

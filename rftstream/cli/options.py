@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rftstream.cli.words import RunFile, RunPath
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "rftstream.toml"
 
-files_argument = click.argument(
-    "files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path), envvar="RFTSTREAM_CONFIG"
-)
+files_argument = click.argument("files", metavar="[FILE]...", nargs=-1, type=RunFile(), envvar="RFTSTREAM_CONFIG")
+run_argument = click.argument("run", metavar="RUN", type=RunPath())
 set_option = click.option(
     "--set", "sets", metavar="SECTION.KEY=VALUE", multiple=True, help="Change a setting; may be given several times."
 )

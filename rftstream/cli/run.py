@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rftstream.cli.options import examples, files_argument, json_option, load_run_file, run_files, set_option
+from rftstream.cli.options import (
+    examples,
+    files_argument,
+    json_option,
+    load_run_file,
+    run_argument,
+    run_files,
+    set_option,
+)
+from rftstream.cli.words import RunPath, complete_role
 
 if TYPE_CHECKING:
     from rftstream.runtime.launch import RunResult
@@ -66,7 +75,7 @@ def run(
     "rftstream resume examples/runs/arithmetic --set run.steps=400",
 )
 @click.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @set_option
 @json_option
 @progress_option
@@ -89,8 +98,14 @@ def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> No
 )
 @click.command()
 @files_argument
-@click.option("--role", required=True, metavar="ROLE", help="feeder, explorer, verifier, buffer, trainer, evaluator.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder of the run.  [default: FILE's newest run]")
+@click.option(
+    "--role",
+    required=True,
+    metavar="ROLE",
+    shell_complete=complete_role,
+    help="feeder, explorer, verifier, buffer, trainer, evaluator.",
+)
+@click.option("--run-dir", type=RunPath(), help="Folder of the run.  [default: FILE's newest run]")
 @click.option("--process", metavar="NAME", help="Name in logs and claims.  [default: ROLE-HOST-PID]")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
               help="Serve /metrics and /health there; 0: any free port, written to logs/NAME.port.")  # fmt: skip

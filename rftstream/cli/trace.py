@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples, json_option
+from rftstream.cli.options import examples, json_option, run_argument
 
 
 @examples(
@@ -17,7 +17,7 @@ from rftstream.cli.options import examples, json_option
     "rftstream trace examples/arithmetic.toml 'verified[6]@6399'",
 )
 @click.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @click.argument("name", metavar="ID")
 @json_option
 def trace(run: Path, name: str, as_json: bool) -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rftstream.cli.options import examples, files_argument, json_option, load_run_file, set_option
+from rftstream.cli.options import examples, files_argument, json_option, load_run_file, run_argument, set_option
+from rftstream.cli.words import complete_kind, complete_topic
 
 if TYPE_CHECKING:
     from rftstream.runtime.runs import OpenRun
-
-run_argument = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 
 
 @examples(
@@ -87,7 +86,7 @@ def audit(run: Path, as_json: bool) -> None:
 )
 @click.command()
 @run_argument
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @json_option
 @click.option("--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")
 @click.option("--from", "start", type=click.IntRange(min=0), metavar="OFFSET", help="From this offset on.")
@@ -160,7 +159,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 
 @examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
 @click.command(name="list")
-@click.argument("kind")
+@click.argument("kind", shell_complete=complete_kind)
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
               metavar="DIR", help="Of `list runs`: where the run folders are.")  # fmt: skip
 @json_option

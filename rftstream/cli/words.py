@@ -1,0 +1,83 @@
+"""What words on the command line can be: runs, run files, topics, roles, kinds, for shells to complete.
+
+Quick, and without heavy imports: a shell waits for it at every Tab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+ROLES = ("feeder", "explorer", "verifier", "buffer", "trainer", "evaluator")
+KINDS = ("transports", "policies", "backends", "algorithms", "rewards", "environments", "tasksets", "runs")
+
+
+class RunPath(click.Path):
+    """A run folder or a run file."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [*_items(_run_folders(incomplete)), *_run_files(incomplete)]
+
+
+class RunFile(click.Path):
+    """A run file."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _run_files(incomplete)
+
+
+def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from rftstream.topics import TOPICS
+
+    return _beginning(TOPICS, incomplete)
+
+
+def complete_role(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return _beginning(ROLES, incomplete)
+
+
+def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return _beginning(KINDS, incomplete)
+
+
+def _beginning(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def _items(paths: Iterable[str]) -> list[CompletionItem]:
+    return [CompletionItem(path) for path in paths]
+
+
+def _run_folders(incomplete: str) -> Iterator[str]:
+    """Run folders that begin so; by their name alone, those in ./runs, too."""
+    head, slash, tail = incomplete.rpartition("/")
+    places = [head + slash] if slash else ["", "runs/"]
+    for place in places:
+        for path in _listed(Path(place or ".")):
+            if path.name.startswith(tail) and (path / "config.toml").is_file() and (path / "run.lock").is_file():
+                yield f"{place}{path.name}"
+
+
+def _run_files(incomplete: str) -> list[CompletionItem]:
+    """TOML files; folders are left to the shell, so that one can go down into them."""
+    head, slash, tail = incomplete.rpartition("/")
+    place = head + slash
+    files = [f"{place}{path.name}" for path in _listed(Path(place or "."))
+             if path.suffix == ".toml" and path.name.startswith(tail)]  # fmt: skip
+    return [*_items(files), CompletionItem(incomplete, type="dir")]
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
