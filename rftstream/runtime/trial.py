@@ -7,7 +7,7 @@ children as in a verifier.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 
 from rftstream import codec, plugins
@@ -51,7 +51,7 @@ def trial_config(
     return configs.from_dict(configs.to_dict(changed))
 
 
-def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: int) -> Iterator[VerifiedRollout]:
+def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: int) -> Generator[VerifiedRollout]:
     """The first tasks of a run, `samples` of each, as they come out of the verifier: fewer where tasksets end.
 
     `config` as from `trial_config`; `folder` is scratch, for a made model and the weights. Own modules must be

@@ -208,7 +208,7 @@ class _Trace:
             role, *place = (header(letter, "id") or "///").rsplit("/", 3)
             if tuple(place) in places:
                 message = self._headers.message_of(letter)
-                detail = message.detail if isinstance(message, DeadLetter) else message
+                detail = message.detail if isinstance(message, DeadLetter) else str(message)
                 facts = {"role": role, "reason": header(letter, "reason"), "why": _last_line(detail)}
                 yield Node(kind="dead", name="", record=letter, facts=facts)
 
@@ -261,7 +261,7 @@ class _Trace:
         shares = [number(one, "share") for one in manifests]
         for i, record in enumerate(manifests):
             message = self._headers.message_of(record)
-            facts = {"share": number(record, "share"), "experiences": number(record, "count")}
+            facts: dict[str, Any] = {"share": number(record, "share"), "experiences": number(record, "count")}
             if isinstance(message, BatchManifest):
                 facts |= {"max_staleness": message.max_staleness, "last": "yes" if message.last else None}
             node.children.append(Node(kind="manifest", name="", record=record, facts=facts,
@@ -274,14 +274,13 @@ class _Trace:
 
     def _batch_records(self, batch: int) -> list[Record]:
         """From where the batch before was trained up to the batch's manifest, in each share."""
-        before = [one for one in self._step_records if (found := number(one, "batch_sequence")) is not None
-                  and found < batch]  # fmt: skip
+        before = [one for one in self._step_records if (k := number(one, "batch_sequence")) is not None and k < batch]
         start: dict[TopicPartition, int] = {}
         if before:
             step = self._headers.message_of(max(before, key=lambda one: number(one, "batch_sequence") or 0))
             if isinstance(step, StepRecord):
                 start = {TopicPartition("batches", share): offset for share, offset in enumerate(step.positions)}
-        found = []
+        found: list[Record] = []
         for place in self._headers.places("batches"):
             for record in self._headers.scan([place], start=start):
                 sequence = number(record, "batch_sequence")
@@ -321,7 +320,7 @@ class _Trace:
         step = self._headers.message_of(record)
         if isinstance(step, StepRecord):
             flags = [flag for flag in ("resumed", "skipped", "last") if getattr(step, flag)]
-            told = {key: step.metrics[key] for key in ("reward", "loss", "kl") if key in step.metrics}
+            told: dict[str, Any] = {key: step.metrics[key] for key in ("reward", "loss", "kl") if key in step.metrics}
             facts |= {"was": ", ".join(flags) or None, **told}
         else:
             facts["why"] = step

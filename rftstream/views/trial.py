@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class TrialReport:
 
 def try_run(
     config: RunConfig, report: TrialReport, *, num_tasks: int, samples: int, taskset: str | None, seed: int | None
-) -> Iterator[Tried]:
+) -> Generator[Tried]:
     """Rollouts in the order of their tasks; each is in the report, too. Own modules must be importable by now."""
     config = trial_config(config, num_tasks=num_tasks, samples=samples, taskset=taskset, seed=seed)
     with contextlib.ExitStack() as stack:
