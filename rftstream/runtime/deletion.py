@@ -154,15 +154,16 @@ def _workers(folder: RunFolder) -> list[str]:
 def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
     if path.is_symlink():
         raise ConfigError(f"{path}: is a link to {path.resolve()}; name that folder itself to delete the run there")
-    folder = find_run(path)
+    folder, config = find_run(path)
     if folder.path.is_symlink():
         raise ConfigError(f"{folder.path}: is a link to {folder.path.resolve()}; name that folder itself")
-    if not folder.lock_file.is_file() or folder.config_file.is_symlink():
+    here = folder.exists()  # else only on the log: begun elsewhere, or its topics were only made
+    if here and (not folder.lock_file.is_file() or folder.config_file.is_symlink()):
         raise ConfigError(
             f"{folder.path}: has a config.toml but no run.lock, so no run was ever made in it; expected a run folder, "
             "e.g. runs/<name>"
         )
-    return folder, configs.load([folder.config_file], env={})
+    return folder, config
 
 
 @contextlib.contextmanager

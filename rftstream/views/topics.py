@@ -89,8 +89,8 @@ class TopicsReport:
 def find_log(path: Path) -> tuple[RunConfig, RunFolder]:
     """The run that `path` names, or the one that the run file would start next."""
     if path.is_dir() or not path.exists():
-        folder = find_run(path)
-        return configs.load([folder.config_file], env={}), folder
+        folder, config = find_run(path)
+        return config, folder
     config = configs.load([path])
     existing = candidates(config)
     return config, existing[-1] if existing else next_folder(config, None)
