@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 
-from rftstream import config as configs
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import Claim
@@ -157,8 +156,12 @@ def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
     folder, config = find_run(path)
     if folder.path.is_symlink():
         raise ConfigError(f"{folder.path}: is a link to {folder.path.resolve()}; name that folder itself")
-    here = folder.exists()  # else only on the log: begun elsewhere, or its topics were only made
-    if here and (not folder.lock_file.is_file() or folder.config_file.is_symlink()):
+    if not folder.exists():
+        raise ConfigError(
+            f"{folder.run_id}: has topics at {config.transport.servers}, but no run folder here, and who is at work on"
+            " it cannot be seen without; delete it on the host that has its folder"
+        )
+    if not folder.lock_file.is_file() or folder.config_file.is_symlink():
         raise ConfigError(
             f"{folder.path}: has a config.toml but no run.lock, so no run was ever made in it; expected a run folder, "
             "e.g. runs/<name>"
