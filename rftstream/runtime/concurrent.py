@@ -55,6 +55,8 @@ class ConcurrentService(Service):
         self._in_hand: dict[int, _InHand] = {}
         self._next_number = 0
         self._results: list[_Result] = []
+        self._is_unsure = False
+        """Whether results may be on the log already."""
         self._oldest_result_at = 0.0
         self._num_in_hand = metrics.IN_HAND.labels(self.role)
 
@@ -103,7 +105,7 @@ class ConcurrentService(Service):
 
     # ------------------------------------------------------------------------------------------ the loop
 
-    def tick(self) -> float:
+    def slice(self) -> float:
         followed = self._follow()
         if self.finished is not None:
             self.done = True
@@ -234,7 +236,12 @@ class ConcurrentService(Service):
             self._results.append(_Result(work, records, sum(record.num_bytes for record in records)))
 
     def _commit_if_due(self, *, idle: bool) -> bool:
-        if not self._results or self.backing_off_s() > 0:
+        if self.backing_off_s() > 0:
+            return False
+        if self._is_unsure:
+            self._settle()
+            return True
+        if not self._results:
             return False
         num_bytes = sum(result.num_bytes for result in self._results)
         waited = self.clock.now() - self._oldest_result_at
@@ -273,8 +280,8 @@ class ConcurrentService(Service):
             return False
         except ProducerLost as error:
             metrics.TRANSACTIONS.labels(self.role, "lost").inc()
+            self._is_unsure = True
             self.back_off(error)
-            self._after_lost_producer()
             return False
         except TransportError as error:
             if not error.retriable:
@@ -314,8 +321,9 @@ class ConcurrentService(Service):
         self._results = [result for result in self._results if id(result) not in gone]
         self._oldest_result_at = self.clock.now()
 
-    def _after_lost_producer(self) -> None:
-        """The commit may have happened: the committed positions tell which results are on the log."""
+    def _settle(self) -> None:
+        """The commit may have happened: the committed positions tell which results are on the log. Nothing is published
+        before that is known."""
         assert self._member is not None
         self._new_producer()
         for place, position in self._member.committed(list(self._trackers)).items():
@@ -330,3 +338,4 @@ class ConcurrentService(Service):
             self._trackers[place] = (number, tracker)
             gone = {id(result) for result in done}
             self._results = [result for result in self._results if id(result) not in gone]
+        self._is_unsure = False

@@ -17,7 +17,7 @@ import prometheus_client
 from rftstream import codec, metrics, plugins
 from rftstream.clock import Clock
 from rftstream.config import RunConfig
-from rftstream.errors import ConfigError, ContractError
+from rftstream.errors import ConfigError, ContractError, ProducerLost, TransportError
 from rftstream.messages import Claim, DesiredState, RunFinished, RunManifest, RunState
 from rftstream.runtime.role import Publish, Received, Role, RoleContext
 from rftstream.runtime.runs import RunFolder
@@ -34,6 +34,10 @@ MAX_IDLE_S = 1.0
 """Of one wait: membership is kept up and deadlines are looked at this often."""
 
 MAX_BACKOFF_S = 5.0
+
+CALM_S = 15.0
+"""So long after a try without another failure, the next one is a new trouble. Longer than what a question to a log that
+is gone takes."""
 
 
 class Service:
@@ -70,7 +74,13 @@ class Service:
 
     def tick(self) -> float:
         """One bounded slice of work; returns how many seconds it may idle."""
-        raise NotImplementedError
+        try:
+            return self.slice()
+        except TransportError as error:
+            # Whatever was asked of the log is asked again: what was begun is either certain or looked up there.
+            if not error.retriable and not isinstance(error, ProducerLost):
+                raise
+            return self.back_off(error)
 
     def sources(self) -> Sequence[Reader | Member]:
         """What to wait on between two ticks."""
@@ -107,6 +117,10 @@ class Service:
 
     # ------------------------------------------------------------------------------------------ for subclasses
 
+    def slice(self) -> float:
+        """As `tick`; may leave at any question to the log that fails for now."""
+        raise NotImplementedError
+
     def done_up_to(self) -> Mapping[TopicPartition, int]:
         """Per partition that it consumes now, the offset from which on there is work left."""
         return {}
@@ -117,8 +131,8 @@ class Service:
 
     def back_off(self, error: Exception) -> float:
         """Remembers a passing failure; seconds until the next try. Raises it when it has not passed for too long."""
-        if self._failures == 0:
-            self._failing_since = self.clock.now()
+        if self._failures == 0 or self.clock.now() - self._retry_at > CALM_S:
+            self._failures, self._failing_since = 0, self.clock.now()
         elif self.clock.now() - self._failing_since > self.context.config.transport.patience_s:
             raise error
         wait = min(MAX_BACKOFF_S, 0.05 * 2.0**self._failures)

@@ -72,7 +72,7 @@ class SingleService(Service):
 
     # ------------------------------------------------------------------------------------------ the loop
 
-    def tick(self) -> float:
+    def slice(self) -> float:
         if not self._recovered:
             wait = self._take_over()
             if wait:
@@ -120,10 +120,6 @@ class SingleService(Service):
             log.info("%s before the claim was on the log; starting again in %.2f s", error, wait)
             self._retry_at = self.clock.now() + wait
             return wait or 0.001
-        except TransportError as error:
-            if not error.retriable:
-                raise
-            return self.back_off(error)
         self._recover()
         return 0.0
 

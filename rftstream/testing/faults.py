@@ -9,6 +9,7 @@ from random import Random
 BETWEEN = "between two ticks"
 BEFORE_COMMIT = "before_commit"
 AFTER_COMMIT = "after_commit"
+QUESTION = "question"
 
 
 class Kill(BaseException):
@@ -21,7 +22,7 @@ class Faults:
 
     share: float = 0.02
     """Chance, at each point, that something happens. Points: between two ticks of a process; before and after each
-    commit, each start of a producer, and each object that is put into the store."""
+    commit, each start of a producer, each question to the log, and each object that is put into the store."""
     roles: tuple[str, ...] = ()
     """What happens to a process happens to those of these roles alone; (): to all."""
     kills: int = 0
@@ -38,6 +39,8 @@ class Faults:
     """A commit fails and nothing of it is visible."""
     unknowns: int = 0
     """A commit fails, and may have succeeded."""
+    silences: int = 0
+    """A question to the log (ends, positions) is not answered."""
     user_pauses: int = 0
     """A user pauses the run, and lets it go on up to 20 s later."""
     drains: int = 0
@@ -46,7 +49,8 @@ class Faults:
 
 _WHERE = {
     "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
-    "aborts": {BEFORE_COMMIT}, "unknowns": {BEFORE_COMMIT, AFTER_COMMIT}, "user_pauses": {BETWEEN}, "drains": {BETWEEN},
+    "aborts": {BEFORE_COMMIT}, "unknowns": {BEFORE_COMMIT, AFTER_COMMIT}, "silences": {QUESTION},
+    "user_pauses": {BETWEEN}, "drains": {BETWEEN},
 }  # fmt: skip
 """Points at which each can happen; None: at all of them."""
 

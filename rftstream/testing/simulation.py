@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from rftstream.config import RunConfig
-from rftstream.errors import ProducerLost, RftError, TransactionAborted
+from rftstream.errors import ProducerLost, RftError, TransactionAborted, TransportError
 from rftstream.messages import DesiredState, RunState
 from rftstream.runtime.service import Service, build_service
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill
@@ -21,8 +21,9 @@ from rftstream.testing.memory_run import START_TIME_S, MemoryRun
 DRAIN_S = 30.0
 """For a process that was told to leave; then it is ended as it is."""
 
-RESTARTED = {1, 3}
-"""Exit codes after which a supervisor starts a process again."""
+RESTARTED = {1}
+"""Exit codes after which a supervisor starts a process again. Of 3 it makes the end of the run: a log that does not
+answer for a moment must not lead to it."""
 
 TAKEN_OVER = 5
 
@@ -173,10 +174,10 @@ class Simulation(MemoryRun):
         try:
             if process.service is None:
                 self._start(process)
-            assert process.service is not None
-            idle = process.service.tick()
-            process.wake_at = self.clock.now() + idle
-            self._at(BETWEEN)
+            if process.service is not None:
+                idle = process.service.tick()
+                process.wake_at = self.clock.now() + idle
+                self._at(BETWEEN)
         except Kill as kill:
             self.kill(process, f"killed {kill}")
         except RftError as error:
@@ -191,11 +192,17 @@ class Simulation(MemoryRun):
 
     def _start(self, process: SimulatedProcess) -> None:
         process.starts += 1
-        process.service = build_service(
+        service = build_service(
             process.role, config=self.config, folder=self.folder, transport=self.log.connect(process.name),
             clock=self.clock, process=f"{process.name}.{process.starts}", simulated=True, own_store=self.store,
         )  # fmt: skip
-        process.service.start()
+        try:
+            service.start()
+        except TransportError:
+            service.close()
+            process.wake_at = self.clock.now() + 1.0
+        else:
+            process.service = service
 
     def _look_at_end(self, process: SimulatedProcess) -> None:
         assert process.service is not None
@@ -238,7 +245,9 @@ class Simulation(MemoryRun):
     # ------------------------------------------------------------------------------------------ faults
 
     def _at_producer(self, point: str, process: str) -> None:
-        if point == AFTER_COMMIT and self._current is not None and self.watch is not None:
+        if self._current is None or process != self._current.name:  # who only looks on
+            return
+        if point == AFTER_COMMIT and self.watch is not None:
             self.watch()
         self._at(point)
 
@@ -261,6 +270,9 @@ class Simulation(MemoryRun):
             case "unknowns":
                 self.tell(process, f"a commit with an unknown result, {point}")
                 raise ProducerLost("simulated: the result of the commit is unknown")
+            case "silences":
+                self.tell(process, "the log does not answer a question")
+                raise TransportError("simulated: no answer")
             case "restarts":
                 self.restart(process)
             case "takeovers":

@@ -36,8 +36,10 @@ from rftstream.transport.kafka_links import Links, is_passing
 
 log = logging.getLogger(__name__)
 
-WATCHDOG_S = 120.0
-"""For one transaction: the client's calls have no time limits of their own."""
+DELIVERY_S = 30.0
+WATCHDOG_S = 45.0
+"""For one transaction: the client's calls have no time limits of their own. What is not delivered within DELIVERY_S it
+has given up, so nothing is to be hoped for later; a broker that comes back then still finds everybody trying."""
 
 MAX_UNSENT_BYTES = 32 << 20
 """The client would take any amount: `send` does not block. What is sent is waited for after so much."""
@@ -82,7 +84,7 @@ class KafkaProducer:
             batch_size=BATCH_BYTES,
             max_request_size=64 << 20,
             max_block_ms=int(max(10.0, self._timeout_s) * 1000),
-            delivery_timeout_ms=int(max(30.0, self._timeout_s) * 1000),
+            delivery_timeout_ms=int(DELIVERY_S * 1000),
         )
         try:
             client.init_transactions()

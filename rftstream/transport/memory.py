@@ -22,8 +22,9 @@ _LOOK_AGAIN_S = 0.05
 
 
 class MemoryAdmin:
-    def __init__(self, log: MemoryLog) -> None:
+    def __init__(self, log: MemoryLog, process: str) -> None:
         self._log = log
+        self._process = process
 
     def ensure_topics(self, topics: Mapping[str, TopicSettings]) -> None:
         log = self._log
@@ -43,13 +44,16 @@ class MemoryAdmin:
         return dict(self._log.settings)
 
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
+        self._log.asked(self._process)
         return {place: self._log.partitions[place].begin for place in self._log.places(topic)}
 
     def end_offsets(self, topic: str) -> dict[TopicPartition, int]:
+        self._log.asked(self._process)
         with self._log.changed:
             return {place: self._log.partitions[place].end for place in self._log.places(topic)}
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
+        self._log.asked(self._process)
         with self._log.changed:
             return dict(self._log.group(group).positions)
 
@@ -127,7 +131,7 @@ class MemoryTransport:
         self._log = log
         self._process = process
         self._members: list[MemoryMember] = []
-        self.admin: Admin = MemoryAdmin(log)
+        self.admin: Admin = MemoryAdmin(log, process)
 
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> MemoryReader:
         return MemoryReader(self._log, positions, bodies=bodies)
@@ -135,7 +139,9 @@ class MemoryTransport:
     def member(
         self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0
     ) -> MemoryMember:
-        member = MemoryMember(self._log, group, topics, name=name, session_timeout_s=session_timeout_s)
+        member = MemoryMember(
+            self._log, group, topics, name=name, session_timeout_s=session_timeout_s, process=self._process
+        )
         self._members.append(member)
         return member
 

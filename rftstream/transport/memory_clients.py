@@ -74,11 +74,19 @@ class MemoryReader:
 
 class MemoryMember:
     def __init__(
-        self, log: MemoryLog, group: str, topics: Collection[str], *, name: str, session_timeout_s: float
+        self,
+        log: MemoryLog,
+        group: str,
+        topics: Collection[str],
+        *,
+        name: str,
+        session_timeout_s: float,
+        process: str = "",
     ) -> None:
         for topic in topics:
             log.topic(topic)
         self._log = log
+        self._process = process
         self._group = group
         self._name = name
         self._topics = frozenset(topics)
@@ -115,6 +123,7 @@ class MemoryMember:
         return self._cursors.position(partition)
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
+        self._log.asked(self._process)
         with self._log.changed:
             found = self._log.group(self._group).positions
             missing = [place for place in partitions if place not in found]

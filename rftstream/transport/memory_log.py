@@ -56,8 +56,8 @@ class MemoryLog:
         self.real_time = clock is time.time if real_time is None else real_time
         self.fault: Fault | None = None
         """Called as fault(point, process) at "before_commit" (nothing written yet) and "after_commit" (all visible,
-        the caller has not heard of it yet), "before_start" and "after_start" of a producer; what it raises comes out of
-        `commit` or `start`."""
+        the caller has not heard of it yet), "before_start" and "after_start" of a producer, and "question" when ends
+        or positions are asked for; what it raises comes out of `commit`, `start` or the question."""
         self.changed = threading.Condition(threading.RLock())
         self.num_changes = 0
         self.settings: dict[str, TopicSettings] = {}
@@ -65,6 +65,10 @@ class MemoryLog:
         self.epochs: dict[str, int] = {}
         self.groups: dict[str, MemoryGroup] = {}
         self._num_members = 0
+
+    def asked(self, process: str) -> None:
+        if self.fault is not None:
+            self.fault("question", process)
 
     def connect(self, process: str = "") -> MemoryTransport:
         """What one simulated process holds of it; `process` is what `fault` is told."""

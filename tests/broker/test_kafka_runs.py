@@ -176,6 +176,7 @@ def own_broker(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.timeout(500)
 def test_a_broker_that_is_gone_for_a_while_stops_nobody(place: Workplace, own_broker: tuple[Path, str]) -> None:
     folder, address = own_broker
     place.write("tiny.toml", run_file("tiny", address))
@@ -189,13 +190,14 @@ def test_a_broker_that_is_gone_for_a_while_stops_nobody(place: Workplace, own_br
     place.wait_for(lambda: time.monotonic() - gone_at > 12.0, "a while")
     assert run.alive
     assert start_broker(folder, os.getpid(), "--port", address.rpartition(":")[2]) == address
-    done = run.finish()
+    done = run.finish(240.0)
     assert done.code == 0, done.err
     check_the_laws(view, 24)
     place.assert_nobody_left()
     view.close()
 
 
+@pytest.mark.timeout(500)
 def test_a_cluster_that_loses_a_broker_goes_on(place: Workplace, tmp_path: Path) -> None:
     folder = tmp_path / "kafka"
     address = start_broker(folder, os.getpid(), "--nodes", "3")
@@ -207,7 +209,7 @@ def test_a_cluster_that_loses_a_broker_goes_on(place: Workplace, tmp_path: Path)
         assert isinstance(view.transport, KafkaTransport)
         psutil.Process(json.loads((folder / "nodes.json").read_text())[1]).kill()
         reach(place, view, view.curve().version + 2)
-        done = run.finish()
+        done = run.finish(240.0)
         assert done.code == 0, done.err
         check_the_laws(view, 30)
         place.assert_nobody_left()

@@ -107,6 +107,7 @@ def draw_faults(random: Random) -> Faults:
         joins=random.randint(0, 2),
         aborts=random.randint(0, 4),
         unknowns=random.randint(0, 2 * more),
+        silences=random.randint(0, 4),
         user_pauses=random.randint(0, 1),
         drains=int(random.random() < 0.1),
     )

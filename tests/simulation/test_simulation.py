@@ -21,7 +21,7 @@ from tests.simulation.laws import Laws
 SEEDS_A_TEST = 5
 KINDS = [name for name in Faults.__slots__ if name not in ("share", "roles")]
 EVERYTHING = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, joins=1, aborts=2, unknowns=2,
-                    user_pauses=1)  # fmt: skip
+                    silences=2, user_pauses=1)  # fmt: skip
 
 
 def make_config(**settings: Any) -> RunConfig:
