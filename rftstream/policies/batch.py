@@ -1,9 +1,8 @@
-"""The rows that `hf` decodes together, and their cache.
+"""The rows that `hf` decodes together: what was sampled of each, and how far it is. A row that is done leaves at once.
 
-Prompts are padded on the left, so that all rows end in the same column: rows that join are padded to the width of the
-batch, rows that are done leave when enough of them are.
+Prompts are padded on the left, so that all rows end in the same column of the cache.
 
-Shapes: B rows, L columns of the cache, T sampled tokens of a row, V vocabulary.
+Shapes: B rows, N rows that join, W columns of the cache in use, T sampled tokens of a row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,40 +14,36 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from rftstream.messages import VersionName, VersionSpan
 from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.cache import RowCache
+from rftstream.policies.prompts import Block
 from rftstream.policies.sampling import Sampler, SamplingTable
 from rftstream.rendering import Renderer
 
+ARRAYS = ("_limits_B", "_lengths_B", "_alive_B", "_num_sampled_B", "_tokens_BT", "_logprobs_BT", "_versions_BT")
+
 
 class Batch:
-    """Requests that are decoded together. Rows that are done stay, unsampled, until `without_done`."""
+    """Requests that are decoded together."""
 
-    def __init__(
-        self, requests: Sequence[SampleRequest], renderer: Renderer, stop_ids: np.ndarray, device: torch.device
-    ) -> None:
+    def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, max_rows: int) -> None:
         self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
-        self._requests = list(requests)
-        lengths_B = np.asarray([len(one.token_ids) for one in requests])
-        context = renderer.context or np.iinfo(np.int64).max
-        self._limits_B = np.minimum([one.max_tokens for one in requests], context - lengths_B)
-        self._starts_B = lengths_B.max() - lengths_B
-        self._alive_B = np.ones(len(requests), dtype=bool)
-        self._num_sampled_B = np.zeros(len(requests), dtype=np.int64)
-        self._tokens_BT = np.zeros((len(requests), 16), dtype=np.int32)
-        self._logprobs_BT = np.zeros((len(requests), 16), dtype=np.float32)
-        self._versions_BT = np.zeros((len(requests), 16), dtype=np.int32)
-        self._table = SamplingTable.of([one.seed for one in requests], [one.sampling for one in requests])
-        self.cache: Any = new_cache()
+        self._requests: list[SampleRequest] = []
+        self._limits_B = np.zeros(0, dtype=np.int64)
+        self._lengths_B = np.zeros(0, dtype=np.int64)
+        """Tokens of each row in the cache."""
+        self._alive_B = np.zeros(0, dtype=bool)
+        self._num_sampled_B = np.zeros(0, dtype=np.int64)
+        self._tokens_BT = np.zeros((0, 16), dtype=np.int32)
+        self._logprobs_BT = np.zeros((0, 16), dtype=np.float32)
+        self._versions_BT = np.zeros((0, 16), dtype=np.int32)
+        self._table = SamplingTable.of([], [])
+        self._seen: tuple[Tensor, Tensor] | None = None
+        self._cache = RowCache(max_rows)
         self.logits_BV: Any = None
-        prompts_BL = np.zeros((len(requests), int(lengths_B.max())), dtype=np.int64)
-        for row, request in enumerate(requests):
-            prompts_BL[row, self._starts_B[row] :] = request.token_ids
-        self.prompts_BL = torch.from_numpy(prompts_BL).to(device)
-        self._lay_out(prompts_BL.shape[1])
+        """Of the next token of each row."""
 
     @property
     def num_rows(self) -> int:
@@ -58,29 +53,86 @@ class Batch:
     def num_alive(self) -> int:
         return int(self._alive_B.sum())
 
-    def _lay_out(self, num_columns: int) -> None:
-        """What follows from which rows there are and how wide the cache is."""
-        columns_1L = torch.arange(num_columns, device=self._device)[None]
-        starts_B1 = torch.from_numpy(self._starts_B).to(self._device)[:, None]
-        self.attended_BL = (columns_1L >= starts_B1).to(torch.int64)
-        self.positions_BL = (columns_1L - starts_B1).clamp(min=0)
+    # ------------------------------------------------------------------------------------------ who is in it
+
+    def join(self, requests: Sequence[SampleRequest], block: Block, which_N: np.ndarray) -> None:
+        """Requests whose prompts are numbers `which_N` of a block."""
+        num = len(requests)
+        lengths_N = np.asarray([len(one.token_ids) for one in requests])
+        context = self._renderer.context or np.iinfo(np.int64).max
+        joining = {
+            "_limits_B": np.minimum([one.max_tokens for one in requests], context - lengths_N),
+            "_lengths_B": lengths_N,
+            "_alive_B": np.ones(num, dtype=bool),
+            "_num_sampled_B": np.zeros(num, dtype=np.int64),
+        }
+        for name in ARRAYS:
+            array = getattr(self, name)
+            empty = np.zeros((num, *array.shape[1:]), dtype=array.dtype)
+            setattr(self, name, np.concatenate([array, joining.get(name, empty)]))
+        self._requests += requests
+        self._table = self._table.join(
+            SamplingTable.of([one.seed for one in requests], [one.sampling for one in requests])
+        )
+        self._cache.add(block.states, which_N)
+        logits_NV = block.logits_UV[torch.from_numpy(which_N).to(self._device)]
+        self.logits_BV = logits_NV if self.logits_BV is None else torch.cat([self.logits_BV, logits_NV])
+        self._seen = None
+        self._bind()
+
+    def leave(self) -> None:
+        """Rows that are done make room: the last ones take their places."""
+        num_alive = self.num_alive
+        if num_alive == self.num_rows:
+            return
+        targets = np.flatnonzero(~self._alive_B[:num_alive])
+        sources = num_alive + np.flatnonzero(self._alive_B[num_alive:])
+        order_B = np.arange(num_alive)
+        order_B[targets] = sources
+        for name in ARRAYS:
+            setattr(self, name, getattr(self, name)[order_B])
+        self._requests = [self._requests[row] for row in order_B]
+        self._table = self._table.take(order_B)
+        order = torch.from_numpy(order_B).to(self._device)
+        self.logits_BV = self.logits_BV[order]
+        if self._seen is not None:
+            self._seen = (self._seen[0][order], self._seen[1][order])
+        self._cache.keep(num_alive, sources, targets)
+        self._cache.narrow(int(self._lengths_B.max(initial=0)))
+        self._bind()
+
+    def forget(self, request_id: str) -> None:
+        for row, request in enumerate(self._requests):
+            if request.request_id == request_id:
+                self._alive_B[row] = False
+
+    def _bind(self) -> None:
+        """What follows from which rows there are."""
         self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device)
         self._with_stops = [row for row, one in enumerate(self._requests) if one.sampling.stop]
-        self._seen: tuple[Tensor, Tensor] | None = None
 
-    def append_column(self) -> Tensor:
-        """Makes room for the tokens just sampled; they are the next input."""
-        ones_B1 = torch.ones((self.num_rows, 1), dtype=torch.int64, device=self._device)
-        self.attended_BL = torch.cat([self.attended_BL, ones_B1], dim=1)
-        self.positions_BL = self.positions_BL[:, -1:] + 1
-        return torch.from_numpy(self._last_B).to(self._device)[:, None]
+    # ------------------------------------------------------------------------------------------ one token of each
+
+    def inputs(self) -> dict[str, Any]:
+        """What the model is given for the next token: each row's last one, which the cache has not seen yet."""
+        last_B = self._tokens_BT[np.arange(self.num_rows), self._num_sampled_B - 1].astype(np.int64)
+        positions_B = torch.from_numpy(self._lengths_B.copy()).to(self._device)
+        self._lengths_B += 1
+        width = self._cache.width + 1
+        columns_1W = torch.arange(width, device=self._device)[None]
+        return {
+            "input_ids": torch.from_numpy(last_B).to(self._device)[:, None],
+            "position_ids": positions_B[:, None],
+            "attention_mask": columns_1W >= (width - 1 - positions_B)[:, None],
+            "past_key_values": self._cache.for_model,
+        }
 
     def sample(self, version: int) -> list[tuple[int, str]]:
-        """One token for each row that is alive; the rows that finished with it, and why."""
-        positions_B = self.positions_BL[:, -1].cpu().numpy() + 1
+        """One token for each row; the rows that finished with it, and why."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
-        tokens_B, logprobs_B = self._sampler.draw(self.logits_BV, positions_B, self._num_sampled_B, seen_BV, counts_BV)
-        self._last_B = tokens_B
+        tokens_B, logprobs_B = self._sampler.draw(
+            self.logits_BV, self._lengths_B, self._num_sampled_B, seen_BV, counts_BV
+        )
         if counts_BV is not None:
             rows_B = torch.arange(self.num_rows, device=self._device)
             counts_BV[rows_B, torch.from_numpy(tokens_B).to(self._device)] += 1
@@ -121,55 +173,6 @@ class Batch:
             error="the model's logits are not finite" if reason == "error" else None,
         )
 
-    def forget(self, request_id: str) -> None:
-        for row, request in enumerate(self._requests):
-            if request.request_id == request_id:
-                self._alive_B[row] = False
-
-    def without_done(self) -> Batch | None:
-        """Only the rows that are alive, and no column that is padding in all of them; None if there are none."""
-        rows_B = np.flatnonzero(self._alive_B)
-        if not len(rows_B):
-            return None
-        rows = torch.from_numpy(rows_B).to(self._device)
-        cut = int(self._starts_B[rows_B].min())
-        width = self.attended_BL.shape[1]
-        self._take(rows_B)
-        self._starts_B = self._starts_B - cut
-        self.logits_BV = self.logits_BV[rows]
-        self.cache = new_cache([(keys[rows, :, cut:], values[rows, :, cut:]) for keys, values in _pairs(self.cache)])
-        self._lay_out(width - cut)
-        return self
-
-    def join(self, other: Batch) -> Batch:
-        """The rows of both, those of the narrower one padded on the left."""
-        width = max(self.attended_BL.shape[1], other.attended_BL.shape[1])
-        gaps = [width - one.attended_BL.shape[1] for one in (self, other)]
-        room = max(self._tokens_BT.shape[1], other._tokens_BT.shape[1])
-        self._widen(room)
-        other._widen(room)
-        self._starts_B = np.concatenate([self._starts_B + gaps[0], other._starts_B + gaps[1]])
-        self._requests += other._requests
-        self._table = self._table.join(other._table)
-        for name in ("_limits_B", "_alive_B", "_num_sampled_B", "_tokens_BT", "_logprobs_BT", "_versions_BT"):
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
-        self.logits_BV = torch.cat([self.logits_BV, other.logits_BV])
-        pairs = zip(_pairs(self.cache), _pairs(other.cache), strict=True)
-        self.cache = new_cache([
-            (torch.cat([_pad(ours[0], gaps[0]), _pad(theirs[0], gaps[1])]),
-             torch.cat([_pad(ours[1], gaps[0]), _pad(theirs[1], gaps[1])]))
-            for ours, theirs in pairs
-        ])  # fmt: skip
-        self._lay_out(width)
-        return self
-
-    def _take(self, rows_B: np.ndarray) -> None:
-        self._requests = [self._requests[row] for row in rows_B]
-        self._table = self._table.take(rows_B)
-        for name in ("_limits_B", "_starts_B", "_alive_B", "_num_sampled_B", "_tokens_BT", "_logprobs_BT",
-                     "_versions_BT"):  # fmt: skip
-            setattr(self, name, getattr(self, name)[rows_B])
-
     def _widen(self, width: int) -> None:
         for name in ("_tokens_BT", "_logprobs_BT", "_versions_BT"):
             array = getattr(self, name)
@@ -194,46 +197,3 @@ class Batch:
                 np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
             self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))
         return self._seen
-
-
-class _GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer's cache that doubles its room, instead of being copied for every token."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states, value_states
-            self._rooms: list[Tensor] | None = None
-            return self.keys, self.values
-        assert self.keys is not None
-        assert self.values is not None
-        old, new = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
-        if self._rooms is None or new > self._rooms[0].shape[2]:
-            room = max(new + 16, new + new // 2)
-            self._rooms = [self._enlarged(self.keys, room), self._enlarged(self.values, room)]
-        for buffer, states in zip(self._rooms, (key_states, value_states), strict=True):
-            buffer[:, :, old:new] = states
-        self.keys, self.values = (buffer[:, :, :new] for buffer in self._rooms)
-        return self.keys, self.values
-
-    @staticmethod
-    def _enlarged(states: Tensor, room: int) -> Tensor:
-        buffer = states.new_empty((*states.shape[:2], room, states.shape[3]))
-        buffer[:, :, : states.shape[2]] = states
-        return buffer
-
-
-def new_cache(pairs: Sequence[tuple[Tensor, Tensor]] = ()) -> Any:
-    cache: Any = DynamicCache()
-    cache.layer_class_to_replicate = _GrowingLayer
-    for number, (keys, values) in enumerate(pairs):
-        cache.update(keys, values, number)
-    return cache
-
-
-def _pairs(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    return [(layer.keys, layer.values) for layer in cache.layers]
-
-
-def _pad(states: Tensor, columns: int) -> Tensor:
-    return torch.nn.functional.pad(states, (0, 0, columns, 0)) if columns else states

@@ -1,8 +1,9 @@
 """Any Hugging Face causal language model as a policy: batched sampling with a cache, one decoding step at a time.
 
-Weights are exchanged in place between two steps; the cache of what was computed before is kept.
+Requests join while others are being decoded, and siblings share the computation of their prompt. Weights are exchanged
+in place between two steps; the cache of what was computed before is kept.
 
-Shapes: B rows of the batch, L columns, V vocabulary.
+Shapes: U prompts, L their tokens, B rows of the batch, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import numpy as np
 import torch
 from msgspec import Meta
 from torch import Tensor
-from transformers import AutoModelForCausalLM, logging
+from transformers import AutoModelForCausalLM, DynamicCache, logging
 
 from rftstream.clock import Clock
 from rftstream.errors import PolicyError, WeightsError
 from rftstream.messages import VersionName
 from rftstream.models import ModelSpec
+from rftstream.policies import attention
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.batch import Batch
+from rftstream.policies.prompts import Block, PromptStore, TokenIds
 from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
@@ -35,17 +38,16 @@ class HfPolicy:
     class Config:
         batch_size: Annotated[int, Meta(ge=1)] = 256
         """Requests sampled at once; more wait."""
-        prefill_tokens: Annotated[int, Meta(ge=1)] = 8192
-        """Prompt tokens, padding included, taken into the batch in one step (a longer prompt goes alone)."""
-        join_every: Annotated[int, Meta(ge=1)] = 8
-        """Waiting requests join after so many steps, or at once when a quarter of the batch is free."""
+        prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
+        """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
+        for siblings that come later."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self._config, self._spec, self._renderer = config, model, renderer
         torch.set_num_threads(model.threads)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         loader: Any = AutoModelForCausalLM
-        self._model = loader.from_pretrained(model.folder, dtype=SERVED[model.dtype], attn_implementation="sdpa")
+        self._model = loader.from_pretrained(model.folder, dtype=SERVED[model.dtype], attn_implementation=attention.register())
         self._model.to(model.device)
         self._model.eval()
         self._device = torch.device(model.device)
@@ -54,8 +56,10 @@ class HfPolicy:
         self._versions: list[VersionName] = []
         self._waiting: deque[SampleRequest] = deque()
         self._refused: list[Completion] = []
+        self._prompts = PromptStore(2 * config.prefill_tokens)
         self._batch: Batch | None = None
-        self._steps_since_join = 0
+        self._missed = 0
+        """Tokens that requests which wait could have had, in the places that were free."""
 
     @property
     def version(self) -> VersionName | None:
@@ -87,6 +91,7 @@ class HfPolicy:
             if parameter.numel():
                 parameter.copy_(_tensor(tensors[key], parameter))
         self._versions.append(name)
+        self._prompts.clear()
 
     def submit(self, request: SampleRequest) -> None:
         context = self._renderer.context
@@ -116,52 +121,93 @@ class HfPolicy:
     def close(self) -> None:
         self._batch, self._model, self._parameters = None, None, {}
         self._waiting.clear()
+        self._prompts.clear()
 
-    # ------------------------------------------------------------------------------------------ the batch
+    # ------------------------------------------------------------------------------------------ who joins
 
     def _let_in(self) -> None:
-        """Rows that are done leave, rows that wait join; seldom, since both copy the cache."""
+        """Requests whose prompts are known join at once. Others wait until computing their prompts, which costs about
+        a step whatever their number, costs the batch less than their waiting has."""
         batch = self._batch
-        if batch is not None and batch.num_alive * 4 <= batch.num_rows * 3:
-            self._batch = batch = batch.without_done()
-        self._steps_since_join += 1
-        free = self._config.batch_size - (batch.num_alive if batch is not None else 0)
-        due = batch is None or free * 4 >= self._config.batch_size or self._steps_since_join >= self._config.join_every
-        if not (self._waiting and free and due):
+        if batch is not None:
+            batch.leave()
+            batch = self._batch = batch if batch.num_rows else None
+        num_rows = batch.num_rows if batch is not None else 0
+        free = self._config.batch_size - num_rows
+        if not (self._waiting and free):
             return
-        self._steps_since_join = 0
-        new = Batch(self._choose(free), self._renderer, self._stop_ids, self._device)
-        new.logits_BV = self._forward(new, new.prompts_BL)
-        self._batch = new if batch is None else batch.join(new)
+        self._missed += min(len(self._waiting), free)
+        by_block: dict[Block, tuple[list[SampleRequest], list[int]]] = {}
+        for request, block, number in self._choose(free, self._missed >= num_rows):
+            requests, which = by_block.setdefault(block, ([], []))
+            requests.append(request)
+            which.append(number)
+        if by_block and batch is None:
+            batch = self._batch = Batch(self._renderer, self._stop_ids, self._device, self._config.batch_size)
+        for block, (requests, which) in by_block.items():
+            assert batch is not None
+            batch.join(requests, block, np.asarray(which))
 
-    def _choose(self, free: int) -> list[SampleRequest]:
+    def _choose(self, free: int, may_compute: bool) -> list[tuple[SampleRequest, Block, int]]:
+        """The first that wait, as many as have a place and a prompt that is known or, if that may be, computed now;
+        with the block of each, and the number of its prompt there."""
         chosen: list[SampleRequest] = []
+        places: dict[TokenIds, tuple[Block, int]] = {}
+        new: dict[TokenIds, None] = {}
         longest = 0
         while self._waiting and len(chosen) < free:
-            longest = max(longest, len(self._waiting[0].token_ids))
-            if chosen and longest * (len(chosen) + 1) > self._config.prefill_tokens:
-                break
+            prompt = self._waiting[0].token_ids
+            if (place := self._prompts.place(prompt)) is not None:
+                places[prompt] = place
+            elif prompt not in new:
+                longest = max(longest, len(prompt))
+                if not may_compute or (new and longest * (len(new) + 1) > self._config.prefill_tokens):
+                    break
+                new[prompt] = None
             chosen.append(self._waiting.popleft())
-        return chosen
+        if new:
+            block = self._compute(tuple(new))
+            self._prompts.add(block)
+            places |= {prompt: (block, number) for number, prompt in enumerate(new)}
+            self._missed = 0
+        return [(request, *places[request.token_ids]) for request in chosen]
 
-    def _forward(self, batch: Batch, token_ids_BL: Tensor) -> Tensor:
-        """Logits of the next token, [B, V]; the cache grows by the given columns."""
+    # ------------------------------------------------------------------------------------------ the model
+
+    def _compute(self, prompts: tuple[TokenIds, ...]) -> Block:
+        """Padded on the left."""
+        longest = max(len(one) for one in prompts)
+        starts_U1 = torch.tensor([[longest - len(one)] for one in prompts], device=self._device)
+        token_ids_UL = np.zeros((len(prompts), longest), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            token_ids_UL[row, longest - len(prompt) :] = prompt
+        columns_1L = torch.arange(longest, device=self._device)[None]
+        cache = DynamicCache()
+        logits_UV = self._forward({
+            "input_ids": torch.from_numpy(token_ids_UL).to(self._device),
+            "position_ids": (columns_1L - starts_U1).clamp(min=0),
+            "attention_mask": columns_1L >= starts_U1,
+            "past_key_values": cache,
+        })  # fmt: skip
+        states = [(layer.keys, layer.values) for layer in cache.layers]
+        return Block(prompts=prompts, states=states, logits_UV=logits_UV)
+
+    def _forward(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Logits of the next token, [B, V]; the cache grows by the given tokens."""
         try:
-            output = self._model(
-                input_ids=token_ids_BL, attention_mask=batch.attended_BL,
-                position_ids=batch.positions_BL[:, -token_ids_BL.shape[1] :],
-                past_key_values=batch.cache, use_cache=True, logits_to_keep=1,
-            )  # fmt: skip
+            output = self._model(**inputs, use_cache=True, logits_to_keep=1)
         except RuntimeError as error:  # out of memory, for one
-            raise PolicyError(f"policy hf: the model failed at {tuple(token_ids_BL.shape)} tokens: {error}") from error
+            shape = tuple(inputs["input_ids"].shape)
+            raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
         return output.logits[:, -1]  # type: ignore[no-any-return]
 
     def _advance(self, batch: Batch) -> list[Completion]:
         """Samples one token of each row, and computes the logits of the next if anything is left to sample."""
         finished = batch.sample(len(self._versions) - 1)
         done = [batch.completion(row, reason, self._versions) for row, reason in finished]
-        if batch.num_alive:
-            batch.logits_BV = self._forward(batch, batch.append_column())
+        batch.leave()
+        if batch.num_rows:
+            batch.logits_BV = self._forward(batch.inputs())
         else:
             self._batch = None
             self._versions = self._versions[-1:]

@@ -141,7 +141,7 @@ def _invert(probs_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     Cumulated in float64, first over blocks and then inside the one that was hit, since a sum is cheaper than a scan.
     """
     vocabulary = probs_BV.shape[1]
-    padded_BV = torch.nn.functional.pad(probs_BV, (0, -vocabulary % BLOCK))
+    padded_BV = torch.nn.functional.pad(probs_BV, (0, -vocabulary % BLOCK)) if vocabulary % BLOCK else probs_BV
     blocks_BKW = padded_BV.reshape(len(padded_BV), -1, BLOCK)
     sums_BK = blocks_BKW.sum(dim=-1).double()
     cdf_BK = sums_BK.cumsum(dim=-1)
