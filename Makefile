@@ -7,7 +7,7 @@ export PYTHON
 
 NODES ?= 1
 
-.PHONY: help setup demo kafka kafka-stop test test-fast fmt lint types bench constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast fmt lint types bench curves constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ types: .venv/.developer  ## mypy --strict
 
 bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks)
 	$(BIN)/python -m benchmarks $(ONLY)
+
+curves: .venv/.user  ## run the examples to their ends (an hour; goes on where it stood), draw docs/pictures (ONLY=smollm2)
+	$(BIN)/python scripts/curves.py $(ONLY)
 
 constraints: .venv/.user  ## newest versions of all dependencies into constraints.txt
 	scripts/constraints

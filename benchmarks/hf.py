@@ -8,7 +8,6 @@ order of the tasks. The explorer computes logprobs and stamps, `generate` tokens
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -63,7 +62,7 @@ class Load:
 def run() -> list[dict[str, Any]]:
     rows = []
     model, name = _model()
-    for threads in [1]:
+    for threads in sorted({1, os.cpu_count() or 1}):
         with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
             load = _load(model, threads, folder)
             ours = sum(load.lengths) / _explore(load, Path(folder) / "run")

@@ -61,7 +61,7 @@ class MakeModel:
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
     path: str | None = None
-    """A Hugging Face model folder, or a name on the hub."""
+    """A Hugging Face model folder, relative to the run file, or a name on the hub."""
     make: MakeModel | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """What engines compute in and what is published; the trainer's masters are float32."""
@@ -454,8 +454,10 @@ def _absolute(config: RunConfig) -> RunConfig:
         return f"hf:{(base / folder).resolve()}" if folder not in ("", text) and (base / folder).is_dir() else text
 
     model = config.model
-    if model.path is not None and (base / model.path).is_dir():
-        model = dataclasses.replace(model, path=str((base / model.path).resolve()))
+    if model.path is not None:
+        beside = (base / Path(model.path).expanduser()).resolve()
+        if beside.is_dir() or (model.path.startswith((".", "~")) and not Path(model.path).is_dir()):
+            model = dataclasses.replace(model, path=str(beside))  # a missing one, too: errors say where it was sought
     model = dataclasses.replace(model, chat_template=_template(model.chat_template, base, "model"))
 
     def sections(kind: str) -> dict[str, Any]:

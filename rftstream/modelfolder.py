@@ -35,6 +35,8 @@ RECIPE = "rftstream.json"
 """In made folders: what they were made from."""
 LAYOUT = 1
 """Of made models; goes up when the same settings give other weights."""
+CONVERTED = {"SmolLM2-135M-Instruct": "smollm2"}
+"""Names of folders -> what `rftstream convert` calls the model that belongs there."""
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
@@ -149,6 +151,8 @@ def _find(path: str) -> Path:
     if Path(path).is_dir():
         return Path(path).resolve()
     advice = "give a Hugging Face model folder, a name on the hub, or [model.make] for a tiny one"
+    if (kind := CONVERTED.get(Path(path).name)) is not None:
+        advice = f"make it by `rftstream convert {kind} {path}`, or {advice}"
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path: {path}: no such folder; {advice}")
     try:

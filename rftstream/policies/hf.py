@@ -47,7 +47,9 @@ class HfPolicy:
         torch.set_num_threads(model.threads)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         loader: Any = AutoModelForCausalLM
-        self._model = loader.from_pretrained(model.folder, dtype=SERVED[model.dtype], attn_implementation=attention.register())
+        self._model = loader.from_pretrained(
+            model.folder, dtype=SERVED[model.dtype], attn_implementation=attention.register()
+        )
         self._model.to(model.device)
         self._model.eval()
         self._device = torch.device(model.device)

@@ -16,11 +16,8 @@ CACHE = Path(__file__).parents[2] / ".cache" / "models"
 """Kept, for it takes half a minute to make."""
 
 SHORT = (
-    "run.steps=3", "feeder.groups_per_batch=2", "feeder.group_size=4", "sampling.max_tokens=16",
-    "evaluations.chain_sum.num_tasks=4", "tasksets.chain_sum.options.config.max_digits=1",
-    "tasksets.chain_sum.options.config.max_terms=2",
+    "run.steps=3", "feeder.groups_per_batch=2", "feeder.group_size=4", "evaluations.chain_sum.num_tasks=4",
 )  # fmt: skip
-"""Easy sums, of which some are right, at the usual learning rate."""
 
 
 @pytest.fixture
@@ -61,18 +58,18 @@ def check_completions(view: RunView, model: Path) -> None:
         assert rollout.status in ("completed", "truncated")
         (segment,) = rollout.segments
         tokens, mask = segment.token_ids.numpy(), segment.loss_mask.numpy() == 1
+        assert rollout.problem is not None
         prompt = tokenizer.decode(tokens[~mask].tolist(), skip_special_tokens=False)
-        assert prompt.startswith("<|im_start|>system\nAnswer with the number alone.<|im_end|>\n<|im_start|>user\n")
-        assert prompt.endswith("<|im_start|>assistant\n")
+        assert prompt == rollout.problem.messages[-1].content, "as the example's template has it"
         said = tokenizer.decode(tokens[mask].tolist(), skip_special_tokens=True)
         assert rollout.turns[-1].content == said
-        assert 1 <= mask.sum() == rollout.num_tokens <= 16
+        assert 1 <= mask.sum() == rollout.num_tokens <= 8
         logprobs = segment.behavior_logprobs.numpy()
         assert (logprobs[mask] <= 0).all()
         assert logprobs[mask].min() < 0
         assert (logprobs[~mask] == 0).all()
         texts.add(said)
-    assert len(texts) > 8, "sampled"
+    assert len(texts) > 4, "sampled"
     assert any(character.isdigit() for text in texts for character in text), "it was asked for numbers"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.config import MakeModel, ModelSection
+from rftstream.config import MakeModel, ModelSection, from_dict
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import model_digests, prepare_model
 from tests.unit import tiny
@@ -86,6 +86,24 @@ def test_a_folder_is_taken_as_it_is(tmp_path):
 def test_a_missing_folder_is_said(tmp_path, path):
     with pytest.raises(ConfigError, match=rf"model\.path: {path}: no such folder; give a"):
         prepare_model(ModelSection(path=path), tmp_path, 0)
+
+
+def test_a_model_is_sought_beside_the_run_file(tmp_path, monkeypatch):
+    (tmp_path / "examples").mkdir()
+    values = {"run": {"name": "one", "steps": 1}, "tasksets": {"sums": {"source": "arithmetic"}},
+              "base": str(tmp_path / "examples")}  # fmt: skip
+    monkeypatch.chdir("/")
+    there = tmp_path / "models" / "SmolLM2-135M-Instruct"
+    for path in ("../models/SmolLM2-135M-Instruct", str(there)):
+        config = from_dict({**values, "model": {"path": path}})
+        assert config.model.path == str(there)
+        with pytest.raises(ConfigError, match=rf"path: {there}: no .* by `rftstream convert smollm2 {there}`, or give"):
+            prepare_model(config.model, tmp_path, 0)
+    there.mkdir(parents=True)
+    assert from_dict({**values, "model": {"path": "../models/SmolLM2-135M-Instruct"}}).model.path == str(there)
+    monkeypatch.chdir(tmp_path / "models")
+    assert from_dict({**values, "model": {"path": "./SmolLM2-135M-Instruct"}}).model.path == "./SmolLM2-135M-Instruct"
+    assert from_dict({**values, "model": {"path": "owner/name"}}).model.path == "owner/name"
 
 
 def test_a_name_that_the_hub_does_not_give_is_said(tmp_path, monkeypatch):

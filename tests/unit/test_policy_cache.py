@@ -82,7 +82,9 @@ def test_what_a_broken_row_left_behind_reaches_nobody():
     cache.add(states_of([2], 2, random), np.asarray([0]))
     cache.add(states_of([8], 8, random), np.asarray([0]))  # as wide as the broken one was
     new = torch.zeros((4, HEADS, 1, WIDTH), dtype=torch.float64)
-    assert all(torch.isfinite(part).all() for layer in range(LAYERS) for part in cache.for_model.update(new, new, layer))
+    assert all(
+        torch.isfinite(part).all() for layer in range(LAYERS) for part in cache.for_model.update(new, new, layer)
+    )
 
 
 def test_the_newest_prompts_are_known():
