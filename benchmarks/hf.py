@@ -8,6 +8,7 @@ order of the tasks. The explorer computes logprobs and stamps, `generate` tokens
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -180,7 +181,7 @@ def _generate(load: Load, made: Path) -> float:
     model: Any = AutoModelForCausalLM.from_pretrained(spec.folder, dtype=torch.bfloat16)
     model.eval()
     stops = sorted(open_renderer(spec).stop_token_ids)
-    settings = GenerationConfig(
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_TOKENS, pad_token_id=stops[0],
         suppress_tokens=stops,
     )  # fmt: skip

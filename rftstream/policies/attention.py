@@ -39,7 +39,7 @@ def attend(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if query.device.type != "cpu" or attention_mask is None or settings.get("position_bias") is not None:
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
+        return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **settings
         )
     output = torch.nn.functional.scaled_dot_product_attention(

@@ -39,7 +39,7 @@ class RowCache:
         """New rows at the end: row u is `which_U[u]` of the given states, both ending in the newest column."""
         if not self._layers:
             self._layers = [_Layer() for _ in states]
-            self.for_model = Cache(layers=self._layers)
+            self.for_model = Cache(layers=[*self._layers])
         which = torch.from_numpy(which_U).to(states[0][0].device)
         for layer, (keys, values) in zip(self._layers, states, strict=True):
             layer.add(keys, values, which, self._max_rows)
@@ -59,7 +59,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Columns `start` to `end` of the first `num_rows` rows of two larger tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_rows = self.start = self.end = 0
         self._rooms: tuple[Tensor, Tensor] | None = None
 
@@ -81,7 +81,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def add(self, keys: Tensor, values: Tensor, which: Tensor, max_rows: int) -> None:
         if self._rooms is None:
-            self.lazy_initialization(keys, values)  # type: ignore[no-untyped-call]
+            self.lazy_initialization(keys, values)
             self._rooms = (keys.new_empty((0, *keys.shape[1:])), values.new_empty((0, *values.shape[1:])))
         first, last, length = self.num_rows, self.num_rows + len(which), keys.shape[2]
         if last > self._rooms[0].shape[0] or length > self.end:

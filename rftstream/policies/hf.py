@@ -184,7 +184,7 @@ class HfPolicy:
         for row, prompt in enumerate(prompts):
             token_ids_UL[row, longest - len(prompt) :] = prompt
         columns_1L = torch.arange(longest, device=self._device)[None]
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         logits_UV = self._forward({
             "input_ids": torch.from_numpy(token_ids_UL).to(self._device),
             "position_ids": (columns_1L - starts_U1).clamp(min=0),
