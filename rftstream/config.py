@@ -489,13 +489,20 @@ def _template(value: str | None, base: Path, section: str) -> str | None:
     return text
 
 
+def _not_a_file(folder: Path) -> str:
+    if (folder / "run.lock").exists():
+        return f"{folder}: is a run folder, expected a run file; `rftstream resume {folder}` goes on with that run"
+    found = ", ".join(map(str, sorted(folder.glob("*.toml"))))
+    return f"{folder}: is a folder, expected a run file" + (f"; there is {found}" if found else "")
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder, expected a TOML file") from None
+        raise ConfigError(_not_a_file(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 

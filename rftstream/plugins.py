@@ -89,7 +89,8 @@ def check_keys(values: Any, target: Any, where: str) -> None:
     for key, value, inner in _pairs(values, target):
         place = f"{where}.{key}" if where else key
         if inner is None:
-            raise ConfigError(f"{place}: unknown key; {suggest(key, _fields(target))}")
+            elsewhere = "" if where else _in_sections(key, target)
+            raise ConfigError(f"{place}: unknown key; {suggest(key, _fields(target))}{elsewhere}")
         check_keys(value, inner, place)
 
 
@@ -98,6 +99,12 @@ def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1)
     text = "known: " + ", ".join(sorted(known)) if known else "none are known"
     return f"{text}; did you mean {near[0]!r}?" if near else text
+
+
+def _in_sections(key: str, target: Any) -> str:
+    """Of a setting without its section: where it may belong."""
+    places = [f"{section}.{key}" for section, inner in _fields(target).items() if key in _fields(inner)]
+    return f"; did you mean {' or '.join(places)}?" if places else ""
 
 
 def _fields(target: Any) -> dict[str, Any]:

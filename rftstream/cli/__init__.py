@@ -52,6 +52,7 @@ class Commands(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
+        command.short_help = (command.help or "").partition("\n")[0]  # click would cut it in a narrow terminal
         return command
 
     def resolve_command(

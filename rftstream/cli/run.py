@@ -18,7 +18,7 @@ from rftstream.cli.options import (
     run_files,
     set_option,
 )
-from rftstream.cli.words import RunPath, complete_role
+from rftstream.cli.words import ROLES, RunPath, Word
 
 if TYPE_CHECKING:
     from rftstream.runtime.launch import RunResult
@@ -102,7 +102,7 @@ def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> No
     "--role",
     required=True,
     metavar="ROLE",
-    shell_complete=complete_role,
+    type=Word(ROLES),
     help="feeder, explorer, verifier, buffer, trainer, evaluator.",
 )
 @click.option("--run-dir", type=RunPath(), help="Folder of the run.  [default: FILE's newest run]")

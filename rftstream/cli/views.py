@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rftstream.cli.options import examples, files_argument, json_option, load_run_file, run_argument, set_option
-from rftstream.cli.words import complete_kind, complete_topic
+from rftstream.cli.words import KINDS, Word, complete_topic
 
 if TYPE_CHECKING:
     from rftstream.runtime.runs import OpenRun
@@ -159,7 +159,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 
 @examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
 @click.command(name="list")
-@click.argument("kind", shell_complete=complete_kind)
+@click.argument("kind", type=Word(KINDS))
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
               metavar="DIR", help="Of `list runs`: where the run folders are.")  # fmt: skip
 @json_option

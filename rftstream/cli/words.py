@@ -35,18 +35,25 @@ class RunFile(click.Path):
         return _run_files(incomplete)
 
 
+class Word(click.ParamType):
+    """One of a few words. A wrong one is left to who uses it, since that error names the nearest."""
+
+    name = "word"
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self.words = words
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"One of: {', '.join(self.words)}"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _items(_beginning(self.words, incomplete))
+
+
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from rftstream.topics import TOPICS
 
     return _beginning(TOPICS, incomplete)
-
-
-def complete_role(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return _beginning(ROLES, incomplete)
-
-
-def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return _beginning(KINDS, incomplete)
 
 
 def _beginning(words: Iterable[str], incomplete: str) -> list[str]:

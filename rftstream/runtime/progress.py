@@ -26,11 +26,13 @@ SAMPLE_EVERY_S = 20.0
 PLAIN_EVERY_S = 5.0
 RATE_OVER_S = 60.0
 SPARKLINE_WIDTH = 48
+BAR_WIDTH = 40
 LAGS = {"tasks": "explorer", "rollouts": "verifier", "verified": "buffer"}
 """Topic -> the group whose lag is shown; `verified` holds the open groups, too."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_CHARACTERS = 160
+_LABEL_WIDTH = len("evaluation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,37 +279,49 @@ class LiveProgress:
         if (now := time.monotonic()) >= self._next_at:
             self._next_at = now + REFRESH_S
             self._watch.look()
-            self._live.update(live_view(self._watch), refresh=True)
+            self._draw()
 
     def note(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        self._live.update(live_view(self._watch), refresh=True)
+        self._draw()
         self._live.stop()
 
+    def _draw(self) -> None:
+        self._live.update(live_view(self._watch, self._live.console.width), refresh=True)
 
-def live_view(watch: Watch) -> Table:
+
+def live_view(watch: Watch, width: int = 120) -> Table:
+    """`width`: columns of the terminal."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _live_rows(watch):
+    for name, value in _live_rows(watch, width - max(len(watch.title), _LABEL_WIDTH) - 2):
         table.add_row(name, value if isinstance(value, Text) else Text(value))
     return table
 
 
-def _live_rows(watch: Watch) -> list[tuple[str, Text | str]]:
+def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
     from rich.text import Text
 
     curve = watch.observer.curve
     metrics = curve.last.metrics if curve.last else {}
-    rows: list[tuple[str, Text | str]] = [(watch.title, _bar(watch))]
+    rows: list[tuple[str, Text | str]] = [(watch.title, _bar(watch, width))]
     rewards = curve.rewards()
     if rewards:
-        rows.append(("reward", Text.assemble((f"{rewards[-1]:.3f} ", "bold"), (sparkline(rewards), "green"))))
+        rows.append(
+            (
+                "reward",
+                Text.assemble(
+                    (f"{rewards[-1]:.3f} ", "bold"),
+                    (sparkline(rewards, max(1, min(SPARKLINE_WIDTH, width - 8))), "green"),
+                ),
+            )
+        )
     shown = [("staleness", "staleness_mean", ".1f"), ("loss", "loss", ".4f"), ("entropy", "entropy", ".3f"),
              ("length", "length_mean", ".0f"), ("grad norm", "grad_norm", ".3g")]  # fmt: skip
     if parts := [f"{text} {metrics[name]:{form}}" for text, name, form in shown if name in metrics]:
@@ -324,18 +338,20 @@ def _live_rows(watch: Watch) -> list[tuple[str, Text | str]]:
     return rows
 
 
-def _bar(watch: Watch) -> Text:
+def _bar(watch: Watch, width: int) -> Text:
     from rich.text import Text
 
     curve, run = watch.observer.curve, watch.config.run
+    took = f"  {duration(time.monotonic() - watch.began)}"
+    if left := watch.seconds_left():
+        took += f", {duration(left)} left"
     text = Text.assemble((f"step {curve.version}", "bold"))
     if run.steps:
-        done = min(40, 40 * curve.version // run.steps)
-        text = Text.assemble(text, f" of {run.steps} ", ("━" * done, "cyan"), ("━" * (40 - done), "dim"))
-    text.append(f"  {duration(time.monotonic() - watch.began)}")
-    if (left := watch.seconds_left()) is not None:
-        text.append(f", {duration(left)} left")
-    return text
+        text.append(f" of {run.steps} ")
+        room = max(0, min(BAR_WIDTH, width - len(text) - len(took)))
+        done = min(room, room * curve.version // run.steps)
+        text.append("━" * done, "cyan").append("━" * (room - done), "dim")
+    return text.append(took)
 
 
 def _workers(slots: Sequence[Slot]) -> Text:

@@ -22,6 +22,10 @@ def open_taskset(name: str, section: TasksetSection | EvaluationSection, config:
     elif colon and _is_module(scheme) and location.isidentifier():
         part, location = plugins.resolve("taskset", section.source, where=f"{where}.source"), ""
     else:
+        kind_of_file = section.source.rpartition(".")[2]
+        if not colon and kind_of_file in TASKSETS:
+            raise ConfigError(f"{where}.source: got {section.source!r}, expected KIND:PATH; "
+                              f"did you mean '{kind_of_file}:{section.source}'?")  # fmt: skip
         raise ConfigError(
             f"{where}.source: unknown {section.source!r}; {plugins.suggest(scheme, TASKSETS)} "
             "(or 'module:Class' of your own)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rftstream import plugins
@@ -27,6 +27,9 @@ class Measured(Protocol):
     @property
     def too_long_means(self) -> str: ...
 
+    @property
+    def unknown(self) -> Sequence[int]: ...
+
 
 def find_warnings(
     config: RunConfig, measured: Mapping[str, Measured], disk: DiskEstimate | None, context: int | None
@@ -38,6 +41,7 @@ def find_warnings(
         *_rewards(config),
         *_unused_tables(config),
         *_lengths(config, measured, context),
+        *_characters(config, measured),
         *_end(config, measured),
         *_disk(disk),
     ]
@@ -132,6 +136,16 @@ def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int |
             yield (
                 f"{place}: the longest prompt ({found.longest:,} tokens) leaves {plural(room, 'token')} of the "
                 f"context for a completion, less than max_tokens = {wanted:,}"
+            )
+
+
+def _characters(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
+    todo = "use another tokenizer" if config.model.make is None else "add them to model.make.characters"
+    for place, found in measured.items():
+        if found.unknown:
+            yield (
+                f"{place}: {plural(len(found.unknown), 'prompt')} with characters that the tokenizer does not know, "
+                f"the first in problem {found.unknown[0]}; the model cannot tell them apart: {todo}"
             )
 
 

@@ -72,6 +72,8 @@ class TasksetLine:
     """Prompts that leave no room for a completion."""
     too_long_means: str = ""
     """left out, or cut from the left."""
+    unknown: list[int] = field(default_factory=list)
+    """Problems whose rendered prompt has characters that the tokenizer does not know."""
     first: Prompt | None = None
     first_problem: Problem | None = None
     turns: str | None = None
@@ -240,7 +242,10 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long
         bound = sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if index >= RENDERED_PROMPTS and not problem.tools and (context is None or bound < context):
             continue
-        length = len(rendering.renderer.render(problem.messages, problem.tools))
+        token_ids = rendering.renderer.render(problem.messages, problem.tools)
+        length = len(token_ids)
+        if rendering.unknown in token_ids:
+            line.unknown.append(index)
         line.longest = max(line.longest, length)
         if context is None or length < context:
             continue
@@ -288,18 +293,25 @@ class Rendering:
     context: int | None
     special: Mapping[int, str]
     """Tokens that decoding leaves out."""
+    unknown: int | None = None
+    """The token that stands for what the tokenizer has none for."""
 
     @staticmethod
     def of(spec: ModelSpec) -> Rendering:
         renderer = open_renderer(spec)
         special: dict[int, str] = {}
+        unknown: int | None = None
         file = spec.folder / "tokenizer.json"
         if file.is_file():
             import tokenizers
 
-            added = tokenizers.Tokenizer.from_file(str(file)).get_added_tokens_decoder()
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            added = tokenizer.get_added_tokens_decoder()
             special = {index: token.content for index, token in added.items()}
-        return Rendering(spec, renderer, spec.context if spec.context is not None else renderer.context, special)
+            if name := getattr(tokenizer.model, "unk_token", None):
+                unknown = tokenizer.token_to_id(name)
+        context = spec.context if spec.context is not None else renderer.context
+        return Rendering(spec, renderer, context, special, unknown)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """With the tokens that decoding leaves out."""

@@ -125,6 +125,10 @@ def test_a_line_that_is_not_json_is_named(write: Write, tmp_path: Path) -> None:
     assert "train.jsonl:2: not JSON" in errors(config)
 
 
+def test_a_file_without_its_kind_is_told(write: Write) -> None:
+    assert "did you mean 'jsonl:train.jsonl'?" in errors(write(tasksets__train__source="train.jsonl"))
+
+
 def test_an_own_module_that_fails_is_named(write: Write, tmp_path: Path) -> None:
     (tmp_path / "own_check_broken.py").write_text("1 / 0\n")
     config = write(tasksets__train__environment="own_check_broken:Env")
@@ -181,6 +185,16 @@ def test_a_prompt_that_holds_its_solution(write: Write, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": chat}))
     assert "tasksets.train: the first prompt ends with a turn of the assistant" in "\n".join(fine(config).warnings)
+
+
+def test_characters_that_the_tokenizer_does_not_know(write: Write) -> None:
+    model = {"make": {"characters": "0123456789+=", "context": 32}}
+    warnings = "\n".join(fine(write(["1+1=", "what is 1+1=", "1-1="], model=model)).warnings)
+    assert (
+        "tasksets.train: 2 prompts with characters that the tokenizer does not know, the first in problem 1" in warnings
+    )
+    assert "model.make.characters" in warnings
+    assert "does not know" not in "\n".join(fine(write(["1+1="], model=model)).warnings)
 
 
 def test_nothing_to_warn_about(write: Write) -> None:

@@ -77,7 +77,10 @@ def test_usage_errors_are_exit_2_and_name_the_nearest() -> None:
     assert code == 2
     assert "no command 'runn'" in error
     assert "did you mean 'run'?" in error
-    assert call("worker")[0] == 2
+    code, _, error = call("worker")
+    assert code == 2
+    assert "One of: feeder, explorer," in error
+    assert "One of: transports, policies," in call("list")[2]
     assert call("run", "--nothing")[0] == 2
 
 
@@ -89,6 +92,12 @@ def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
     assert code == 2
     assert error.startswith("rftstream: trainer.lrr: unknown key")
     assert "did you mean 'lr'?" in error
+    assert "did you mean trainer.lr?" in call("run", "tiny.toml", "--set", "lr=1")[2]
+    (here / "folder" / "run").mkdir(parents=True)
+    (here / "folder" / "a.toml").write_text("")
+    (here / "folder" / "run" / "run.lock").write_text("")
+    assert call("run", "folder")[2].endswith("is a folder, expected a run file; there is folder/a.toml\n")
+    assert "`rftstream resume folder/run` goes on" in call("run", "folder/run")[2]
     code, _, error = call("run", "tiny.toml", "--set", "run.steps=0")
     assert code == 2
     assert error.startswith("rftstream: run.steps: ")
@@ -98,6 +107,12 @@ def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
     code, _, error = call("resume", "tiny.toml")
     assert code == 2
     assert "no run of it yet" in error
+
+
+def test_the_help_tells_whole_sentences() -> None:
+    code, text, _ = call("--help")
+    assert code == 0
+    assert "..." not in text
 
 
 def test_debug_shows_the_traceback(here: Path) -> None:

@@ -173,6 +173,18 @@ def test_the_live_view_shows_everything(scene: Scene) -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_live_view_fits_a_narrow_terminal(scene: Scene, width: int) -> None:
+    scene.publish("steps", *(step(version, version / 10) for version in range(1, 4)))
+    scene.watch.absorb(scene.observer.poll())
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(progress.live_view(scene.watch, width))
+    first, second, *_ = capture.get().splitlines()
+    assert first.rstrip().endswith("7 s left")
+    assert "0.300 ▁▅█" in second
+
+
 def test_looking_is_cheap_and_survives_what_cannot_be_read(scene: Scene) -> None:
     scene.publish("verified", verified())
     record = codec.to_record(verified(), "verified", 0, run="r")
