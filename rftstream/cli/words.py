@@ -35,7 +35,7 @@ class RunFile(click.Path):
         return _run_files(incomplete)
 
 
-class Word(click.ParamType):
+class Word(click.types.StringParamType):
     """One of a few words. A wrong one is left to who uses it, since that error names the nearest."""
 
     name = "word"
