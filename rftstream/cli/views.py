@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rftstream.cli.options import examples, files_argument, json_option, load_run_file, run_argument, set_option
+from rftstream.cli.options import (
+    examples,
+    files_argument,
+    json_option,
+    load_run_file,
+    no_index_option,
+    run_argument,
+    set_option,
+)
 from rftstream.cli.words import KINDS, Word, complete_topic
 
 if TYPE_CHECKING:
     from rftstream.runtime.runs import OpenRun
+    from rftstream.views.index import Index
 
 
 @examples(
@@ -64,17 +73,19 @@ def status(run: Path, as_json: bool) -> None:
 @click.command()
 @run_argument
 @json_option
-def audit(run: Path, as_json: bool) -> None:
+@no_index_option
+def audit(run: Path, as_json: bool, no_index: bool) -> None:
     """Count from the log what became of every rollout and every group.
 
     admitted = pending + trained + expired + filtered + dead, also while the run is live. Shows the lengths of the
     completions by outcome, twins, and whatever contradicts itself. Exit 1 when it does not balance or a twin is found.
+    What was read is kept in RUN/index (safe to delete), so that the next audit reads only what has come since.
     RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.views.audit import audit as count
 
-    with opened_run(run) as opened:
-        report = count(opened.transport)
+    with opened_run(run) as opened, indexed(opened, no_index) as index:
+        report = count(opened.transport, index)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.fine else 1)
 
@@ -177,6 +188,20 @@ def list_(kind: str, folder: Path, as_json: bool) -> None:
     kind = listing.kind_of(kind)
     parts = listing.list_parts(kind)
     print_out([listing.part_to_json(part) for part in parts] if as_json else listing.parts_to_text(kind, parts))
+
+
+@contextmanager
+def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[Index | None]:
+    """The run's index unless it is not wanted; what was wrong with it goes to stderr."""
+    from rftstream.views.index import opened_index
+
+    if no_index:
+        yield None
+        return
+    with opened_index(run, looking=looking) as index:
+        yield index
+        for note in index.notes if index is not None else ():
+            click.echo(f"index: {note}", err=True)
 
 
 @contextmanager

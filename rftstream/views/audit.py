@@ -19,8 +19,10 @@ from rftstream.runtime.role import Log
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Transport
 from rftstream.views import ledger
+from rftstream.views.index import Index, read_kept_table
 from rftstream.views.layout import columns, number, plural
 from rftstream.views.ledger import BATCHED, DEAD, EXPIRED, FILTERED, PENDING, TRAINED, Digests, InForce, Outcomes, Rows
+from rftstream.views.rows import Table
 
 STAGES = ("to_be_sampled", "sampled", "verified", "batched")
 """Where pending ones stand; a group stands where its last sibling does."""
@@ -114,20 +116,25 @@ class AuditReport:
         return "\n".join(_text(self))
 
 
-def audit(transport: Transport) -> AuditReport:
-    """Reads the whole log once, without bodies but for `outcomes`; memory grows by some 200 bytes per rollout."""
+def audit(transport: Transport, index: Index | None = None) -> AuditReport:
+    """Reads the whole log once, or with an index what has come since; without bodies but for `outcomes`.
+
+    Memory grows by some 350 bytes per rollout."""
     log = Log(transport)
+
+    def table(topic: str) -> Table:
+        return read_kept_table(log, topic, index)
+
     done_by_explorers, done_by_verifiers, done_by_buffer = map(log.committed, ("explorer", "verifier", "buffer"))
     ended = read_control(transport).ended
     steps = ledger.read_steps(log)
-    outcomes = ledger.read_outcomes(log, steps.version)
-    shares = ledger.Shares()
-    batches = ledger.read_rows(log, "batches", number="batch_sequence", look=shares.look)
-    verified = ledger.read_rows(log, "verified", number="num_tokens", passed=done_by_buffer)
-    rollouts = ledger.read_rows(log, "rollouts", number="num_tokens", passed=done_by_verifiers)
-    partials = ledger.read_rows(log, "partials", number="piece")
-    tasks = ledger.read_rows(log, "tasks", number="group_size", passed=done_by_explorers)
-    rest = [ledger.read_rows(log, topic, number="version") for topic in ("experts", "feedback", "weights")]
+    outcomes = ledger.outcomes_of(table("outcomes"), steps.version)
+    batches, shares = _batches(table("batches"))
+    verified = ledger.rows_of("verified", table("verified"), done_by_buffer)
+    rollouts = ledger.rows_of("rollouts", table("rollouts"), done_by_verifiers)
+    partials = ledger.rows_of("partials", table("partials"))
+    tasks = ledger.rows_of("tasks", table("tasks"), done_by_explorers)
+    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback", "weights")]
 
     rows = (tasks, rollouts, verified, batches)
     fates = _fates(tasks, rollouts, verified, outcomes)
@@ -158,6 +165,10 @@ def audit(transport: Transport) -> AuditReport:
         problems=(*contradictions, *_twin_sentences(log, twins)),
         balanced=fates.rollouts.balanced and fates.groups.balanced and not contradictions,
     )
+
+
+def _batches(table: Table) -> tuple[Rows, ledger.Shares]:
+    return ledger.rows_of("batches", table), ledger.shares_of(table)
 
 
 # --------------------------------------------------------------------------------------------- fates

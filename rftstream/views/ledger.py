@@ -1,8 +1,6 @@
-"""What the audit remembers of each topic: a few numbers per record instead of its strings and bodies.
+"""What the audit counts, from the tables of the topics (rows.py): who is on which, in whose batch, with which fate.
 
-Ids become 64-bit digests, so that a rollout costs 33 bytes per topic and topics are compared as arrays; with ten
-million ids two share a digest once in 300,000 audits. Array names end in their rows: R records of rollouts,
-G outcomes of groups, N rollouts named by outcomes.
+Array names end in their rows: R records of rollouts, G outcomes of groups, N rollouts named by outcomes.
 """
 
 from __future__ import annotations
@@ -17,39 +15,39 @@ import numpy.typing as npt
 
 from rftstream import codec
 from rftstream.errors import ContractError
-from rftstream.messages import GroupOutcome, GroupResult
+from rftstream.messages import GroupResult
 from rftstream.runtime.role import Log
 from rftstream.runtime.tracker import decode_finished
-from rftstream.topics import TOPICS
 from rftstream.transport.base import Position, Record, TopicPartition
+from rftstream.views.rows import (
+    LATE,
+    MANIFEST,
+    NAMED,
+    OUTCOME,
+    RESULT_MASK,
+    RESULTS,
+    ROLLOUT,
+    SCORED,
+    UNREADABLE,
+    RowArray,
+    Table,
+    column,
+    digest,
+    headers_of,
+    integer,
+    twin_key,
+)
 
 Digests = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Fates = npt.NDArray[np.int8]
 
 PENDING, BATCHED, TRAINED, EXPIRED, FILTERED, DEAD = range(6)
 """Fates of rollouts and groups. BATCHED is pending too: its batch is not trained yet."""
 
-UNSAMPLED = {b"skipped", b"undecodable"}
-"""Statuses of rollouts for which no token was sampled: they have no length."""
-
-
-def digest(text: bytes) -> int:
-    """Python's own SipHash: quick, and good for as long as this process."""
-    return hash(text) & 0xFFFF_FFFF_FFFF_FFFF
-
-
-def headers_of(record: Record) -> dict[str, bytes]:
-    """By name; of several with the same the first counts, as in Record.header."""
-    return dict(reversed(record.headers))
-
-
-def twin_key(topic: str, headers: Mapping[str, bytes]) -> bytes | None:
-    """What must be unique on the topic; None if a header of it is missing."""
-    try:
-        return b"\0".join([headers[name] for name in TOPICS[topic].twin or ()])
-    except KeyError:
-        return None
+_FATES = {GroupResult.batched: BATCHED, GroupResult.expired: EXPIRED, GroupResult.filtered: FILTERED,
+          GroupResult.dead: DEAD}  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------- rollouts
@@ -72,60 +70,40 @@ class Rows:
     """Records without id headers, or of no contract of the topic; nobody can say what they belong to."""
 
 
-def read_rows(
-    log: Log,
-    topic: str,
-    *,
-    number: str,
-    passed: Mapping[TopicPartition, Position] | None = None,
-    look: Callable[[Record, Mapping[str, bytes]], None] | None = None,
-) -> Rows:
-    """`passed`: committed positions of the group that reads the topic. `look` sees every record, too."""
-    rollouts, groups, numbers, flags, keys = array("Q"), array("Q"), array("q"), array("B"), array("Q")
-    num_unreadable = 0
-    is_passed = _Passed({place: position for place, position in (passed or {}).items() if place.topic == topic})
-    for record in log.read(topic, bodies=False):
-        headers = headers_of(record)
-        key = None if codec.is_foreign(record) else twin_key(topic, headers)
-        if key is None:
-            num_unreadable += bool(headers)  # without any: the tombstone of a partial
-            continue
-        keys.append(digest(key))
-        if look is not None:
-            look(record, headers)
-        if "rollout_id" in headers and "group_id" in headers:
-            rollouts.append(digest(headers["rollout_id"]))
-            groups.append(digest(headers["group_id"]))
-            numbers.append(-1 if headers.get("status") in UNSAMPLED else integer(headers.get(number)))
-            flags.append(is_passed(record))
+def rows_of(topic: str, table: Table, passed: Mapping[TopicPartition, Position] | None = None) -> Rows:
+    """`passed`: committed positions of the group that reads the topic."""
+    rows = table.rows
+    readable = rows["kind"] != UNREADABLE
+    keys = rows["key"][readable]
+    some = rows[rows["kind"] == ROLLOUT]
     return Rows(
         topic=topic,
-        rollout_R=np.frombuffer(rollouts, np.uint64),
-        group_R=np.frombuffer(groups, np.uint64),
-        number_R=np.frombuffer(numbers, np.int64),
-        passed_R=np.frombuffer(flags, np.bool_),
-        twins=repeated(np.frombuffer(keys, np.uint64)),
-        num_unreadable=num_unreadable,
+        rollout_R=column(some, "rollout"),
+        group_R=column(some, "group"),
+        number_R=column(some, "number"),
+        passed_R=_passed(some, {place: one for place, one in (passed or {}).items() if place.topic == topic}),
+        twins=repeated(keys),
+        num_unreadable=len(rows) - len(keys),
     )
 
 
-class _Passed:
-    """Whether the readers of one topic are done with a record, by their committed positions."""
-
-    def __init__(self, positions: Mapping[TopicPartition, Position]) -> None:
-        self._low_waters = {place.partition: position.offset for place, position in positions.items()}
-        self._finished: dict[int, set[int]] = {}
-        for place, position in positions.items():
-            try:
-                self._finished[place.partition] = decode_finished(position)
-            except ContractError:  # metadata of another kind: the position alone says enough
-                self._finished[place.partition] = set()
-
-    def __call__(self, record: Record) -> bool:
-        low_water = self._low_waters.get(record.partition)
-        return low_water is not None and (
-            record.offset < low_water or record.offset in self._finished[record.partition]
-        )
+def _passed(rows: RowArray, positions: Mapping[TopicPartition, Position]) -> Flags:
+    """Whether the readers of the topic are done with a record, by their committed positions."""
+    partition_R, offset_R = rows["partition"], rows["offset"]
+    size = 1 + max([int(partition_R.max(initial=0)), *(place.partition for place in positions)])
+    low_water_P = np.full(size, -1, np.int64)
+    finished: dict[int, set[int]] = {}
+    for place, position in positions.items():
+        low_water_P[place.partition] = position.offset
+        try:
+            finished[place.partition] = decode_finished(position)
+        except ContractError:  # metadata of another kind: the position alone says enough
+            continue
+    passed_R: Flags = offset_R < low_water_P[partition_R]
+    for partition, offsets in finished.items():
+        if offsets:
+            passed_R |= (partition_R == partition) & np.isin(offset_R, np.fromiter(offsets, np.int64))
+    return passed_R
 
 
 @dataclass(slots=True)
@@ -137,12 +115,21 @@ class Shares:
     announced: dict[tuple[int, int], int] = field(default_factory=dict)
     """Experiences as the manifest says."""
 
-    def look(self, record: Record, headers: Mapping[str, bytes]) -> None:
-        place = (integer(headers.get("share")), integer(headers.get("batch_sequence")))
-        if headers.get("contract") == b"batch_manifest":
-            self.announced[place] = integer(headers.get("count"))
-        else:
-            self.counted[place] += 1
+
+def shares_of(table: Table) -> Shares:
+    kind = table.rows["kind"]
+    manifests = table.rows[kind == MANIFEST]
+    places = zip(manifests["share"].tolist(), manifests["number"].tolist(), strict=True)
+    announced = dict(zip(places, manifests["count"].tolist(), strict=True))
+    experiences = table.rows[(kind != MANIFEST) & (kind != UNREADABLE)]
+    batches, batch_R = np.unique(experiences["number"], return_inverse=True)
+    shares, share_R = np.unique(experiences["share"], return_inverse=True)
+    pairs, counts = np.unique(share_R.astype(np.int64) * max(1, len(batches)) + batch_R, return_counts=True)
+    share_U, batch_U = np.divmod(pairs, max(1, len(batches)))
+    counted = Counter(
+        dict(zip(zip(shares[share_U].tolist(), batches[batch_U].tolist(), strict=True), counts.tolist(), strict=True))
+    )
+    return Shares(counted, announced)
 
 
 # --------------------------------------------------------------------------------------------- steps, outcomes
@@ -177,11 +164,11 @@ def read_steps(log: Log) -> InForce:
 @dataclass(frozen=True, slots=True)
 class Outcomes:
     group_G: Digests
-    fate_G: npt.NDArray[np.int8]
+    fate_G: Fates
     batch_G: Numbers
     """Batch sequence, -1 where the group is in none."""
     rollout_N: Digests
-    fate_N: npt.NDArray[np.int8]
+    fate_N: Fates
     batch_N: Numbers
     """Batch sequence of the rollouts that are in a batch, else -1."""
     twins: Digests
@@ -189,67 +176,43 @@ class Outcomes:
     """Records that cannot be decoded."""
 
 
-def read_outcomes(log: Log, version: int) -> Outcomes:
-    """The fate of each group and of the rollouts it names, given the version in force."""
-    groups, group_fates, group_batches = array("Q"), array("b"), array("q")
-    rollouts, fates, batches = array("Q"), array("b"), array("q")
-    seen: set[int] = set()
-    twins, broken = array("Q"), []
-    for record in log.read("outcomes"):
-        if codec.is_foreign(record):
-            continue
-        try:
-            outcome = codec.from_record(record)
-            assert isinstance(outcome, GroupOutcome)
-        except ContractError as error:
-            broken.append(str(error))
-            continue
-        key = digest(twin_key("outcomes", headers_of(record)) or str(record).encode())
-        if key in seen:
-            twins.append(key)
-            continue
-        seen.add(key)
-        fate = fate_of(outcome, version)
-        batch = -1 if outcome.batch_sequence is None else outcome.batch_sequence
-        if not outcome.late:
-            groups.append(digest(outcome.group_id.encode()))
-            group_fates.append(fate)
-            group_batches.append(batch)
-        for rollout in outcome.rollouts:
-            scored = rollout.reason is None and rollout.reward is not None
-            rollouts.append(digest(rollout.rollout_id.encode()))
-            fates.append(fate if fate not in (BATCHED, TRAINED) else _fate_in_batch(fate, scored, outcome.late))
-            batches.append(batch if scored and not outcome.late else -1)
+def outcomes_of(table: Table, version: int) -> Outcomes:
+    """The fate of each group and of the rollouts it names, given the version in force. Of twins the first counts."""
+    outcomes = table.rows[table.rows["kind"] == OUTCOME]
+    _, first = np.unique(outcomes["key"], return_index=True)
+    counts = np.zeros(len(outcomes), np.bool_)
+    counts[first] = True
+    twins = column(outcomes[~counts], "key")
+    outcomes = outcomes[counts]
+    named = table.rows[table.rows["kind"] == NAMED]
+    if len(twins):
+        named = named[np.isin(named["offset"], outcomes["offset"])]  # `outcomes` has one partition
+    groups = outcomes[outcomes["code"] & LATE == 0]
+    fate_N = _fates(named, version)
+    late_N, scored_N = named["code"] & LATE != 0, named["code"] & SCORED != 0
+    in_batch_N = (fate_N == BATCHED) | (fate_N == TRAINED)
+    # Of the siblings of a batched group a latecomer is expired, one without a reward dead.
+    fate_N[in_batch_N & ~scored_N] = DEAD
+    fate_N[in_batch_N & late_N] = EXPIRED
     return Outcomes(
-        group_G=np.frombuffer(groups, np.uint64),
-        fate_G=np.frombuffer(group_fates, np.int8),
-        batch_G=np.frombuffer(group_batches, np.int64),
-        rollout_N=np.frombuffer(rollouts, np.uint64),
-        fate_N=np.frombuffer(fates, np.int8),
-        batch_N=np.frombuffer(batches, np.int64),
-        twins=np.frombuffer(twins, np.uint64),
-        broken=tuple(broken),
+        group_G=column(groups, "group"),
+        fate_G=_fates(groups, version),
+        batch_G=column(groups, "number"),
+        rollout_N=column(named, "rollout"),
+        fate_N=fate_N,
+        batch_N=np.where(scored_N & ~late_N, named["number"], -1),
+        twins=twins,
+        broken=tuple(text for _, text in table.broken),
     )
 
 
-def fate_of(outcome: GroupOutcome, version: int) -> int:
-    if outcome.result is GroupResult.batched:
-        return TRAINED if outcome.batch_sequence is not None and outcome.batch_sequence < version else BATCHED
-    return {GroupResult.expired: EXPIRED, GroupResult.filtered: FILTERED, GroupResult.dead: DEAD}[outcome.result]
-
-
-def _fate_in_batch(fate: int, scored: bool, late: bool) -> int:
-    """Of a sibling of a batched group: a latecomer is expired, one without a reward dead."""
-    if late:
-        return EXPIRED
-    return fate if scored else DEAD
+def _fates(rows: RowArray, version: int) -> Fates:
+    fates = np.array([_FATES[result] for result in RESULTS], np.int8)[rows["code"] & RESULT_MASK]
+    fates[(fates == BATCHED) & (rows["number"] >= 0) & (rows["number"] < version)] = TRAINED
+    return fates
 
 
 # --------------------------------------------------------------------------------------------- arrays
-
-
-def integer(text: bytes | None) -> int:
-    return int(text) if text is not None and text.isdigit() else -1
 
 
 def repeated(keys: Digests) -> Digests:
