@@ -22,7 +22,9 @@ set_option = click.option(
     "--set", "sets", metavar="SECTION.KEY=VALUE", multiple=True, help="Change a setting; may be given several times."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-no_index_option = click.option("--no-index", is_flag=True, help="Read the log alone, and keep nothing of what was read.")
+no_index_option = click.option(
+    "--no-index", is_flag=True, help="Read the log alone, and keep nothing of what was read."
+)
 
 
 def examples(*lines: str) -> Callable[[Any], Any]:

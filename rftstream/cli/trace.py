@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples, json_option, run_argument
+from rftstream.cli.options import examples, json_option, no_index_option, run_argument
 
 
 @examples(
@@ -20,7 +20,8 @@ from rftstream.cli.options import examples, json_option, run_argument
 @run_argument
 @click.argument("name", metavar="ID")
 @json_option
-def trace(run: Path, name: str, as_json: bool) -> None:
+@no_index_option
+def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
     """Follow a rollout, a group, a batch or a version up and down the log.
 
     Task, rollout with the versions that sampled it, verdict, outcome, batch, step, weights, evaluations, dead letters:
@@ -28,13 +29,14 @@ def trace(run: Path, name: str, as_json: bool) -> None:
 
     ID is as the other commands print it: a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a
     version (v12; 1/12 for the one of trainer epoch 1; or its object in the store), or a record (rollouts[3]@8172),
-    which stands for whatever it belongs to. RUN is a run folder, or a run file (then its newest run).
+    which stands for whatever it belongs to. What an audit has read (RUN/index) is not read again. RUN is a run
+    folder, or a run file (then its newest run).
     """
-    from rftstream.cli.views import opened_run, print_out
+    from rftstream.cli.views import indexed, opened_run, print_out
     from rftstream.views.trace import trace as follow
 
-    with opened_run(run) as opened:
-        found = follow(opened, name)
+    with opened_run(run) as opened, indexed(opened, no_index, looking=True) as index:
+        found = follow(opened, name, index)
     if as_json:
         print_out(found.to_json())
     elif sys.stdout.isatty():

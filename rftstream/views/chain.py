@@ -12,10 +12,13 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.messages import Message, VersionName
 from rftstream.transport.base import Record, TopicPartition, Transport
 from rftstream.views.layout import moment
+from rftstream.views.rows import Mark, Table, fingerprint
 from rftstream.weights.publisher import parse_object_name
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+    from rftstream.views.index import Index
 
 FORMS = (
     "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
@@ -141,8 +144,11 @@ def _fact(name: str, value: Any) -> str:
 class Headers:
     """Reads a log by headers, and bodies only of single records."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, index: Index | None = None) -> None:
         self.transport = transport
+        self.index = index
+        """What was read before, as it stands; nothing is added to it."""
+        self._tables: dict[str, Table] = {}
         self.searched: dict[str, int] = {}
         """Partition -> records looked at."""
 
@@ -167,6 +173,37 @@ class Headers:
                     self.transport.wait([reader], 0.05)
         finally:
             reader.close()
+
+    def indexed(
+        self, topic: str, places: Collection[TopicPartition], column: str, value: int
+    ) -> tuple[list[Record], dict[TopicPartition, int]]:
+        """Records of these partitions that the index has with this value, and from where on it knows nothing.
+
+        Digests may be shared: whoever asks by one looks at the headers, too."""
+        if self.index is None:
+            return [], {}
+        if topic not in self._tables:
+            self._tables[topic] = self.index.load(topic)
+        table = self._tables[topic]
+        start = {
+            place: mark.end
+            for place in places
+            if (mark := table.marks.get(place.partition)) is not None and self._is_as_it_was(place, mark)
+        }
+        rows = table.rows[table.rows[column] == value]
+        found = sorted(set(zip(rows["partition"].tolist(), rows["offset"].tolist(), strict=True)))
+        known = {place.partition: place for place in start}
+        records = [self.record_at(known[partition], offset) for partition, offset in found if partition in known]
+        return [record for record in records if record is not None], start
+
+    def _is_as_it_was(self, place: TopicPartition, mark: Mark) -> bool:
+        admin = self.transport.admin
+        if admin.end_offsets(place.topic).get(place, -1) < mark.end:
+            return False
+        if mark.last < admin.begin_offsets(place.topic)[place]:  # deleted meanwhile, or nothing was there
+            return True
+        last = self.record_at(place, mark.last)
+        return last is not None and fingerprint(last) == mark.fingerprint
 
     def all_of(self, topic: str) -> Iterator[Record]:
         return self.scan(self.places(topic))

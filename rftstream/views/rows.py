@@ -154,13 +154,17 @@ def read_table(log: Log, topic: str, known: Table | None = None) -> Table:
         reader.close()
     if unseen:
         raise LogChanged(f"{topic}[{min(unseen)}]@{unseen[min(unseen)].last} is there no more")
-    found = np.frombuffer(buffer, ROW)
-    return Table(
-        np.concatenate([known.rows, found]) if len(known.rows) and len(found) else known.rows if not len(found) else found,
-        {p: Mark(end, last[p].offset, fingerprint(last[p])) if p in last else Mark(end, marks[p].last, marks[p].fingerprint)
-         for p, end in ends.items()},
-        known.broken + broken,
-    )  # fmt: skip
+    rows = np.frombuffer(buffer, ROW)
+    if len(known.rows):
+        rows = np.concatenate([known.rows, rows]) if len(rows) else known.rows
+    for partition, mark in marks.items():
+        there = last.get(partition)
+        marks[partition] = (
+            Mark(ends[partition], mark.last, mark.fingerprint)
+            if there is None
+            else Mark(ends[partition], there.offset, fingerprint(there))
+        )
+    return Table(rows, marks, known.broken + broken)
 
 
 def _encoder(topic: str) -> tuple[Callable[[Record], bytes], list[tuple[int, str]]]:

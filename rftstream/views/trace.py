@@ -8,6 +8,7 @@ bodies of nothing but what is shown.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -32,7 +33,9 @@ from rftstream.runtime.runs import OpenRun
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.views.chain import FORMS, Headers, Node, Target, header, name_of, number, parse_target, version_of
+from rftstream.views.index import Index
 from rftstream.views.layout import plural, size
+from rftstream.views.rows import digest
 from rftstream.weights.lineage import Lineage
 
 FLOW = ("tasks", "rollouts", "verified")
@@ -40,15 +43,17 @@ MAX_NAMES = 20_000
 """Group ids remembered while searching, to name the nearest."""
 
 
-def trace(run: OpenRun, text: str) -> Node:
-    """The chain of `text`, a name as the other commands print it. ConfigError if there is no such thing."""
-    return _Trace(run).of(parse_target(text), text)
+def trace(run: OpenRun, text: str, index: Index | None = None) -> Node:
+    """The chain of `text`, a name as the other commands print it. ConfigError if there is no such thing.
+
+    `index`: what an audit has read spares reading it again."""
+    return _Trace(run, index).of(parse_target(text), text)
 
 
 class _Trace:
-    def __init__(self, run: OpenRun) -> None:
+    def __init__(self, run: OpenRun, index: Index | None) -> None:
         self._run = run
-        self._headers = Headers(run.transport)
+        self._headers = Headers(run.transport, index)
 
     def of(self, target: Target, text: str) -> Node:
         match target.kind:
@@ -94,6 +99,9 @@ class _Trace:
             tasks, more = self._find("tasks", self._headers.places("tasks"), target.group_id, first=True)
             known |= more
             sequence = number(tasks[0], "sequence") if tasks else None
+        if sequence is None and self._headers.index is not None:
+            self._headers.index = None  # to name the nearest, all names must be looked at
+            return self._group(target, text)
         if sequence is None:
             raise ConfigError(self._not_found(target, text, known))
         partition = sequence % len(self._headers.places("tasks"))
@@ -119,10 +127,13 @@ class _Trace:
         self, topic: str, places: list[TopicPartition], group_id: str, *, first: bool = False
     ) -> tuple[list[Record], set[str]]:
         """Records of the group, and names of groups that were passed; `first`: up to the first one."""
-        found: list[Record] = []
         known: set[str] = set()
         wanted = group_id.encode()
-        for record in self._headers.scan(places):
+        indexed, start = self._headers.indexed(topic, places, "group", digest(wanted))
+        found = [one for one in indexed if one.header("group_id") == wanted]
+        if first and found:
+            return found[:1], known
+        for record in self._headers.scan(places, start=start):
             group = record.header("group_id")
             if group == wanted:
                 found.append(record)
@@ -255,8 +266,7 @@ class _Trace:
         for one in records:
             if one not in manifests:
                 by_group[header(one, "group_id") or "?"].append(one)
-        outcomes = {header(one, "group_id"): one for one in self._headers.all_of("outcomes")
-                    if number(one, "batch_sequence") == batch and header(one, "late") is None}  # fmt: skip
+        outcomes = {header(one, "group_id"): one for one in self._outcomes_of(batch) if header(one, "late") is None}
         node = Node(kind="batch", name=f"batch:{batch}", facts={"groups": len(by_group)})
         shares = [number(one, "share") for one in manifests]
         for i, record in enumerate(manifests):
@@ -271,6 +281,12 @@ class _Trace:
             node.children.append(Node(kind="group", name=group, record=outcome, children=self._experiences(own),
                                       facts={} if outcome is None else {"is": header(outcome, "result")}))  # fmt: skip
         return node
+
+    def _outcomes_of(self, batch: int) -> Iterator[Record]:
+        places = self._headers.places("outcomes")
+        indexed, start = self._headers.indexed("outcomes", places, "number", batch)
+        records = itertools.chain(indexed, self._headers.scan(places, start=start))
+        return (one for one in records if number(one, "batch_sequence") == batch)
 
     def _batch_records(self, batch: int) -> list[Record]:
         """From where the batch before was trained up to the batch's manifest, in each share."""

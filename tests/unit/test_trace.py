@@ -111,7 +111,7 @@ def test_a_rollout_from_its_task_to_the_evaluation(scene: Scene) -> None:
 def test_only_one_partition_of_each_topic_is_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Headers] = []
     init = Headers.__init__
-    monkeypatch.setattr(Headers, "__init__", lambda self, transport: (init(self, transport), made.append(self))[0])
+    monkeypatch.setattr(Headers, "__init__", lambda self, *given: (init(self, *given), made.append(self))[0])
     scene.trace("sums/0/1/0/1")
     (headers,) = made
     assert {place for place in headers.searched if place.startswith(("tasks", "rollouts", "verified"))} == {
