@@ -24,7 +24,7 @@ FIRST = "log"
 
 
 def main(only: Sequence[str]) -> int:
-    found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__")
+    found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_"))
     known = sorted(found, key=lambda name: (name != FIRST, name))
     if unknown := [name for name in only if name not in known]:
         print(f"benchmarks: unknown {unknown[0]!r}; {suggest(unknown[0], known)}", file=sys.stderr)
