@@ -183,14 +183,14 @@ class _Fates:
 
 def _fates(tasks: Rows, rollouts: Rows, verified: Rows, outcomes: Outcomes) -> _Fates:
     """Everybody who was admitted or who got an outcome, so that an outcome too many does not balance."""
-    known = np.union1d(tasks.rollout_R, outcomes.rollout_N)
+    known = ledger.distinct(np.concatenate([tasks.rollout_R, outcomes.rollout_N]))
     fate = np.full(len(known), PENDING, np.int8)
     named, first = np.unique(outcomes.rollout_N, return_index=True)
     fate[np.searchsorted(known, named)] = outcomes.fate_N[first]
-    stage = np.isin(known, rollouts.rollout_R).astype(np.int64)
-    stage[np.isin(known, verified.rollout_R)] = 2
+    stage = ledger.isin(known, rollouts.rollout_R).astype(np.int64)
+    stage[ledger.isin(known, verified.rollout_R)] = 2
 
-    groups = np.union1d(tasks.group_R, outcomes.group_G)
+    groups = ledger.distinct(np.concatenate([tasks.group_R, outcomes.group_G]))
     group_fate = np.full(len(groups), PENDING, np.int8)
     decided, first = np.unique(outcomes.group_G, return_index=True)
     group_fate[np.searchsorted(groups, decided)] = outcomes.fate_G[first]
@@ -198,8 +198,8 @@ def _fates(tasks: Rows, rollouts: Rows, verified: Rows, outcomes: Outcomes) -> _
     siblings = np.searchsorted(known, tasks.rollout_R)
     np.minimum.at(group_stage, np.searchsorted(groups, tasks.group_R), stage[siblings])
     return _Fates(
-        rollouts=_balance(len(np.unique(tasks.rollout_R)), fate, stage),
-        groups=_balance(len(np.unique(tasks.group_R)), group_fate, group_stage),
+        rollouts=_balance(len(ledger.distinct(tasks.rollout_R)), fate, stage),
+        groups=_balance(len(ledger.distinct(tasks.group_R)), group_fate, group_stage),
         lengths=_lengths(rollouts, known, fate),
     )
 
@@ -216,7 +216,7 @@ def _balance(admitted: int, fate: Any, stage: Any) -> Balance:
 def _lengths(rollouts: Rows, known: Digests, fate: Any) -> dict[str, Lengths]:
     sampled, first = np.unique(rollouts.rollout_R, return_index=True)
     tokens = rollouts.number_R[first]
-    keep = (tokens >= 0) & np.isin(sampled, known)
+    keep = (tokens >= 0) & ledger.isin(sampled, known)
     tokens, codes = tokens[keep], fate[np.searchsorted(known, sampled[keep])]
     picked = {name: tokens[codes == code] for name, code in OUTCOMES.items()}
     picked["pending"] = tokens[(codes == PENDING) | (codes == BATCHED)]
@@ -260,7 +260,7 @@ def _foreign(log: Log, rows: tuple[Rows, ...], partials: Rows, outcomes: Outcome
         )
     if len(strangers := ledger.missing(outcomes.rollout_N, verified.rollout_R)):
         sentences.append(f"outcomes: {plural(len(strangers), 'rollout')} named that verified does not have")
-    if len(double := np.unique(ledger.repeated(outcomes.rollout_N))):
+    if len(double := ledger.distinct(ledger.repeated(outcomes.rollout_N))):
         sentences.append(
             f"outcomes: {plural(len(double), 'rollout')} named by more than one record: "
             + _examples(log, "verified", double, "rollout_id")
@@ -304,7 +304,7 @@ def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows) -> li
     batched = outcomes.batch_N >= 0
     promised = ledger.in_batch(outcomes.rollout_N[batched], outcomes.batch_N[batched])
     held = ledger.in_batch(batches.rollout_R, batches.number_R)
-    absent = np.isin(promised, held, invert=True)
+    absent = ~ledger.isin(promised, held)
     if absent.any():
         sentences.append(
             f"batches: {plural(int(absent.sum()), 'rollout')} not in the batch that the outcome says: "
@@ -312,9 +312,9 @@ def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows) -> li
         )
     newest = int(outcomes.batch_G.max(initial=-1))  # later batches had their outcomes written after we looked
     early = batches.number_R <= newest
-    unnamed = early & np.isin(batches.rollout_R, outcomes.rollout_N[batched], invert=True)
+    unnamed = early & ~ledger.isin(batches.rollout_R, outcomes.rollout_N[batched])
     if unnamed.any():
-        strangers = np.unique(batches.rollout_R[unnamed])
+        strangers = ledger.distinct(batches.rollout_R[unnamed])
         sentences.append(
             f"batches: {plural(len(strangers), 'rollout')} that no outcome batched: "
             + _examples(log, "batches", strangers, "rollout_id")
@@ -339,7 +339,7 @@ def _batches_against_steps(steps: InForce, outcomes: Outcomes, shares: ledger.Sh
             f"batches[{share}]: {plural(shares.counted[share, batch], 'experience')} of batch {batch}, "
             f"expected {expected}"
         )
-    trained = len(np.unique(outcomes.group_G[outcomes.fate_G == TRAINED]))
+    trained = len(ledger.distinct(outcomes.group_G[outcomes.fate_G == TRAINED]))
     if trained != steps.trained_groups:
         sentences.append(
             f"steps: {plural(steps.trained_groups, 'trained group')} by version {steps.version}, "
@@ -363,10 +363,10 @@ def _examples(log: Log, topic: str, digests: Digests, *headers: str) -> str:
         return b"\0".join(found[name] for name in headers) if all(name in found for name in headers) else None
 
     places: dict[str, list[str]] = {}
-    for name, record in ledger.named(log.read(topic, bodies=False), np.unique(digests).tolist(), text):
+    for name, record in ledger.named(log.read(topic, bodies=False), ledger.distinct(digests).tolist(), text):
         if name in places or len(places) < NUM_EXAMPLES:
             places.setdefault(name, []).append(str(record))
-    more = len(np.unique(digests)) - len(places)
+    more = len(ledger.distinct(digests)) - len(places)
     shown = [f"{name} ({', '.join(where[:4])})" for name, where in places.items()]
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 and shown else "")
 

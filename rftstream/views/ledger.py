@@ -186,7 +186,7 @@ def outcomes_of(table: Table, version: int) -> Outcomes:
     outcomes = outcomes[counts]
     named = table.rows[table.rows["kind"] == NAMED]
     if len(twins):
-        named = named[np.isin(named["offset"], outcomes["offset"])]  # `outcomes` has one partition
+        named = named[isin(named["offset"], outcomes["offset"])]  # `outcomes` has one partition
     groups = outcomes[outcomes["code"] & LATE == 0]
     fate_N = _fates(named, version)
     late_N, scored_N = named["code"] & LATE != 0, named["code"] & SCORED != 0
@@ -229,7 +229,27 @@ def in_batch(rollouts: Digests, batches: Numbers) -> Digests:
 
 def missing(digests: Digests, known: Digests) -> Digests:
     """Those that are not known, each once."""
-    found: Digests = np.setdiff1d(digests, known)
+    unique = distinct(digests)
+    found: Digests = unique[~isin(unique, known)]
+    return found
+
+
+def distinct(values: Digests) -> Digests:
+    """As np.unique, which counts by a hash table: a hundred times slower than sorting [measured, numpy 2.3]."""
+    ordered = np.sort(values)
+    keep = np.ones(len(ordered), np.bool_)
+    keep[1:] = ordered[1:] != ordered[:-1]
+    found: Digests = ordered[keep]
+    return found
+
+
+def isin(values: Digests, known: Digests) -> Flags:
+    """As np.isin, by sorting."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    ordered = np.sort(known)
+    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    found: Flags = ordered[places] == values
     return found
 
 
