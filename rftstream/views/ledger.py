@@ -207,7 +207,7 @@ def outcomes_of(table: Table, version: int) -> Outcomes:
 
 
 def _fates(rows: RowArray, version: int) -> Fates:
-    fates = np.array([_FATES[result] for result in RESULTS], np.int8)[rows["code"] & RESULT_MASK]
+    fates: Fates = np.array([_FATES[result] for result in RESULTS], np.int8)[rows["code"] & RESULT_MASK]
     fates[(fates == BATCHED) & (rows["number"] >= 0) & (rows["number"] < version)] = TRAINED
     return fates
 
