@@ -362,6 +362,15 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     return plain(config)  # type: ignore[no-any-return]
 
 
+def from_toml(text: str) -> RunConfig:
+    """What `to_toml` wrote, as a log or another run recorded it; nothing is taken from the environment."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recorded config: not TOML: {error}") from None
+    return from_dict(values)
+
+
 def to_toml(config: RunConfig) -> str:
     import tomli_w
 

@@ -587,6 +587,10 @@ class StepRecord:
     """The run's last step."""
     recorded_at: float = 0.0
     """When the step was done."""
+    config: str = ""
+    """Of resumed records: the resolved config that this trainer works by, as TOML, secrets left out."""
+    computed_with: dict[str, str] = field(default_factory=dict)
+    """Of resumed records: what the bits of the weights depend on: versions of libraries, threads, device, cpu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ COMMANDS = {
     "trace": "rftstream.cli.trace:trace",
     "evaluate": "rftstream.cli.evaluate:evaluate",
     "plot": "rftstream.cli.views:plot",
+    "replay": "rftstream.cli.replay:replay",
     "list": "rftstream.cli.views:list_",
     "topics": "rftstream.cli.manage:topics",
     "doctor": "rftstream.cli.manage:doctor",

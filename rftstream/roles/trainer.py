@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rftstream import metrics
-from rftstream.algorithms.base import Algorithm
-from rftstream.backends.base import Backend, Update, UpdatePlan
+from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
-from rftstream.config import RunConfig
+from rftstream.config import RunConfig, to_toml
 from rftstream.errors import ContractError, StopRule
 from rftstream.messages import (
     BatchManifest,
@@ -36,6 +35,7 @@ from rftstream.roles.assembly import Batch, BatchAssembly
 from rftstream.roles.final import leave_final
 from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import learning_rate
+from rftstream.roles.training import Training
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.transport.base import Record, TopicPartition
@@ -57,8 +57,7 @@ class TrainerStep:
         *,
         config: RunConfig,
         model: ModelSpec,
-        backend: Backend,
-        algorithm: Algorithm,
+        training: Training,
         store: ObjectStore,
         final: Path,
         clock: Clock,
@@ -66,8 +65,8 @@ class TrainerStep:
         self._config = config
         self._settings = config.trainer
         self._model = model
-        self._backend = backend
-        self._algorithm = algorithm
+        self._training = training
+        self._backend = training.backend
         self._store = store
         self._final = final
         self._clock = clock
@@ -212,6 +211,8 @@ class TrainerStep:
             metrics={},
             resumed=True,
             recorded_at=self._clock.now(),
+            config=to_toml(self._config),
+            computed_with=computed_with(self._model.device, self._model.threads),
         )
         return Transaction((Publish("weights", 0, announced), Publish("steps", 0, record)))
 
@@ -219,7 +220,8 @@ class TrainerStep:
         started = self._clock.now()
         progress, manifest = self._progress, batch.manifest
         lr = learning_rate(self._settings, progress.version, self._config.run.steps)
-        update, values = self._update(batch, lr)
+        self._touched = True
+        update, values = self._training.update(batch, lr)
         trained = self._clock.now()
         following = Progress(
             version=progress.version + 1,
@@ -240,7 +242,6 @@ class TrainerStep:
         announced = self._publish(name) if publish_now else None
         now = self._clock.now()
         values |= {
-            "lr": lr,
             "step_s": trained - started,
             "publish_s": now - trained,
             "wait_s": started - self._waited_since,
@@ -275,29 +276,6 @@ class TrainerStep:
                 f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts",
             )
         return Transaction(tuple(outputs))
-
-    def _update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
-        rows, values = self._algorithm.prepare(batch.experiences)
-        if rows and "reference_rewards" in self._algorithm.needs:
-            reference = self._backend.reference_logprobs(rows, self._settings.tokens_per_microbatch)
-            rows, values = self._algorithm.prepare(batch.experiences, reference)
-        trainable = any(row.loss_mask.any() for row in rows)
-        if trainable:
-            plan = UpdatePlan(
-                lr=lr,
-                minibatches=self._settings.minibatches,
-                updates_per_batch=self._settings.updates_per_batch,
-                max_grad_norm=self._settings.max_grad_norm,
-                tokens_per_microbatch=self._settings.tokens_per_microbatch,
-            )
-            self._touched = True
-            update = self._backend.update(rows, self._algorithm, plan)
-        else:
-            update = Update(metrics={})
-        tokens = float(sum(row.loss_mask.sum() for row in rows))
-        trained = {"tokens": tokens, "trained_rollouts": float(len(batch.experiences))}
-        values = {**batch.manifest.metrics, **values, **update.metrics, **trained}
-        return update, {name: float(value) for name, value in values.items()}
 
     def _publish(self, name: VersionName, *, resumed: bool = False) -> WeightsAnnounced:
         started = time.perf_counter()

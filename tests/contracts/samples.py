@@ -213,6 +213,11 @@ SAMPLES: dict[str, Message] = {
         name=VersionName(trainer_epoch=2, version=3), batch_sequence=None, positions=(30, 31), trained_groups=12,
         trained_rollouts=96, weights_digest=None, metrics={}, resumed=True, recorded_at=1767225590.0,
     ),
+    "step_record.v2": StepRecord(
+        name=VersionName(trainer_epoch=2, version=3), batch_sequence=None, positions=(30, 31), trained_groups=12,
+        trained_rollouts=96, weights_digest="sha256:" + "c5" * 32, metrics={}, resumed=True, recorded_at=1767225590.0,
+        config='[run]\nname = "gsm8k-grpo"\nsteps = 400\n', computed_with={"torch": "2.9.0", "threads": "4"},
+    ),
     "eval_result.v1": EvalResult(
         evaluation="held-out", name=STEP, num_tasks=200, num_samples=4, num_unscored=1,
         metrics={"mean": 0.53, "pass@1": 0.53, "pass@4": 0.71, "length_mean": 180.5},

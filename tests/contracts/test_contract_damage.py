@@ -10,7 +10,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 
-from rftstream.codec import decode, encode
+from rftstream.codec import VERSIONS, decode, encode
 from rftstream.errors import ContractError
 from rftstream.invariants import ITEM_BYTES, MAX_ITEMS
 from rftstream.messages import Array, Feedback, Problem, Sampling, Verdict
@@ -105,7 +105,7 @@ def test_damage_gives_a_message_or_a_contract_error(seed: int) -> None:
         except ContractError as error:
             refused += 1
             assert error.path.startswith("$")
-            assert error.where == f"t[0]@1 {contract_of(name)}.v1"
+            assert error.where == f"t[0]@1 {contract_of(name)}.v{VERSIONS[contract_of(name)]}"
             assert str(error).startswith(f"{error.where} {error.path}: ")
             assert len(str(error)) < 600
         else:
@@ -249,7 +249,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
 def test_errors_name_the_place_and_both_sides(name: str, path: str, value: Any, text: str) -> None:
     with pytest.raises(ContractError) as caught:
         decode(changed(name, path, value), contract_of(name), "verified[3]@8172")
-    assert str(caught.value) == f"verified[3]@8172 {contract_of(name)}.v1 {text}"
+    assert str(caught.value) == f"verified[3]@8172 {contract_of(name)}.v{VERSIONS[contract_of(name)]} {text}"
     assert caught.value.path == text.partition(": got")[0].partition(": invalid")[0]
 
 

@@ -31,6 +31,7 @@ KEYS_AND_IDS = {
     "weights_announced.v1-anchor": ("SmolLM2-135M-Instruct/3/2", "SmolLM2-135M-Instruct/3/2"),
     "step_record.v1": ("4/2", "4/2"),
     "step_record.v1-resumed": ("3/2", "3/2"),
+    "step_record.v2": ("3/2", "3/2"),
     "eval_result.v1": ("held-out/4/2", "held-out/4/2"),
     "run_manifest.v1": ("manifest", "manifest"),
     "claim.v1": ("claim/trainer", "claim/trainer"),
@@ -70,6 +71,7 @@ FACTS = {
         "version": "4", "trainer_epoch": "2", "batch_sequence": "3", "trained_groups": "16", "skipped": "1",
     },
     "step_record.v1-resumed": {"version": "3", "trainer_epoch": "2", "trained_groups": "12", "resumed": "1"},
+    "step_record.v2": {"version": "3", "trainer_epoch": "2", "trained_groups": "12", "resumed": "1"},
     "eval_result.v1": {"version": "4", "trainer_epoch": "2"},
 }  # fmt: skip
 
@@ -88,7 +90,8 @@ def test_keys_and_ids(name: str) -> None:
 @pytest.mark.parametrize("name", FACTS)
 def test_headers_beside_those_that_all_have(name: str) -> None:
     found = texts(headers_of(SAMPLES[name], "a-run", 4))
-    common = {"contract": contract_of(name), "contract_version": "1", "run": "a-run", "writer_epoch": "4"}
+    contract = contract_of(name)
+    common = {"contract": contract, "contract_version": str(VERSIONS[contract]), "run": "a-run", "writer_epoch": "4"}
     assert {key: found.pop(key) for key in common} == common
     del found["id"]
     assert found == FACTS[name]

@@ -1,0 +1,302 @@
+"""Trains the recorded batches again and compares what comes out with what was recorded. Writes nothing."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftstream.backends.base import Update
+from rftstream.backends.numerics import computed_with, why_not_equal
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError, ContractError, PositionMissing
+from rftstream.messages import StepRecord, VersionName
+from rftstream.modelfolder import prepare_model
+from rftstream.replay.batches import RecordedBatches
+from rftstream.replay.recorded import Recorded, read_recorded, settings_of
+from rftstream.roles.assembly import Batch
+from rftstream.roles.progress import Progress
+from rftstream.roles.schedule import learning_rate
+from rftstream.roles.training import Training, build_training
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import OpenRun
+from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.weights.snapshot import state_digest
+
+Report = Callable[[int, int, int], None]
+"""Told after each batch: the version it made, the last one to come, how many versions differ so far."""
+
+NUM_KEPT = 100
+"""Differences that are told one by one; beyond, only the versions are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    version: int
+    batch: int | None
+    """The batch that makes the version; None for the state that the replay starts from."""
+    what: str
+    """weights, metric NAME, skipped, batch, or record."""
+    recorded: str
+    replayed: str
+
+    def to_text(self) -> str:
+        where = f"version {self.version}" + (f" (batch {self.batch})" if self.batch is not None else "")
+        return f"{where}: {self.what}: recorded {self.recorded}, replayed {self.replayed}"
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayReport:
+    run: str
+    first: int
+    """Of the versions that were asked for."""
+    last: int
+    start: int
+    """The version that it began with, at most `first`."""
+    checkpoint: str | None
+    """Trainer epoch and version of the checkpoint it began with; None: with the model."""
+    num_batches: int = 0
+    num_digests: int = 0
+    """Recorded digests that were compared."""
+    num_metrics: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    """The first of them, in order of versions."""
+    different_versions: set[int] = field(default_factory=set)
+    complete: bool = True
+    """False when a batch could not be read, so that the rest was not trained."""
+    not_promised: list[str] = field(default_factory=list)
+    """Why equality bit for bit is not to be expected here."""
+    wall_s: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        return not self.different_versions
+
+    def differs(self, difference: Difference) -> None:
+        self.different_versions.add(difference.version)
+        if len(self.differences) < NUM_KEPT:
+            self.differences.append(difference)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: value for name, value in asdict(self).items() if name != "different_versions"}
+        return {**values, "num_different_versions": len(self.different_versions), "equal": self.equal}
+
+    def to_text(self) -> str:
+        origin = f"checkpoint {self.checkpoint}" if self.checkpoint else "the model"
+        trained = f"{self.num_batches:,} batches from version {self.start} ({origin})"
+        lines = [f"{self.run}: trained {trained} again in {self.wall_s:.1f} s"]
+        compared = f"{self.num_digests:,} digests of weights and {self.num_metrics:,} metrics"
+        if self.equal:
+            lines.append(f"equal bit for bit, versions {self.start} to {self.last}: {compared}")
+        else:
+            lines.append(f"FIRST DIFFERENCE at {self.differences[0].to_text()}")
+            lines += [f"  also {one.to_text()}" for one in self.differences[1:]
+                      if one.version == self.differences[0].version][:8]  # fmt: skip
+            num_versions = self.num_batches + 1
+            lines.append(f"{len(self.different_versions):,} of {num_versions:,} versions differ; compared {compared}")
+        if not self.complete:
+            lines.append(f"stopped there: versions up to {self.last} stand on a batch that cannot be read as it was")
+        lines += [f"equality is not promised: {reason}" for reason in self.not_promised]
+        return "\n".join(lines)
+
+
+def replay(
+    run: OpenRun, *, first: int = 0, last: int | None = None, device: str | None = None,
+    report: Report = lambda version, last, different: None,
+) -> ReplayReport:  # fmt: skip
+    """Versions `first` to `last` (default: the newest), from the checkpoint at or before `first`.
+
+    ConfigError if there are no such versions, or nothing to begin with."""
+    began = time.monotonic()
+    recorded = read_recorded(Log(run.transport))
+    last = recorded.version if last is None else last
+    if not recorded.anchors:
+        raise ConfigError(f"{run.run_id}: no trainer has recorded anything yet, expected steps; wait for the first")
+    if not 0 <= first <= last <= recorded.version:
+        raise ConfigError(
+            f"{run.run_id}: versions {first} to {last}: expected 0 <= --from <= --to <= {recorded.version}, the "
+            "newest version in force"
+        )
+    again = _Again(run, recorded, device)
+    try:
+        progress, checkpoint = again.begin(first)
+        found = ReplayReport(
+            run=run.run_id, first=first, last=last, start=progress.version,
+            checkpoint=f"{checkpoint.trainer_epoch}/{checkpoint.version}" if checkpoint else None,
+        )  # fmt: skip
+        again.go_on(progress, found, report)
+        found.not_promised = again.why_not_equal()
+    finally:
+        again.close()
+    found.wall_s = round(time.monotonic() - began, 3)
+    return found
+
+
+class _Again:
+    """One backend at a time, as the trainer of each version had it."""
+
+    def __init__(self, run: OpenRun, recorded: Recorded, device: str | None) -> None:
+        self._run = run
+        self._recorded = recorded
+        self._device = device
+        self._training: Training | None = None
+        self._config: RunConfig | None = None
+        self._said: dict[str, Mapping[str, str]] = {}
+        """What the trainers that are replayed said of their libraries, by device and threads to be used."""
+        self._here: dict[str, str] = {}
+
+    def begin(self, first: int) -> tuple[Progress, VersionName | None]:
+        """Opens the backend with the newest good checkpoint in force at or before `first`."""
+        checkpoints = CheckpointStore(self._run.store())
+        begins = [offset for _, offset in sorted(self._run.transport.admin.begin_offsets("batches").items())]
+
+        def usable(name: VersionName) -> bool:
+            return name.version <= first and self._recorded.in_force(name)
+
+        found = checkpoints.newest(usable)
+        if found is None or _deleted(Progress.from_state(found[1]).positions, begins):
+            if any(begins):
+                raise ConfigError(self._earliest(checkpoints, begins, first))
+            self._use(1)
+            return Progress(positions=tuple(begins)), None
+        name, state = found
+        self._use(name.version + 1)
+        assert self._training is not None
+        with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
+            checkpoints.read(name, Path(scratch))
+            self._training.backend.load(Path(scratch))
+        return Progress.from_state(state), name
+
+    def _earliest(self, checkpoints: CheckpointStore, begins: list[int], first: int) -> str:
+        """What to say when the batches after the start are not there any more."""
+        versions = []
+        for name in checkpoints.names():
+            if self._recorded.in_force(name):
+                state = checkpoints.newest(lambda one, name=name: one == name)  # type: ignore[misc]
+                if state is not None and not _deleted(Progress.from_state(state[1]).positions, begins):
+                    versions.append(name.version)
+        advice = f"replay with --from {min(versions)}" if versions else "there is no checkpoint that it could begin with"
+        return (f"{self._run.run_id}: the batches before {begins} are deleted, expected those after version {first}; "
+                f"{advice}")  # fmt: skip
+
+    def go_on(self, progress: Progress, found: ReplayReport, report: Report) -> None:
+        """Trains up to the last version, comparing each."""
+        self._compare_weights(progress.version, None, found)
+        batches = RecordedBatches(self._run.transport, progress.positions, progress.version)
+        try:
+            for version in range(progress.version + 1, found.last + 1):
+                try:
+                    batch = batches.next()
+                except (ContractError, PositionMissing) as error:
+                    found.differs(Difference(version=version, batch=version - 1, what="batch",
+                                             recorded="one that was trained", replayed=str(error)))  # fmt: skip
+                    found.complete = False
+                    return
+                if batch is None:
+                    found.differs(Difference(version=version, batch=version - 1, what="batch",
+                                             recorded="one that was trained", replayed="the end of the log"))  # fmt: skip
+                    found.complete = False
+                    return
+                self._use(version)
+                self._step(version, batch, found)
+                report(version, found.last, len(found.different_versions))
+        finally:
+            batches.close()
+
+    def _step(self, version: int, batch: Batch, found: ReplayReport) -> None:
+        assert self._training is not None and self._config is not None
+        record = self._recorded.steps.get(version)
+        lr = learning_rate(self._config.trainer, version - 1, self._config.run.steps)
+        update, values = self._update(batch, lr, skip=record is not None and record.skipped)
+        found.num_batches += 1
+        if record is None:
+            found.differs(Difference(version=version, batch=batch.sequence, what="record",
+                                     recorded="none on steps that can be read", replayed="a step"))  # fmt: skip
+            return
+        if record.skipped != update.skipped:
+            found.differs(Difference(version=version, batch=batch.sequence, what="skipped",
+                                     recorded=str(record.skipped), replayed=str(update.skipped)))  # fmt: skip
+        self._compare_metrics(record, values, found)
+        self._compare_weights(version, batch.sequence, found)
+
+    def _update(self, batch: Batch, lr: float, *, skip: bool) -> tuple[Update, dict[str, float]]:
+        """A batch that was skipped leaves the weights alone, whatever it gives now."""
+        assert self._training is not None
+        if not skip:
+            return self._training.update(batch, lr)
+        with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
+            self._training.backend.save(Path(scratch))
+            update, values = self._training.update(batch, lr)
+            if not update.skipped:
+                self._training.backend.load(Path(scratch))
+        return update, values
+
+    def _compare_weights(self, version: int, batch: int | None, found: ReplayReport) -> None:
+        assert self._training is not None
+        digests = self._recorded.digests(version)
+        if not digests:
+            return
+        replayed = state_digest(self._training.backend.served_tensors())
+        for _, recorded in digests:
+            found.num_digests += 1
+            if recorded != replayed:
+                found.differs(
+                    Difference(version=version, batch=batch, what="weights", recorded=recorded, replayed=replayed)
+                )
+
+    def _compare_metrics(self, record: StepRecord, values: Mapping[str, float], found: ReplayReport) -> None:
+        """Those that do not depend on the clock."""
+        for name in sorted(record.metrics.keys() & values.keys()):
+            recorded, replayed = record.metrics[name], values[name]
+            found.num_metrics += 1
+            if recorded != replayed and not (math.isnan(recorded) and math.isnan(replayed)):
+                found.differs(Difference(version=record.name.version, batch=record.batch_sequence,
+                                         what=f"metric {name}", recorded=repr(recorded), replayed=repr(replayed)))  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ the parts
+
+    def _use(self, version: int) -> None:
+        """Trains on by the settings of the trainer that made the version."""
+        anchor = self._recorded.anchors.get(self._recorded.epoch_of(version))
+        config = settings_of(anchor, self._run.config)
+        before, self._config = self._config, config
+        if before is not None and _trains_alike(before, config):
+            return
+        settings = config.trainer
+        device = self._device or settings.device
+        spec = prepare_model(
+            config.model, self._run.folder.model, config.run.seed, device=device, threads=settings.threads
+        )
+        old, self._training = self._training, build_training(config, spec)
+        with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
+            if old is not None:  # what a resumed trainer gets from its checkpoint
+                old.backend.save(Path(scratch))
+                old.backend.close()
+            self._training.backend.open()
+            if old is not None:
+                self._training.backend.load(Path(scratch))
+        said = anchor.computed_with if anchor is not None else {}
+        self._here = computed_with(device, settings.threads)
+        self._said[repr(sorted(said.items()))] = said
+
+    def why_not_equal(self) -> list[str]:
+        # threads are used as they were recorded, so those of the last trainer say nothing of the others
+        here = {name: value for name, value in self._here.items() if name != "threads"}
+        return why_not_equal(list(self._said.values()), here)
+
+    def close(self) -> None:
+        if self._training is not None:
+            self._training.backend.close()
+
+
+def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:
+    return any(position < begin for position, begin in zip(positions, begins, strict=True))
+
+
+def _trains_alike(one: RunConfig, other: RunConfig) -> bool:
+    """Whether a backend and an algorithm built by one serve for the other; rates and rhythms are read anew anyway."""
+    return (one.trainer, one.algorithms, one.backends) == (other.trainer, other.algorithms, other.backends)

@@ -1,0 +1,82 @@
+"""What a run says of its own training: the steps in force, and by which settings each of its trainers worked."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.messages import StepRecord, VersionName
+from rftstream.runtime.role import Log
+from rftstream.views.history import decodable
+from rftstream.weights.lineage import Lineage
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Of records in force; what a replaced trainer wrote does not count."""
+
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    """Version -> the step that made it."""
+    anchors: dict[int, StepRecord] = field(default_factory=dict)
+    """Trainer epoch -> the record that it started with."""
+    lineage: Lineage = field(default_factory=Lineage)
+
+    @property
+    def version(self) -> int:
+        """The newest in force."""
+        return max(self.steps, default=0)
+
+    def in_force(self, name: VersionName) -> bool:
+        """Whether a checkpoint of this version counts."""
+        step = self.steps.get(name.version)
+        known = name.version == 0 or (step is not None and step.name == name) or self._starts_at(name)
+        return known and self.lineage.in_force(name)
+
+    def _starts_at(self, name: VersionName) -> bool:
+        anchor = self.anchors.get(name.trainer_epoch)
+        return anchor is not None and anchor.name == name
+
+    def epoch_of(self, version: int) -> int:
+        """Of the trainer that made the version; of one that nothing was recorded of, the newest that may have."""
+        if version in self.steps:
+            return self.steps[version].name.trainer_epoch
+        return max((epoch for epoch, one in self.anchors.items() if one.name.version < version), default=0)
+
+    def digests(self, version: int) -> list[tuple[VersionName, str]]:
+        """Of the weights, by every record in force that has one."""
+        found = [self.steps[version]] if version in self.steps else []
+        found += [one for one in self.anchors.values() if one.name.version == version]
+        return [(one.name, one.weights_digest) for one in found
+                if one.weights_digest is not None and self.lineage.in_force(one.name)]  # fmt: skip
+
+
+def read_recorded(log: Log) -> Recorded:
+    recorded = Recorded()
+    for _, message in decodable(log, "steps"):
+        if not isinstance(message, StepRecord) or not recorded.lineage.accepts(message.name.trainer_epoch):
+            continue
+        if message.resumed:
+            if message.name.trainer_epoch > recorded.lineage.epoch:
+                recorded.lineage.start(message.name)
+                recorded.anchors[message.name.trainer_epoch] = message
+        else:
+            recorded.steps[message.name.version] = message
+    recorded.steps = {version: one for version, one in recorded.steps.items() if recorded.lineage.in_force(one.name)}
+    return recorded
+
+
+def settings_of(anchor: StepRecord | None, now: RunConfig) -> RunConfig:
+    """What a trainer worked by, with the paths of the run as it lies here; `now` where that was not recorded."""
+    if anchor is None or not anchor.config:
+        return now
+    try:
+        then = configs.from_toml(anchor.config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"steps: the settings of trainer epoch {anchor.name.trainer_epoch} are not a config of this rftstream: "
+            f"{error}; replay with the version that made the run"
+        ) from None
+    return dataclasses.replace(then, model=now.model, weights=now.weights, transport=now.transport, base=now.base)

@@ -1,0 +1,56 @@
+"""One batch, one update: what the trainer does with a batch, and a replay does again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftstream.algorithms.base import Algorithm
+from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
+from rftstream.config import RunConfig, TrainerSection
+from rftstream.models import ModelSpec
+from rftstream.roles.assembly import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A backend and the algorithm that it trains by, as a run's settings say."""
+
+    backend: Backend
+    algorithm: Algorithm
+    settings: TrainerSection
+
+    def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
+        """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
+        settings = self.settings
+        rows, values = self.algorithm.prepare(batch.experiences)
+        if rows and "reference_rewards" in self.algorithm.needs:
+            reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
+            rows, values = self.algorithm.prepare(batch.experiences, reference)
+        if any(row.loss_mask.any() for row in rows):
+            plan = UpdatePlan(
+                lr=lr,
+                minibatches=settings.minibatches,
+                updates_per_batch=settings.updates_per_batch,
+                max_grad_norm=settings.max_grad_norm,
+                tokens_per_microbatch=settings.tokens_per_microbatch,
+            )
+            update = self.backend.update(rows, self.algorithm, plan)
+        else:
+            update = Update(metrics={})
+        tokens = float(sum(row.loss_mask.sum() for row in rows))
+        trained = {"tokens": tokens, "trained_rollouts": float(len(batch.experiences))}
+        values = {**batch.manifest.metrics, **values, **update.metrics, **trained, "lr": lr}
+        return update, {name: float(value) for name, value in values.items()}
+
+
+def build_training(config: RunConfig, spec: ModelSpec) -> Training:
+    """The parts that the run file names; the backend is not opened yet."""
+    settings = config.trainer
+    backend_class, backend_options = config.build_part("backend", settings.backend)
+    algorithm_class, algorithm_options = config.build_part("algorithm", settings.algorithm)
+    optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
+    return Training(
+        backend=backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed),
+        algorithm=algorithm_class(algorithm_options),
+        settings=settings,
+    )
