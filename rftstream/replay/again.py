@@ -179,7 +179,9 @@ class _Again:
                 state = checkpoints.newest(lambda one, name=name: one == name)  # type: ignore[misc]
                 if state is not None and not _deleted(Progress.from_state(state[1]).positions, begins):
                     versions.append(name.version)
-        advice = f"replay with --from {min(versions)}" if versions else "there is no checkpoint that it could begin with"
+        advice = (
+            f"replay with --from {min(versions)}" if versions else "there is no checkpoint that it could begin with"
+        )
         return (f"{self._run.run_id}: the batches before {begins} are deleted, expected those after version {first}; "
                 f"{advice}")  # fmt: skip
 
@@ -190,15 +192,13 @@ class _Again:
         try:
             for version in range(progress.version + 1, found.last + 1):
                 try:
-                    batch = batches.next()
+                    batch, why = batches.next(), "the end of the log"
                 except (ContractError, PositionMissing) as error:
-                    found.differs(Difference(version=version, batch=version - 1, what="batch",
-                                             recorded="one that was trained", replayed=str(error)))  # fmt: skip
-                    found.complete = False
-                    return
+                    batch, why = None, str(error)
                 if batch is None:
-                    found.differs(Difference(version=version, batch=version - 1, what="batch",
-                                             recorded="one that was trained", replayed="the end of the log"))  # fmt: skip
+                    found.differs(
+                        Difference(version=version, batch=version - 1, what="batch", recorded="trained", replayed=why)
+                    )
                     found.complete = False
                     return
                 self._use(version)
@@ -254,8 +254,10 @@ class _Again:
             recorded, replayed = record.metrics[name], values[name]
             found.num_metrics += 1
             if recorded != replayed and not (math.isnan(recorded) and math.isnan(replayed)):
-                found.differs(Difference(version=record.name.version, batch=record.batch_sequence,
-                                         what=f"metric {name}", recorded=repr(recorded), replayed=repr(replayed)))  # fmt: skip
+                found.differs(
+                    Difference(version=record.name.version, batch=record.batch_sequence, what=f"metric {name}",
+                               recorded=repr(recorded), replayed=repr(replayed))
+                )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ the parts
 
