@@ -45,6 +45,10 @@ class RunSection:
     seed: Count = 0
     folder: str = "runs"
     """Where run folders are made."""
+    resume: Literal["never", "auto"] | Count = "never"
+    """What `run` does when the run is there already. never: refuses one that has not ended, and begins a new one beside
+    one that has. auto: goes on with it, and is content with one that is complete. A number: goes on from the
+    checkpoint of this version; later versions are not in force any more, their recorded batches are trained again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,9 @@ class ModelSection:
     path: str | None = None
     """A Hugging Face model folder, relative to the run file, or a name on the hub."""
     make: MakeModel | None = None
+    init_from: str | None = None
+    """`RUN@version`: begins with the weights of another run, which is a run folder or a run file; without version its
+    newest. Tokenizer and template come along. They are the weights as engines got them, rounded to that run's dtype."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """What engines compute in and what is published; the trainer's masters are float32."""
     chat_template: str | None = None
@@ -211,6 +218,12 @@ class TrainerSection(WorkerSection):
     checkpoint_every: Positive = 20
     """Versions."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
+    """The newest so many."""
+    keep_every: Positive | None = None
+    """Beside them each one whose version is a multiple of this; itself a multiple of `checkpoint_every`."""
+    keep_best: str | None = None
+    """Name of an evaluation: beside them the best one by its mean, of those versions that have a checkpoint. Let its
+    `every` be a multiple of `checkpoint_every`."""
     publish_every: Positive = 1
     """At most max_staleness + 1."""
     max_skips_in_a_row: Positive = 3
@@ -399,8 +412,9 @@ def to_dict_flat(value: Any) -> dict[str, Any]:
 def _check_whole(config: RunConfig) -> None:
     if not config.tasksets:
         raise ConfigError('tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl"')
-    if (config.model.path is None) == (config.model.make is None):
-        raise ConfigError("model: expected either path or [model.make]")
+    origins = (config.model.path, config.model.make, config.model.init_from)
+    if sum(one is not None for one in origins) != 1:
+        raise ConfigError("model: expected exactly one of path, init_from and [model.make]")
     if "@" in config.weights.store.partition("://")[2].partition("/")[0]:
         raise ConfigError(
             "weights.store: got a URL with keys in it, which would be written beside the run; expected none; "
@@ -410,6 +424,17 @@ def _check_whole(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.publish_every: got {config.trainer.publish_every}, expected at most feeder.max_staleness + 1 = "
             f"{config.feeder.max_staleness + 1}; explorers would wait for a version that is never announced"
+        )
+    every, best = config.trainer.keep_every, config.trainer.keep_best
+    if every is not None and every % config.trainer.checkpoint_every:
+        raise ConfigError(
+            f"trainer.keep_every: got {every}, expected a multiple of trainer.checkpoint_every = "
+            f"{config.trainer.checkpoint_every}; there is no checkpoint of the versions between"
+        )
+    if best is not None and best not in config.evaluations:
+        raise ConfigError(
+            f"trainer.keep_best: got {best!r}, expected an evaluation; "
+            + (plugins.suggest(best, config.evaluations) if config.evaluations else "add [evaluations.NAME]")
         )
     if not any(section.weight for section in config.tasksets.values()):
         raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")

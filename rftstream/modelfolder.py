@@ -33,6 +33,8 @@ MADE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 RECIPE = "rftstream.json"
 """In made folders: what they were made from."""
+INITIAL = "initial.json"
+"""In folders with another run's weights: which ones."""
 LAYOUT = 1
 """Of made models; goes up when the same settings give other weights."""
 CONVERTED = {"SmolLM2-135M-Instruct": "smollm2"}
@@ -50,9 +52,22 @@ def prepare_model(
     )  # fmt: skip
     if section.make is not None:
         return dataclasses.replace(spec, name=_made_model(section.make, folder, seed))
+    if section.init_from is not None:
+        origin = initial_of(folder)
+        if origin is None:
+            raise ConfigError(
+                f"model.init_from: {folder}: the weights of {section.init_from} are not here yet, expected them to be "
+                "fetched when the run is made; start it with `rftstream run` where that run is"
+            )
+        if origin["init_from"] != section.init_from:
+            raise ConfigError(
+                f"model.init_from: {folder} holds the weights of {origin['init_from']}, expected {section.init_from}; "
+                "take back the change, or start a new run"
+            )
+        return dataclasses.replace(spec, name=str(origin["name"]))
     if section.path == FAKE:
         return spec
-    assert section.path is not None  # config checks that there is either path or make
+    assert section.path is not None  # config checks that there is one of path, make and init_from
     found = _find(section.path)
     if not (found / "config.json").is_file():
         raise ConfigError(f"model.path: {found}: has no config.json, expected a Hugging Face model folder")
@@ -68,6 +83,11 @@ def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) ->
         chat_template=spec.chat_template if section.chat_template is None else section.chat_template,
         chat_template_kwargs={**spec.chat_template_kwargs, **section.chat_template_kwargs},
     )
+
+
+def initial_of(folder: Path) -> dict[str, Any] | None:
+    """Which run's weights a model folder holds; None for one that is not from `init_from`."""
+    return read_json(folder / INITIAL) or None
 
 
 def chat_template_text(spec: ModelSpec) -> str | None:
@@ -113,7 +133,7 @@ def copy_companions(spec: ModelSpec, target: Path) -> None:
     """All of a model folder but its weights: config, tokenizer, template (the one in effect), generation config."""
     for path in sorted(spec.folder.iterdir()):
         weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
-        if path.is_file() and not weights and path.name != RECIPE:
+        if path.is_file() and not weights and path.name not in (RECIPE, INITIAL):
             shutil.copyfile(path, target / path.name)
     if spec.chat_template is not None or spec.chat_template_kwargs:
         text = _with_defaults(chat_template_text(spec) or "", spec.chat_template_kwargs)

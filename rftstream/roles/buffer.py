@@ -372,6 +372,9 @@ class BufferStep:
     def draining(self) -> None:
         pass
 
+    def leave(self) -> None:
+        pass
+
     def health(self) -> Mapping[str, object]:
         return {
             "open_groups": len(self._groups.by_sequence),

@@ -367,6 +367,9 @@ class EvaluatorStep:
     def draining(self) -> None:
         pass
 
+    def leave(self) -> None:
+        pass
+
     def health(self) -> Mapping[str, object]:
         running = self._running
         return {"evaluating": running.due.announced.name.version if running else None}

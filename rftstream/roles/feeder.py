@@ -284,6 +284,9 @@ class FeederStep:
     def draining(self) -> None:
         self._draining = True
 
+    def leave(self) -> None:
+        pass
+
     def health(self) -> Mapping[str, object]:
         return {
             "admitted": self._admission.admitted,

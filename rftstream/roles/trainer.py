@@ -17,7 +17,7 @@ from rftstream import metrics
 from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
 from rftstream.config import RunConfig, to_toml
-from rftstream.errors import ContractError, StopRule
+from rftstream.errors import ContractError, StopRule, TransportError, WeightsError
 from rftstream.messages import (
     BatchManifest,
     Claim,
@@ -363,7 +363,17 @@ class TrainerStep:
             return
         self._log.transport.admin.make_durable()
         self._checkpoints.write(name, self._backend.save, self._progress.to_state())
-        self._kept_checkpoints = self._checkpoints.trim(in_force=self._versions.in_force)
+        in_force = self._versions.in_force
+        self._kept_checkpoints = self._checkpoints.trim(also=self._precious(), in_force=in_force)
+
+    def _precious(self) -> set[VersionName]:
+        """Checkpoints that are kept beside the newest: every so often, and the best."""
+        every, evaluation = self._settings.keep_every, self._settings.keep_best
+        if every is None and evaluation is None:
+            return set()
+        names = list(filter(self._versions.in_force, self._checkpoints.names()))
+        kept = {name for name in names if every is not None and name.version % every == 0}
+        return kept | (self._versions.best_or_due(evaluation, names) if evaluation is not None else set())
 
     # ------------------------------------------------------------------------------------------ the rest
 
@@ -379,6 +389,17 @@ class TrainerStep:
 
     def draining(self) -> None:
         pass
+
+    def leave(self) -> None:
+        """Saves where it is, so that whoever goes on trains nothing again."""
+        version = self._progress.version
+        saved = any(one.version == version and self._versions.in_force(one) for one in self._kept_checkpoints)
+        if saved or not version or self._anchor_due or self._done or self._stop is not None:
+            return
+        try:
+            self._checkpoint()
+        except (WeightsError, TransportError) as error:
+            log.warning("leaves without a checkpoint of version %d: %s", version, error)
 
     def health(self) -> Mapping[str, object]:
         return {"version": self._progress.version, "batches_ready": self._assembly.num_ready}

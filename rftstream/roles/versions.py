@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Mapping
 
@@ -26,6 +27,8 @@ class Versions:
         """Evaluations that somebody still has to make."""
         self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
         self._best: dict[str, VersionName] = {}
+        self._means: dict[tuple[str, int], tuple[float, VersionName]] = {}
+        """Evaluation and version -> its newest mean."""
 
     @property
     def any_recorded(self) -> bool:
@@ -57,8 +60,22 @@ class Versions:
     def evaluate(self, result: EvalResult) -> None:
         self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
         self._due = {due for due in self._due if not self._has_result(*due)}
+        mean = result.metrics.get("mean", math.nan)
+        if not math.isnan(mean):
+            self._means[result.evaluation, result.name.version] = mean, result.name
         if result.best:
             self._best[result.evaluation] = result.name
+
+    def best_or_due(self, evaluation: str, names: Collection[VersionName]) -> set[VersionName]:
+        """Of these versions the best by an evaluation (of equals the newest), and those that it has yet to judge."""
+        due = {name.version for one, name in self._due if one == evaluation}
+        means: dict[VersionName, tuple[float, int]] = {}
+        for name in names:
+            mean, judged = self._means.get((evaluation, name.version), (0.0, None))
+            if judged is not None and self._lineage.in_force(judged):
+                means[name] = mean, name.version
+        best = {max(means, key=means.__getitem__)} if means else set()
+        return best | {name for name in names if name.version in due}
 
     def in_force(self, name: VersionName) -> bool:
         """Whether a checkpoint of this version counts. Version 0 always does: it is what every trainer begins with."""

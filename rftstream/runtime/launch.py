@@ -27,6 +27,7 @@ from rftstream.messages import DesiredState, EvalResult, RunState, StepRecord
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime import zygote
 from rftstream.runtime.host import add_import_paths
+from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.logging import TextFormatter
 from rftstream.runtime.manifest import changed_settings, check_same_run, data_digests
 from rftstream.runtime.observer import ControlView, Observer
@@ -40,7 +41,16 @@ from rftstream.runtime.preflight import (
 )
 from rftstream.runtime.processes import PlainSpawner, Spawner
 from rftstream.runtime.progress import Progress, Watch, open_progress
-from rftstream.runtime.runs import RunFolder, create_log, find_run, next_folder, open_transport, read_config
+from rftstream.runtime.rollback import roll_back
+from rftstream.runtime.runs import (
+    RunFolder,
+    create_log,
+    find_run,
+    next_folder,
+    open_store,
+    open_transport,
+    read_config,
+)
 from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
 from rftstream.runtime.targets import Targets
 from rftstream.trackers import Tracker, check_trackers, open_trackers
@@ -89,6 +99,25 @@ class RunResult:
         return "\n".join(lines)
 
 
+def result_of(
+    folder: RunFolder, observer: Observer, reason: str, exit_code: int, began: float, error: str | None = None
+) -> RunResult:
+    """As the log says."""
+    curve, finished = observer.curve, observer.control.finished
+    return RunResult(
+        run_dir=folder.path,
+        steps=curve.num_steps,
+        version=curve.version,
+        reward_first=curve.reward_first(),
+        reward_last=curve.reward_last(),
+        wall_s=round(time.monotonic() - began, 3),
+        reason=reason,
+        exit_code=exit_code,
+        final=folder.final if finished is not None and folder.final.is_dir() else None,
+        error=error,
+    )
+
+
 def run(
     config: RunConfig | str | Path,
     *,
@@ -98,7 +127,8 @@ def run(
     deadline_s: float = DEADLINE_S,
     spawner: Spawner | None = None,
 ) -> RunResult:
-    """A new run, from start to end. `progress`: auto, live, plain or none, on `stream` (stdout).
+    """A new run, from start to end, or by `run.resume` one that is there. `progress`: auto, live, plain or none, on
+    `stream` (stdout).
 
     ConfigError if the folder's run is live, or neither live nor ended."""
     began = time.monotonic()
@@ -107,7 +137,16 @@ def run(
     add_import_paths(config)
     check_part_names(config)
     check_trackers(config)
-    folder = choose_folder(config, Path(run_dir) if run_dir is not None else None)
+    given = Path(run_dir) if run_dir is not None else None
+    if config.run.resume != "never":
+        newest = newest_folder(config, given)
+        found = standing(config, newest)
+        if found == "ended" and config.run.resume == "auto" and (done := _complete(config, newest, began)) is not None:
+            return done
+        if found != "none":
+            before = read_config(newest) if newest.exists() else config
+            return _go_on(newest, before, config, progress, stream, deadline_s, spawner, began)
+    folder = choose_folder(config, given)
     with folder.held():
         if folder.exists():
             raise ConfigError(f"{folder.path}: another run was started there just now; try again")
@@ -131,17 +170,54 @@ def resume(
     add_import_paths(config)
     check_part_names(config)
     check_trackers(config)
+    return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began)
+
+
+def _go_on(
+    folder: RunFolder,
+    before: RunConfig,
+    config: RunConfig,
+    progress: str,
+    stream: TextIO | None,
+    deadline_s: float,
+    spawner: Spawner | None,
+    began: float,
+) -> RunResult:
+    """A run that is there already; `config.run.resume` may name the version that it goes back to, once."""
+    version = config.run.resume if isinstance(config.run.resume, int) else None
+    if version is not None:
+        kept = before.run.resume if isinstance(before.run.resume, str) else "never"
+        config = configs.replace(config, run__resume=kept)
     with folder.held():
         transport = open_transport(config, folder)
         try:
-            reopen(transport, folder, before, config)
+            reopen(transport, folder, before, config, version)
         finally:
             transport.close()
         write_config(config, folder)
         launch = _Launch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
         for line in changed_settings(before, config):
             launch.note(f"changed: {line}")
+        if version is not None:
+            launch.note(f"goes on from version {version}")
         return launch.run(new=False)
+
+
+def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:
+    """Of a run that has ended and would have nothing to do under this config, how it ended; None if it has."""
+    before = read_config(folder) if folder.exists() else config
+    transport = open_transport(config, folder)
+    observer = Observer(transport)
+    try:
+        observer.poll()
+        control = observer.control
+        assert control.finished is not None
+        if nothing_more(control.finished, observer.curve.version, before, config) is None:
+            return None
+        return result_of(folder, observer, control.finished.reason, control.finished.exit_code, began)
+    finally:
+        observer.close()
+        transport.close()
 
 
 def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None) -> tuple[RunFolder, bool]:
@@ -160,6 +236,7 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
     with folder.held():
         if folder.exists():
             return folder, False
+        fetch_initial(config, folder.model)
         prepare_model(config.model, folder.model, config.run.seed)
         transport = open_transport(config, folder, create=True)
         try:
@@ -207,20 +284,25 @@ def _discard(folder: RunFolder, transport: Transport) -> None:
 # ------------------------------------------------------------------------------------------------ resume
 
 
-def reopen(transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig) -> None:
-    """Takes back what said that the run is over or should stop. ConfigError if there is nothing more to do, or if it
-    would be done with other data."""
+def reopen(
+    transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig, back_to: int | None = None
+) -> None:
+    """Takes back what said that the run is over or should stop, and the versions after `back_to`. ConfigError if there
+    is nothing more to do, or if it would be done with other data."""
     observer = Observer(transport)
     try:
         observer.poll()
         control, version = observer.control, observer.curve.version
     finally:
         observer.close()
+    version = version if back_to is None else min(version, back_to)
     if control.finished is not None and (why := nothing_more(control.finished, version, before, config)):
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
     if control.manifest is not None:
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
+    if back_to is not None:
+        roll_back(transport, open_store(config, folder), folder.run_id, back_to)
     records = []
     for key, message in (("finished", control.finished), ("end", control.ended)):
         if message is not None:
@@ -268,6 +350,8 @@ class _Launch:
         try:
             if isinstance(self._spawner, zygote.ZygoteSpawner):
                 self._spawner.warm()  # it imports while we prepare
+            if new:
+                fetch_initial(self._config, self._folder.model)
             model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
             transport = open_transport(self._config, self._folder, create=new)
             if new:
@@ -339,20 +423,9 @@ class _Launch:
             supervisor.kill()
 
     def _result(self, observer: Observer, failure: Failure | None) -> RunResult:
-        curve, finished = observer.curve, observer.control.finished
         reason, exit_code = self._reason(observer.control, failure)
-        return RunResult(
-            run_dir=self._folder.path,
-            steps=curve.num_steps,
-            version=curve.version,
-            reward_first=curve.reward_first(),
-            reward_last=curve.reward_last(),
-            wall_s=round(time.monotonic() - self._began, 3),
-            reason=reason,
-            exit_code=exit_code,
-            final=self._folder.final if finished is not None and self._folder.final.is_dir() else None,
-            error=failure.text if failure is not None else None,
-        )
+        error = failure.text if failure is not None else None
+        return result_of(self._folder, observer, reason, exit_code, self._began, error)
 
     def _reason(self, control: ControlView, failure: Failure | None) -> tuple[str, int]:
         if control.finished is not None:

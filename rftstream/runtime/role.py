@@ -138,6 +138,9 @@ class SingleStep(Protocol):
 
     def draining(self) -> None: ...
 
+    def leave(self) -> None:
+        """The process was told to leave, and nothing is pending: the last chance to save a successor some work."""
+
     @property
     def done(self) -> bool:
         """Nothing is left to do, ever."""

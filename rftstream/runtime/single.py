@@ -68,7 +68,12 @@ class SingleService(Service):
     def drain(self) -> None:
         super().drain()
         if self._pending is None:
-            self.done = True
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._recovered:
+            self.step.leave()
+        self.done = True
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -90,7 +95,7 @@ class SingleService(Service):
                 if ends or self.step.full != self._full or self.clock.now() - began > SLICE_S:
                     break
         if self._draining and self._pending is None:
-            self.done = True
+            self._leave()
             return 0.0
         if not self._recovered or absorbed or published:
             return self.backing_off_s()

@@ -22,6 +22,7 @@ from rftstream.modelfolder import for_section, prepare_model
 from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
+from rftstream.runtime.initial import fetch_initial
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 from rftstream.trackers import check_trackers
@@ -125,6 +126,7 @@ def check(config: RunConfig) -> CheckReport:
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
         rendering = None
         with collect("model"):
+            fetch_initial(config, Path(scratch) / "model")
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
             rendering = Rendering.of(report.model)
             report.context = rendering.context

@@ -87,6 +87,9 @@ def draw_config(random: Random) -> RunConfig:
         values["tasksets"]["more"] = {**values["tasksets"]["sums"], "weight": 2.5}
     if random.random() < 0.3:
         values["evaluations"] = {"held-out": {"source": "arithmetic", "options": {"size": 4}, "every": 2, "n": 2}}
+    if random.random() < 0.2:
+        values["trainer"]["keep_every"] = 2 * values["trainer"]["checkpoint_every"]
+        values["trainer"] |= {"keep_best": "held-out"} if "evaluations" in values else {}
     if random.random() < 0.2:  # never so short that no group can be made in time
         quick = values["policies"]["fake"]["tokens_per_s"] == 0.0
         values["buffer"]["group_deadline_s"] = random.choice([0.3, 1.0, 5.0] if quick else [10.0, 30.0])

@@ -1,0 +1,84 @@
+"""`model.init_from = "RUN@version"`: a run that begins with another one's weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError, WeightsError
+from rftstream.messages import WeightsAnnounced
+from rftstream.modelfolder import INITIAL, copy_companions, initial_of, prepare_model
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import OpenRun, open_run
+from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.snapshot import write_snapshot
+
+
+def fetch_initial(config: RunConfig, folder: Path) -> None:
+    """Makes the model folder of a run with `init_from`, once; without it there is nothing to do.
+
+    It holds the version's weights as they were published, and all that belongs to the other run's model: tokenizer,
+    template, config. ConfigError if there is no such run or version, or its weights are gone."""
+    wanted = config.model.init_from
+    if wanted is None or initial_of(folder) is not None:
+        return
+    path, version = _parsed(wanted, Path(config.base))
+    opened = open_run(path)
+    try:
+        spec = prepare_model(opened.config.model, opened.folder.model, opened.config.run.seed)
+        if not (spec.folder / "config.json").is_file():
+            raise ConfigError(f"model.init_from: {wanted}: its model is {spec.name!r}, expected one with a folder")
+        announced, follower = _find(opened, spec.name, wanted, version)
+        try:
+            tensors = follower.fetch(announced)
+        except WeightsError as error:
+            raise ConfigError(f"model.init_from: {wanted}: {error}; {_kept(opened, follower)}") from None
+    finally:
+        opened.transport.close()
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    copy_companions(spec, partial)
+    (partial / INITIAL).unlink(missing_ok=True)  # where the other run was begun from
+    with (partial / "model.safetensors").open("wb") as file:
+        write_snapshot(file, tensors, {"format": "pt"})
+    name = f"{spec.name}@{announced.name.version}"
+    origin = {"init_from": wanted, "name": name, "run": opened.run_id, "trainer_epoch": announced.name.trainer_epoch,
+              "version": announced.name.version, "weights_digest": announced.weights_digest}  # fmt: skip
+    (partial / INITIAL).write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def _parsed(wanted: str, base: Path) -> tuple[Path, int | None]:
+    """A run folder or file, relative to the run file or to where the command was given; and the version."""
+    run, at, version = wanted.rpartition("@")
+    if not at:
+        run, version = wanted, ""
+    elif not version.isdecimal():
+        raise ConfigError(f"model.init_from: got {wanted!r}, expected RUN or RUN@version, e.g. runs/first@200")
+    path = base / run if (base / run).exists() else Path(run)
+    if not path.exists():
+        raise ConfigError(f"model.init_from: {run}: no such run, expected a run folder or a run file")
+    return path, int(version) if version else None
+
+
+def _find(opened: OpenRun, model: str, wanted: str, version: int | None) -> tuple[WeightsAnnounced, WeightsFollower]:
+    """The newest announcement in force, or that of the version."""
+    follower = WeightsFollower(opened.store(), model)
+    for received in Log(opened.transport).messages("weights"):
+        if isinstance(received.message, WeightsAnnounced):
+            follower.announced(received.message)
+    found = [one for one in follower.in_force() if version is None or one.name.version == version]
+    if not found:
+        raise ConfigError(f"model.init_from: {wanted}: no such version is in force; {_kept(opened, follower)}")
+    return found[-1], follower
+
+
+def _kept(opened: OpenRun, follower: WeightsFollower) -> str:
+    store = opened.store()
+    there = sorted({one.name.version for one in follower.in_force() if store.exists(one.object)})
+    return f"its store has {', '.join(map(str, there))}" if there else "its store has none"

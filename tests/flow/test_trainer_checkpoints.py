@@ -1,0 +1,159 @@
+"""Which checkpoints a trainer leaves behind: when it is told to leave, every so often, the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftstream.errors import ConfigError, WeightsError
+from rftstream.messages import EvalResult, RunFinished, VersionName
+from rftstream.runtime.rollback import roll_back
+from rftstream.testing import RoleDriver
+from tests.flow.scene import Scene
+from tests.flow.trained import checkpoints_of, digests_of, names, steps_of
+
+
+def evaluated(version: int, mean: float, epoch: int = 1, *, best: bool = False) -> EvalResult:
+    return EvalResult(
+        evaluation="held-out", name=VersionName(trainer_epoch=epoch, version=version), num_tasks=4, num_samples=1,
+        num_unscored=0, metrics={"mean": mean}, generations=None, best=best,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- leaving
+
+
+def test_one_that_is_told_to_leave_saves_where_it_is_and_its_successor_trains_nothing_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=50)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(4):
+        scene.batch(number)
+    trainer.work()
+    assert checkpoints_of(scene) == []
+    trainer.stop()
+    assert checkpoints_of(scene) == [(1, 4)]
+    successor = RoleDriver(scene, "trainer")
+    successor.work()
+    assert names(steps_of(scene))[5:] == [(2, 4)]
+    successor.stop()
+    assert checkpoints_of(scene) == [(1, 4)], "nothing was trained since"
+    scene.batch(4)
+    RoleDriver(scene, "trainer").work()
+    calm = Scene(tmp_path / "calm")
+    for number in range(5):
+        calm.batch(number)
+    RoleDriver(calm, "trainer").work()
+    assert digests_of(scene) == digests_of(calm)
+
+
+def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    trainer = RoleDriver(scene, "trainer")
+    trainer.work()
+    trainer.stop()
+    assert checkpoints_of(scene) == []
+
+
+def test_a_store_that_fails_does_not_keep_it_from_leaving(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=50)
+    trainer = RoleDriver(scene, "trainer")
+    scene.batch(0)
+    trainer.work()
+
+    def refuse(point: str) -> None:
+        raise WeightsError("simulated: no room")
+
+    scene.store.fault = refuse
+    trainer.stop()
+    assert trainer.done
+    assert checkpoints_of(scene) == []
+
+
+def test_the_end_of_its_hours_leaves_a_checkpoint_and_a_run_that_can_go_on(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, run__hours=1.0, trainer__checkpoint_every=50)
+    trainer = RoleDriver(scene, "trainer")
+    scene.batch(0)
+    trainer.work()
+    scene.clock.advance(3600)
+    scene.batch(1)
+    trainer.work()
+    assert trainer.done
+    finished = [one for one in scene.messages("control") if isinstance(one, RunFinished)]
+    assert [(one.reason, one.exit_code) for one in finished] == [("hours", 0)]
+    assert checkpoints_of(scene) == [(1, finished[0].name.version)]
+
+
+# --------------------------------------------------------------------------------------------- keeping
+
+
+def test_each_nth_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=2, trainer__keep_every=6)
+    for number in range(17):
+        scene.batch(number)
+    RoleDriver(scene, "trainer").work()
+    assert [version for _, version in checkpoints_of(scene)] == [6, 12, 14, 16]
+
+
+def test_the_best_is_kept_and_what_has_yet_to_be_judged(tmp_path: Path) -> None:
+    scene = Scene(
+        tmp_path,
+        trainer__checkpoint_every=2,
+        trainer__keep_best="held-out",
+        evaluations={"held-out": {"source": "arithmetic", "every": 4}},
+    )
+    trainer = RoleDriver(scene, "trainer")
+    trainer.work()
+
+    def train_to(version: int) -> list[int]:
+        while len(steps_of(scene)) - 1 < version:
+            scene.batch(len(steps_of(scene)) - 1)
+            trainer.work()
+        return [version for _, version in checkpoints_of(scene)]
+
+    assert train_to(12) == [4, 8, 10, 12], "4 and 8 are due"
+    scene.put("evals", evaluated(4, 0.5, best=True), evaluated(8, 0.75, best=True))
+    assert train_to(14) == [8, 12, 14]
+    scene.put("evals", evaluated(12, 0.25))
+    assert train_to(18) == [8, 16, 18]
+    scene.put("evals", evaluated(16, 0.75))
+    assert train_to(22) == [16, 20, 22], "of equals the newest"
+
+
+def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"trainer.keep_every: got 5, expected a multiple of trainer.checkpoint_every"
+    ):
+        Scene(tmp_path, trainer__checkpoint_every=2, trainer__keep_every=5)
+    with pytest.raises(ConfigError, match=r"trainer.keep_best: got 'held-out', expected an evaluation"):
+        Scene(tmp_path, trainer__keep_best="held-out")
+
+
+# --------------------------------------------------------------------------------------------- going back
+
+
+def test_a_run_goes_back_to_a_named_checkpoint(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=2)
+    for number in range(5):
+        scene.batch(number)
+    RoleDriver(scene, "trainer").work()
+    roll_back(scene.transport(), scene.store, scene.folder.run_id, 2)
+    going_on = RoleDriver(scene, "trainer")
+    going_on.work()
+    assert names(steps_of(scene))[6:] == [(2, 2), (3, 2), (3, 3), (3, 4), (3, 5)]
+    assert all(len(digests) == 1 for digests in digests_of(scene).values()), "the same batches under the same settings"
+    assert [(one.trained_groups, one.announced) for one in steps_of(scene)[6:8]] == [(4, False), (4, True)]
+    roll_back(scene.transport(), scene.store, scene.folder.run_id, 0)
+    RoleDriver(scene, "trainer").work()
+    assert names(steps_of(scene))[-7:] == [(4, 0)] + [(5, version) for version in range(6)]
+
+
+def test_a_version_without_a_checkpoint_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__checkpoint_every=2)
+    for number in range(5):
+        scene.batch(number)
+    RoleDriver(scene, "trainer").work()
+    before = scene.digest()
+    with pytest.raises(ConfigError, match="version 3 has no good checkpoint, expected one of 0, 2, 4"):
+        roll_back(scene.transport(), scene.store, scene.folder.run_id, 3)
+    assert scene.digest() == before
