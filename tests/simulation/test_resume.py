@@ -17,7 +17,7 @@ def make_config(seed: int) -> RunConfig:
     """One process of each role, strictly in turns, answers that depend on the task alone."""
     random = Random(f"resume {seed}")
     return configs.from_dict({
-        "run": {"name": "simulated", "steps": 9, "seed": seed},
+        "run": {"name": "simulated", "steps": 6, "seed": seed},
         "model": {"path": "fake"},
         "tasksets": {"sums": {"source": "arithmetic"}},
         "feeder": {"groups_per_batch": 3, "group_size": 3, "max_staleness": 0, "on_stale": "wait"},
@@ -33,7 +33,7 @@ def run(folder: Path, seed: int, deaths: int) -> tuple[Simulation, Laws]:
     simulation.watch = laws = Laws(simulation)
     random = Random(f"deaths {seed}")
     for _ in range(deaths):
-        ticks = simulation.num_ticks + random.randint(20, 150)
+        ticks = simulation.num_ticks + random.randint(15, 90)
         simulation.run(until=lambda ticks=ticks: simulation.num_ticks >= ticks)  # type: ignore[misc]
         for process in simulation.processes:
             if process.service is not None:
@@ -43,11 +43,11 @@ def run(folder: Path, seed: int, deaths: int) -> tuple[Simulation, Laws]:
     return simulation, laws
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_killed_and_resumed_it_ends_with_the_same_final_digest(tmp_path: Path, seed: int) -> None:
     (_, calm), (killed, laws) = run(tmp_path / "calm", seed, 0), run(tmp_path / "killed", seed, 5)
     assert sum("killed" in line for line in killed.story) >= 15
-    assert calm.version == laws.version == 9
-    assert laws.digests[9] == calm.digests[9]
+    assert calm.version == laws.version == 6
+    assert laws.digests[6] == calm.digests[6]
     assert laws.digests == calm.digests
-    assert laws.batches()[:9] == calm.batches()[:9]
+    assert laws.batches()[:6] == calm.batches()[:6]
