@@ -49,6 +49,13 @@ partitions = 2
 """
 """About two steps a second."""
 
+WITHOUT_A_MODEL = IN_TURNS.replace("[trainer]", '[trainer]\nbackend = "fake"').replace(
+    IN_TURNS[IN_TURNS.index("[model]") : IN_TURNS.index("[tasksets")], '[model]\npath = "fake"\n'
+)
+
+PATIENCE_S = 300.0
+"""Each start of a trainer imports torch, while everything else on the machine goes on."""
+
 SEED = 5
 
 
@@ -69,19 +76,21 @@ def kill_all(place: Workplace) -> None:
                 process.kill()
 
 
-@pytest.mark.timeout(600)
-def test_killed_and_resumed_at_random_points_it_ends_with_the_same_digest(place: Workplace) -> None:
-    place.write("turns.toml", IN_TURNS)
-    calm = place.call("run", "turns.toml", "--json", "--run-dir", "runs/calm", *sets("policies.fake.tokens_per_s=0"))
+@pytest.mark.timeout(4 * PATIENCE_S)
+@pytest.mark.parametrize("text", [WITHOUT_A_MODEL, IN_TURNS], ids=["fake", "torch"])
+def test_killed_and_resumed_at_random_points_it_ends_with_the_same_digest(place: Workplace, text: str) -> None:
+    place.write("turns.toml", text)
+    calm = place.call("run", "turns.toml", "--json", "--run-dir", "runs/calm", *sets("policies.fake.tokens_per_s=0"),
+                      timeout_s=PATIENCE_S)  # fmt: skip
     assert calm.code == 0, calm.err
     random = Random(SEED)
     for version in sorted(random.sample(range(1, 7), 2)):
         run = place.start("run", "turns.toml", "--json", *sets("run.resume=auto"))
         view = place.view("runs/turns")
-        place.wait_for(lambda: view.curve().version >= version, f"version {version}")  # noqa: B023
+        place.wait_for(lambda: view.curve().version >= version, f"version {version}", PATIENCE_S)  # noqa: B023
         kill_all(place)
         run.finish()
-    resumed = place.call("resume", "runs/turns", "--json")
+    resumed = place.call("resume", "runs/turns", "--json", timeout_s=PATIENCE_S)
     assert resumed.code == 0, resumed.err
     assert (resumed.result["version"], resumed.result["reason"]) == (7, "steps")
     assert max(step.name.trainer_epoch for step in view.steps()) == 3

@@ -121,9 +121,7 @@ def test_the_best_is_kept_and_what_has_yet_to_be_judged(tmp_path: Path) -> None:
 
 
 def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"keep_every: got 5, expected a multiple of trainer.checkpoint_every"
-    ):
+    with pytest.raises(ConfigError, match=r"keep_every: got 5, expected a multiple of trainer.checkpoint_every"):
         Scene(tmp_path, trainer__checkpoint_every=2, trainer__keep_every=5)
     with pytest.raises(ConfigError, match=r"trainer.keep_best: got 'held-out', expected an evaluation"):
         Scene(tmp_path, trainer__keep_best="held-out")
