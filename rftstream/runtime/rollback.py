@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from typing import Any
 
 from rftstream import codec
 from rftstream.errors import ConfigError
@@ -44,7 +45,7 @@ def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: in
     begins = sorted(transport.admin.begin_offsets("batches").items())
     if found is None and any(offset for _, offset in begins):
         raise ConfigError("run.resume: version 0: its batches are deleted, expected all; name a checkpoint's version")
-    state = found[1] if found is not None else {"positions": [0] * len(begins), "trained_groups": 0,
+    state: dict[str, Any] = found[1] if found is not None else {"positions": [0] * len(begins), "trained_groups": 0,
                                                 "trained_rollouts": 0}  # fmt: skip
     producer = transport.producer(f"{run_id}.trainer", timeout_s=60.0)
     producer.start()
