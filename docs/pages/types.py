@@ -20,6 +20,8 @@ def in_words(kind: Any) -> str:
         case kinds.UnionType(types=types):
             words = [in_words(one) for one in types if not isinstance(one, kinds.NoneType)]
             return " or ".join(words)
+        case kinds.LiteralType(values=values):
+            return " or ".join(f"`{toml(value)}`" for value in values)
         case kinds.IntType():
             return f"integer{_range(found)}"
         case kinds.FloatType():
