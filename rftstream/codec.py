@@ -26,6 +26,7 @@ from rftstream.messages import (
     MESSAGES,
     BatchManifest,
     Claim,
+    DeadDropped,
     DeadLetter,
     Demonstration,
     EvalResult,
@@ -228,6 +229,7 @@ _KEYS: dict[type, Callable[[Any], str]] = {
     RunFinished: lambda m: "finished",
     Request: lambda m: f"request/{m.request_id}",
     DeadLetter: lambda m: f"{m.role}/{m.topic}/{m.partition}/{m.offset}",
+    DeadDropped: lambda m: f"dropped/{_digest(*m.letters, '', *m.groups)}",
 }
 """Type of a message -> its record key, as the table of topics names it."""
 
@@ -239,6 +241,10 @@ _IDS: dict[type, Callable[[Any], str]] = {
     GroupOutcome: _outcome_id,
 }
 """Type of a message -> its own id, header `id`: the key, but where several records share one."""
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def key_of(message: Message) -> bytes:

@@ -9,6 +9,21 @@ def group_id(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
     return f"{taskset}/{taskset_pass}/{index}/{attempt}"
 
 
+def split_group_id(group: str) -> tuple[str, int, int, int] | None:
+    """taskset, pass, index, attempt; None if it is no group_id."""
+    taskset, *numbers = group.split("/")
+    if not taskset or len(numbers) != 3 or not all(one.isdecimal() and one.isascii() for one in numbers):
+        return None
+    taskset_pass, index, attempt = map(int, numbers)
+    return taskset, taskset_pass, index, attempt
+
+
+def next_attempt(group: str) -> str:
+    """The id of a group that is tried again."""
+    base, _, attempt = group.rpartition("/")
+    return f"{base}/{int(attempt) + 1}"
+
+
 def rollout_id(group: str, sibling: int) -> str:
     return f"{group}/{sibling}"
 

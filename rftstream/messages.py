@@ -762,6 +762,23 @@ class DeadLetter:
     """When it was given up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadDropped:
+    """Dead letters and dead groups that somebody has done with: they stay where they stand, and are listed no more.
+    `control`, key `dropped/<digest of what is in it>`."""
+
+    letters: tuple[str, ...]
+    """Ids of dead letters, `role/topic/partition/offset`."""
+    groups: tuple[str, ...]
+    """Groups whose outcome is dead, `taskset/pass/index/attempt`."""
+    by: str
+    """Who asked for it."""
+    reason: str = ""
+    """Why, for people."""
+    dropped_at: float = 0.0
+    """When it was asked for."""
+
+
 MESSAGES: dict[str, type] = {
     "task": Task,
     "rollout": Rollout,
@@ -782,6 +799,7 @@ MESSAGES: dict[str, type] = {
     "run_finished": RunFinished,
     "request": Request,
     "dead_letter": DeadLetter,
+    "dead_dropped": DeadDropped,
 }
 """Contract name -> type. The name travels in the header `contract`; `schemas/<name>.json` is the contract."""
 
@@ -805,4 +823,5 @@ Message = (
     | RunFinished
     | Request
     | DeadLetter
+    | DeadDropped
 )

@@ -130,7 +130,7 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="control",
-            messages=("run_manifest", "claim", "run_state", "tasks_ended", "run_finished", "request"),
+            messages=("run_manifest", "claim", "run_state", "tasks_ended", "run_finished", "request", "dead_dropped"),
             key="see messages.py",
             width=Width.one,
             twin=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rftstream.roles.explorer import ExplorerStep
+from rftstream.roles.stored import StoredRollouts
 from rftstream.runtime.role import Role, RoleContext
 from rftstream.weights.follower import WeightsFollower
 from workers.parts import model_spec, own_renderers, turn_loop
@@ -19,6 +20,7 @@ def build(context: RoleContext) -> Role:
         max_concurrent=settings.max_concurrent,
         renderers=own_renderers(spec, config.tasksets),
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
+        fetch_rollout=StoredRollouts(context.transport).get,
         clock=context.clock,
     )
     return Role(

@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": "rftstream.cli.views:inspect",
     "trace": "rftstream.cli.trace:trace",
     "evaluate": "rftstream.cli.evaluate:evaluate",
+    "dead": "rftstream.cli.dead:dead",
     "plot": "rftstream.cli.views:plot",
     "replay": "rftstream.cli.replay:replay",
     "list": "rftstream.cli.views:list_",

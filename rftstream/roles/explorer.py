@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rftstream import codec, metrics
@@ -28,7 +28,7 @@ from rftstream.messages import (
 )
 from rftstream.policies.base import Policy
 from rftstream.rendering import Renderer
-from rftstream.roles.turn_loop import Attempt, TurnLoop
+from rftstream.roles.turn_loop import Attempt, TurnLoop, oldest_version
 from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received
 from rftstream.topics import MAX_RECORD_BYTES
 from rftstream.transport.base import Record
@@ -50,8 +50,10 @@ class ExplorerStep:
         max_concurrent: int,
         renderers: Mapping[str, Renderer],
         truncate: Collection[str],
+        fetch_rollout: Callable[[str], Rollout | None],
         clock: Clock,
     ) -> None:
+        """`fetch_rollout`: the rollout that stands at a place of the log, if there is one."""
         self._policy = policy
         self._loop = loop
         self._follower = follower
@@ -60,6 +62,7 @@ class ExplorerStep:
         """Of tasksets with a chat template of their own."""
         self._truncate = frozenset(truncate)
         """Tasksets whose long prompts are cut."""
+        self._fetch_rollout = fetch_rollout
         self._clock = clock
         self._waiting: deque[Item] = deque()
         self._active: dict[int, Item] = {}
@@ -84,7 +87,11 @@ class ExplorerStep:
                     del self._decided[next(iter(self._decided))]
 
     def start(self, item: Item) -> None:
-        self._waiting.append(item)
+        stored = self._stored(_task(item))
+        if stored is None:
+            self._waiting.append(item)
+        else:
+            self._done.append(self._finish(item, stored))
 
     def drop(self, numbers: Collection[int]) -> None:
         gone = set(numbers)
@@ -102,7 +109,9 @@ class ExplorerStep:
         for attempt in self._loop.step():
             item = self._active.pop(int(attempt.key), None)
             if item is not None:
-                self._done.append(self._finish(item, self._rollout(_task(item), attempt)))
+                self._done.append(
+                    self._finish(item, self._rollout(_task(item), attempt), num_sampled=attempt.num_tokens)
+                )
         done, self._done = self._done, []
         return done
 
@@ -190,6 +199,25 @@ class ExplorerStep:
                 )
         self._waiting = waiting
 
+    def _stored(self, task: Task) -> Rollout | None:
+        """The rollout that the task names, under the task's ids; None if it has to be sampled (again)."""
+        if task.stored_rollout is None or task.ids.group_id in self._decided:
+            return None
+        rollout = self._fetch_rollout(task.stored_rollout)
+        if rollout is None or rollout.status not in (RolloutStatus.completed, RolloutStatus.truncated):
+            log.info("%s: no rollout at %s; it is sampled again", task.ids.rollout_id, task.stored_rollout)
+            return None
+        if not _same_task(rollout.ids, task.ids):
+            log.warning("%s: %s holds %s; it is sampled again", task.ids.rollout_id, task.stored_rollout,
+                        rollout.ids.rollout_id)  # fmt: skip
+            return None
+        oldest = oldest_version(rollout.segments)
+        if oldest is not None and oldest < task.ids.min_version:
+            log.info("%s: %s was sampled by version %d, expected at least %d; it is sampled again",
+                     task.ids.rollout_id, task.stored_rollout, oldest, task.ids.min_version)  # fmt: skip
+            return None
+        return replace(rollout, ids=task.ids)
+
     def _rollout(self, task: Task, attempt: Attempt) -> Rollout:
         return Rollout(
             ids=task.ids,
@@ -205,10 +233,10 @@ class ExplorerStep:
             finished_at=self._clock.now(),
         )
 
-    def _finish(self, item: Item, rollout: Rollout) -> Done:
+    def _finish(self, item: Item, rollout: Rollout, num_sampled: int = 0) -> Done:
         rollout, value = _recordable(rollout)
         metrics.ROLLOUTS.labels(str(rollout.status)).inc()
-        metrics.SAMPLED_TOKENS.labels("explorer").inc(rollout.num_tokens)
+        metrics.SAMPLED_TOKENS.labels("explorer").inc(num_sampled)
         return Done(item.number, (Publish("rollouts", item.received.record.partition, rollout, value),))
 
 
@@ -231,6 +259,12 @@ def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
 
 def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rollout:
     return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={})
+
+
+def _same_task(stored: RolloutIds, ids: RolloutIds) -> bool:
+    """Whether they differ in the attempt alone."""
+    then, now = stored.group_id.rpartition("/")[0], ids.group_id.rpartition("/")[0]
+    return then == now and stored.sibling == ids.sibling
 
 
 def _task(item: Item) -> Task:

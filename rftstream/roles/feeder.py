@@ -20,6 +20,7 @@ from rftstream.messages import (
     Claim,
     GroupOutcome,
     Problem,
+    Request,
     RolloutIds,
     RunManifest,
     Sampling,
@@ -29,6 +30,7 @@ from rftstream.messages import (
 )
 from rftstream.rendering import Renderer
 from rftstream.roles.admission import Admission, InForce
+from rftstream.roles.retries import Retries
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import mix, order
@@ -95,6 +97,7 @@ class FeederStep:
         self._pending_manifest: RunManifest | None = None
         self._ended = False
         self._pending: _Cursor | None = None
+        self._retries = Retries()
 
     @property
     def done(self) -> bool:
@@ -104,6 +107,7 @@ class FeederStep:
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         self._reset()
+        self._retries.begin(log_)
         for received in log_.messages("control"):
             self._absorb_control(received)
         self._check_manifest()
@@ -125,6 +129,7 @@ class FeederStep:
                 self._steps_position = received.record.offset + 1
             case GroupOutcome() as outcome:
                 self._admission.absorb(outcome)
+                self._retries.decided(outcome)
             case _:
                 self._absorb_control(received)
 
@@ -136,6 +141,10 @@ class FeederStep:
                 self._ended = True
             case None if received.record.key == b"end":
                 self._ended = False
+            case Request() as request:
+                self._retries.asked(request, received.record.key or b"")
+            case None:
+                self._retries.taken_back(received.record.key or b"")
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         raise error
@@ -161,17 +170,32 @@ class FeederStep:
             return None
         cursor = _Cursor(self._admission.admitted, dict(self._drawn), dict(self._left_out))
         tasks: list[Task] = []
+        answered: list[bytes] = []
         while wanted and len(tasks) < MAX_TASKS_A_TRANSACTION:
-            group = self._next_group(cursor)
+            group = self._retried_group(cursor, answered) or self._next_group(cursor)
             if group is None:
                 break
             tasks.extend(group)
             wanted -= 1
-        if not tasks:
+        if not tasks and not answered:
             return self._end("taskset", cursor)
         self._pending = cursor
-        outputs = tuple(Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks)
-        return Transaction(outputs, {STEPS: Position(self._steps_position, cursor.to_json())})
+        outputs = [Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks]
+        outputs += [Publish("control", 0, None, key=key) for key in answered]
+        return Transaction(tuple(outputs), {STEPS: Position(self._steps_position, cursor.to_json())})
+
+    def _retried_group(self, cursor: _Cursor, answered: list[bytes]) -> list[Task] | None:
+        """The tasks of the next group that is put back; None if none is asked for. Done requests go to `answered`."""
+        while (retry := self._retries.next(self._clock.now(), answered)) is not None:
+            source = self._sources.get(retry.taskset)
+            problem = None
+            if source is not None and retry.index < len(source.taskset):
+                problem = self._fitting(source, retry.taskset, retry.index)
+            if source is None or problem is None:
+                log.warning("%s: cannot be put back: the tasksets have no such problem, or it is too long", retry.group)
+                continue
+            return self._tasks(cursor, retry.taskset, source, retry.group, problem, retry.stored)
+        return None
 
     def _next_group(self, cursor: _Cursor) -> list[Task] | None:
         """The next group's tasks; None when every taskset is at its end. Moves the cursor."""
@@ -200,7 +224,10 @@ class FeederStep:
             group = group_id(name, taskset_pass, index, 0)
             return self._tasks(cursor, name, source, group, problem)
 
-    def _tasks(self, cursor: _Cursor, name: str, source: Source, group: str, problem: Problem) -> list[Task]:
+    def _tasks(
+        self, cursor: _Cursor, name: str, source: Source, group: str, problem: Problem,
+        stored: Mapping[int, str] | None = None,
+    ) -> list[Task]:  # fmt: skip
         admission = Admission(
             self._admission.groups_per_batch, self._admission.max_staleness, cursor.admitted, self._admission.rejected
         )
@@ -227,6 +254,7 @@ class FeederStep:
                     sampling=source.sampling,
                     seed=seed,
                     environment=source.environment,
+                    stored_rollout=(stored or {}).get(sibling),
                     created_at=now,
                 )
             )
@@ -259,8 +287,14 @@ class FeederStep:
         if self._pending is not None:
             self._restore(json.loads(self._pending.to_json()))
             self._pending = None
-        if any(isinstance(output.message, TasksEnded) for output in transaction.outputs):
-            self._ended = True
+        for output in transaction.outputs:
+            match output.message:
+                case TasksEnded():
+                    self._ended = True
+                case Task() as task:
+                    self._retries.admitted(task.ids.group_id)
+                case None:
+                    self._retries.taken_back(output.key or b"")
         metrics.ADMITTED.set(self._admission.admitted)
 
     def _restore(self, cursor: Mapping[str, object]) -> None:
@@ -292,6 +326,7 @@ class FeederStep:
             "admitted": self._admission.admitted,
             "rejected": self._admission.rejected,
             "left_out": sum(self._left_out.values()),
+            "retries": len(self._retries),
             "version": self._in_force.name.version,
         }
 

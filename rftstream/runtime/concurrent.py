@@ -207,6 +207,8 @@ class ConcurrentService(Service):
         self._next_number += 1
         self._in_hand[number] = _InHand(record.place, assignment, record.offset)
         received = self.decode(record)
+        if not isinstance(received, ContractError) and received.message is None:
+            received = ContractError("$: got no value (a tombstone), expected a message", where=str(record))
         if isinstance(received, ContractError):
             self._collect([self._undecodable(number, record, received)])
         else:

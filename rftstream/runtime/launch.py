@@ -296,7 +296,8 @@ def reopen(
     finally:
         observer.close()
     version = version if back_to is None else min(version, back_to)
-    if control.finished is not None and (why := nothing_more(control.finished, version, before, config)):
+    retries = any(request.expires_at > time.time() for request in control.retries.values())
+    if control.finished is not None and (why := nothing_more(control.finished, version, before, config, retries)):
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
     if control.manifest is not None:
         model = prepare_model(config.model, folder.model, config.run.seed)

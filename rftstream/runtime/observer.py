@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 
 from rftstream import codec
 from rftstream.errors import ContractError
-from rftstream.messages import Claim, EvalResult, Message, RunFinished, RunManifest, RunState, StepRecord, TasksEnded
+from rftstream.messages import (
+    Claim,
+    EvalResult,
+    Message,
+    Request,
+    RequestKind,
+    RunFinished,
+    RunManifest,
+    RunState,
+    StepRecord,
+    TasksEnded,
+)
 from rftstream.runtime.role import Log
 from rftstream.transport.base import Reader, Record, TopicPartition, Transport
 from rftstream.weights.lineage import Lineage
@@ -27,6 +38,8 @@ class ControlView:
     ended: TasksEnded | None = None
     state: RunState | None = None
     claims: dict[str, Claim] = field(default_factory=dict)
+    retries: dict[bytes, Request] = field(default_factory=dict)
+    """Requests to put dead groups back that were not answered, by their keys."""
 
     def absorb(self, key: bytes | None, message: Message | None) -> None:
         match message:
@@ -42,7 +55,10 @@ class ControlView:
                 known = self.claims.get(message.role)
                 if known is None or message.epoch > known.epoch:
                     self.claims[message.role] = message
+            case Request(kind=RequestKind.retry_dead):
+                self.retries[key or b""] = message
             case None:
+                self.retries.pop(key or b"", None)
                 name = {b"finished": "finished", b"end": "ended", b"state": "state"}.get(key or b"")
                 if name is not None:
                     setattr(self, name, None)

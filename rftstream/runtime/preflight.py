@@ -100,8 +100,11 @@ def shown_path(path: Path) -> str:
         return str(path)
 
 
-def nothing_more(finished: RunFinished, version: int, before: RunConfig, config: RunConfig) -> str | None:
-    """Why a finished run has nothing to go on with under its changed settings; None if it has."""
+def nothing_more(
+    finished: RunFinished, version: int, before: RunConfig, config: RunConfig, retries: bool = False
+) -> str | None:
+    """Why a finished run has nothing to go on with under its changed settings; None if it has. `retries`: dead groups
+    were asked to be put back."""
     old, new = before.run, config.run
     if new.steps is not None and version >= new.steps:
         return (f"is finished with {version} of {new.steps} steps; give more, "
@@ -111,6 +114,10 @@ def nothing_more(finished: RunFinished, version: int, before: RunConfig, config:
     if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:
         return f"has reached its reward of {old.stop_reward}; set run.stop_reward higher"
     passes = {name: section.passes for name, section in config.tasksets.items()}
-    if finished.reason == "taskset" and passes == {name: section.passes for name, section in before.tasksets.items()}:
+    if (
+        finished.reason == "taskset"
+        and not retries
+        and passes == {name: section.passes for name, section in before.tasksets.items()}
+    ):
         return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
     return None

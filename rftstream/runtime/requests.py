@@ -6,12 +6,15 @@ import getpass
 import os
 import socket
 import time
+from collections.abc import Mapping, Sequence
 
 from rftstream import codec
 from rftstream.errors import ConfigError
-from rftstream.messages import DesiredState, RunState
+from rftstream.messages import DeadDropped, DesiredState, Message, Request, RequestKind, RunState
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import OpenRun
+
+NAMES_A_RECORD = 1000
 
 
 def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> DesiredState:
@@ -29,12 +32,42 @@ def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> Desired
             "`rftstream resume` goes on with it once it has ended"
         )
     if before is not state:
-        message = RunState(state=state, by=_who(), reason=reason, since=time.time())
-        producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
-        producer.start()
-        producer.commit([codec.to_record(message, "control", 0, run=run.run_id)])
-        producer.close()
+        _say(run, [RunState(state=state, by=_who(), reason=reason, since=time.time())])
     return before
+
+
+def retry_request(group: str, stored: Sequence[str | None], expires_at: float) -> Request:
+    """Puts a dead group back. `stored`: where rollouts of its siblings stand that need not be sampled again."""
+    arguments = {"group": group, "stored": list(stored)}
+    return Request(request_id=f"retry/{group}", kind=RequestKind.retry_dead, arguments=arguments, expires_at=expires_at)
+
+
+def ask_retries(run: OpenRun, groups: Mapping[str, Sequence[str | None]], *, within_s: float) -> None:
+    """Each group with where its rollouts stand; not done any more after so long."""
+    expires_at = time.time() + within_s
+    _say(run, [retry_request(group, stored, expires_at) for group, stored in groups.items()])
+
+
+def drop_dead(run: OpenRun, letters: Sequence[str], groups: Sequence[str], *, reason: str) -> None:
+    """Takes dead letters and dead groups from the list; nothing is deleted."""
+    now, by = time.time(), _who()
+    messages = []
+    for start in range(0, max(len(letters), len(groups)), NAMES_A_RECORD):
+        chosen = slice(start, start + NAMES_A_RECORD)
+        messages.append(
+            DeadDropped(
+                letters=tuple(letters[chosen]), groups=tuple(groups[chosen]), by=by, reason=reason, dropped_at=now
+            )
+        )
+    _say(run, messages)
+
+
+def _say(run: OpenRun, messages: Sequence[Message]) -> None:
+    """On `control`, in one transaction."""
+    producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
+    producer.start()
+    producer.commit([codec.to_record(message, "control", 0, run=run.run_id) for message in messages])
+    producer.close()
 
 
 def _who() -> str:

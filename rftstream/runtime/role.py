@@ -50,9 +50,12 @@ class Received:
 class Publish:
     topic: str
     partition: int
-    message: Message
+    message: Message | None
+    """None: a tombstone, which takes back what `key` had."""
     value: bytes | None = None
     """The message encoded, where a step needed the bytes itself."""
+    key: bytes | None = None
+    """Of a tombstone; a message has its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,9 @@ class Service:
     def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
         run = self.context.folder.run_id
         return [
-            codec.to_record(
+            NewRecord(output.topic, output.partition, output.key, None)
+            if output.message is None
+            else codec.to_record(
                 output.message, output.topic, output.partition, run=run, writer_epoch=epoch, value=output.value
             )
             for output in outputs

@@ -42,6 +42,8 @@ class SingleService(Service):
         self._producer: Producer | None = None
         self._pending: Transaction | None = None
         self._letters: list[Publish] = []
+        self._buried: set[bytes] | None = None
+        """Keys of this role's letters on `dead`, once they have to be known."""
         self._recovered = False
         self._consumed: list[TopicPartition] = []
         self._full = False
@@ -208,6 +210,7 @@ class SingleService(Service):
         assert self.claim is not None
         self._pending = None
         self._letters = []
+        self._buried = None
         positions: Mapping[TopicPartition, int] = self.step.recover(Log(self.transport), self.claim)
         if self._reader is not None:
             control = {place: self._reader.position(place) for place in self.transport.admin.end_offsets("control")}
@@ -248,16 +251,29 @@ class SingleService(Service):
         return bool(records)
 
     def _bury(self, record: Record, error: ContractError) -> None:
-        log.error("%s; message sent to dead", error)
-        metrics.DEAD.labels(self.role, "undecodable").inc()
-        if record.topic in self.declaration.consumes:
-            self._letters.append(
-                dead_letter(
-                    record, role=self.role, reason="undecodable", detail=str(error), tries=1, now=self.clock.now()
-                )
-            )
+        letter = dead_letter(
+            record, role=self.role, reason="undecodable", detail=str(error), tries=1, now=self.clock.now()
+        )
+        if record.topic not in self.declaration.consumes:
+            log.error("%s; passed over", error)
+        elif not self._is_buried(letter):
+            log.error("%s; message sent to dead", error)
+            metrics.DEAD.labels(self.role, "undecodable").inc()
+            self._letters.append(letter)
         if not codec.is_foreign(record):
             self.step.undecodable(record, error)
+
+    def _is_buried(self, letter: Publish) -> bool:
+        """Whether `dead` has it: what lies behind the committed position is read again after a restart."""
+        if self._buried is None:
+            mine = self.role.encode()
+            self._buried = {
+                record.key or b""
+                for record in Log(self.transport).read("dead", bodies=False)
+                if record.header("role") == mine
+            }
+        assert letter.message is not None
+        return codec.key_of(letter.message) in self._buried
 
     def _publish_next(self) -> bool:
         """One slice of the step's work and its transaction; False when there is nothing to publish now."""

@@ -45,12 +45,14 @@ class Faults:
     """A user pauses the run, and lets it go on up to 20 s later."""
     drains: int = 0
     """A user drains the run."""
+    retries: int = 0
+    """A user asks for groups to be put back: dead ones, some of them a second time, now and then one that is not."""
 
 
 _WHERE = {
     "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
     "aborts": {BEFORE_COMMIT}, "unknowns": {BEFORE_COMMIT, AFTER_COMMIT}, "silences": {QUESTION},
-    "user_pauses": {BETWEEN}, "drains": {BETWEEN},
+    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN},
 }  # fmt: skip
 """Points at which each can happen; None: at all of them."""
 

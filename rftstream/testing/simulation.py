@@ -14,9 +14,12 @@ from random import Random
 from rftstream.config import RunConfig
 from rftstream.errors import ProducerLost, RftError, TransactionAborted, TransportError
 from rftstream.messages import DesiredState, RunState
+from rftstream.runtime.requests import retry_request
+from rftstream.runtime.role import Log
 from rftstream.runtime.service import Service, build_service
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill
 from rftstream.testing.memory_run import START_TIME_S, MemoryRun
+from rftstream.views.dead import read_dead, stored_rollouts
 
 DRAIN_S = 30.0
 """For a process that was told to leave; then it is ended as it is."""
@@ -166,6 +169,23 @@ class Simulation(MemoryRun):
         self.put("control", RunState(state=state, by="user", since=self.clock.now()))
         self._current = current
 
+    def retry_dead(self) -> None:
+        """A user asks for up to four groups to be put back: those that are dead, whatever was done with them before,
+        and one that may not be."""
+        current, self._current = self._current, None
+        log = Log(self.transport())
+        groups = [group.group_id for group in read_dead(log, now=self.clock.now()).groups]
+        chosen = self.random.sample(groups, min(3, len(groups)))
+        tasks = self.records("tasks")
+        if tasks:
+            chosen.append((self.random.choice(tasks).header("group_id") or b"").decode())
+        stored = stored_rollouts(log, chosen)
+        expires_at = self.clock.now() + self.random.choice([1.0, 1000.0])
+        self.story.append(f"{self._time()} the user: put back {', '.join(stored)}")
+        for group, places in stored.items():
+            self.put("control", retry_request(group, places if self.random.random() < 0.8 else (), expires_at))
+        self._current = current
+
     # ------------------------------------------------------------------------------------------ processes
 
     def _tick(self, process: SimulatedProcess) -> None:
@@ -285,6 +305,8 @@ class Simulation(MemoryRun):
                 self._agenda.append((self.clock.now() + 20 * self.random.random(), self._unpause))
             case "drains":
                 self.ask(DesiredState.draining)
+            case "retries":
+                self.retry_dead()
 
     def _singles(self) -> set[str]:
         return {"feeder", "buffer", "trainer", "evaluator"}

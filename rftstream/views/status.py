@@ -133,7 +133,8 @@ def _feeder_cursor(log: Log) -> dict[str, Any]:
 
 
 def _dead_letters(log: Log) -> dict[str, int]:
-    reasons = Counter((record.header("reason") or b"?").decode() for record in log.read("dead", bodies=False))
+    letters = {record.key: record.header("reason") or b"?" for record in log.read("dead", bodies=False)}
+    reasons = Counter(reason.decode() for reason in letters.values())
     return dict(reasons.most_common())
 
 

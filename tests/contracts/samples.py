@@ -20,6 +20,7 @@ from rftstream.messages import (
     BatchManifest,
     ChatMessage,
     Claim,
+    DeadDropped,
     DeadLetter,
     Demonstration,
     DesiredState,
@@ -242,6 +243,10 @@ SAMPLES: dict[str, Message] = {
         topic="rollouts", partition=1, offset=8172, key=b"gsm8k/0/17/0/3", value=b"\x81\xa3ids\x01",
         headers=(("contract", b"rollout"), ("contract_version", b"1")), role="verifier", reason="undecodable",
         detail="$.ids: got int, expected object", tries=1, dead_at=1767225612.0,
+    ),
+    "dead_dropped.v1": DeadDropped(
+        letters=("verifier/rollouts/1/8172",), groups=("gsm8k/0/17/0",), by="ada", reason="bad problem",
+        dropped_at=1767225900.0,
     ),
 }  # fmt: skip
 """`<contract>.v<N>` or `<contract>.v<N>-<form>`, the stem of the golden files -> the message in them."""

@@ -13,6 +13,7 @@ from rftstream.topics import TOPICS
 from rftstream.transport.base import Headers, Record
 from tests.contracts.samples import IDS, SAMPLES, contract_of
 
+DROPPED = "dropped/a57a50ac5669bbc4452f2a9ebf93a79b"
 KEYS_AND_IDS = {
     "task.v1": ("gsm8k/0/17/0/3", "gsm8k/0/17/0/3"),
     "rollout.v1": ("gsm8k/0/17/0/3", "gsm8k/0/17/0/3"),
@@ -40,6 +41,7 @@ KEYS_AND_IDS = {
     "run_finished.v1": ("finished", "finished"),
     "request.v1": ("request/retry-1", "request/retry-1"),
     "dead_letter.v1": ("verifier/rollouts/1/8172", "verifier/rollouts/1/8172"),
+    "dead_dropped.v1": (DROPPED, DROPPED),
 }
 
 IDS_HEADERS = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from rftstream import codec
 from rftstream.messages import (
     BatchManifest,
     Claim,
+    DeadLetter,
     Experience,
     GroupOutcome,
     GroupResult,
@@ -51,6 +53,10 @@ class Laws:
         """By group_id, in order of sequence."""
         self.outcomes: dict[str, GroupOutcome] = {}
         self.num_rejected = 0
+        self.num_retried = 0
+        self.num_copied = 0
+        """Rollouts that were not sampled again."""
+        self.letters: set[bytes | None] = set()
         self.rewards: dict[str, float] = {}
         self.steps: list[StepRecord] = []
         self.in_force: list[tuple[int, int, int]] = [(0, 0, 0)]
@@ -109,6 +115,9 @@ class Laws:
                 self._step(message)
             case WeightsAnnounced():
                 self._announced(message)
+            case DeadLetter():
+                assert record.key not in self.letters, f"{record}: a second letter of {record.key!r}"
+                self.letters.add(record.key)
             case Claim():
                 assert message.epoch == self.claims.get(message.role, 0) + 1, "claims are dense"
                 self.claims[message.role] = message.epoch
@@ -144,6 +153,7 @@ class Laws:
             assert ids.sequence == len(self.admitted), "sequences are dense"
             assert [one.ids.sibling for one in siblings] == list(range(feeder.group_size))
             self.admitted[group_id] = siblings
+            self._attempt(group_id)
             limit = trained + (feeder.max_staleness + 1) * feeder.groups_per_batch + self.num_rejected
             assert len(self.admitted) <= limit, f"admitted {len(self.admitted)} groups, the limit is {limit}"
             ahead = ids.sequence - trained - self.num_rejected
@@ -152,14 +162,37 @@ class Laws:
             assert ids.min_version >= least, f"{group_id}: min_version {ids.min_version}, expected at least {least}"
             assert ids.min_version <= version, "nobody has to wait for what is not trained yet"
 
+    def _attempt(self, group_id: str) -> None:
+        """Only what is dead is put back, and each attempt stands on the one before."""
+        base, _, attempt = group_id.rpartition("/")
+        if attempt == "0":
+            return
+        before = self.outcomes[f"{base}/{int(attempt) - 1}"]
+        assert before.result is GroupResult.dead, f"{group_id}: put back, but {before.group_id} was {before.result}"
+        self.num_retried += 1
+
     def _rollout(self, record: Record, rollout: Rollout) -> None:
         ids = rollout.ids
         assert ids == self.tasks[ids.rollout_id].ids
         assert record.partition == ids.sequence % self.config.transport.partitions
+        self._copy(rollout)
         for segment in rollout.segments:
             for span in segment.versions:
                 assert (span.trainer_epoch, span.version) in self.announced
                 assert span.version >= ids.min_version, f"{ids.rollout_id}: a token of version {span.version}"
+
+    def _copy(self, rollout: Rollout) -> None:
+        """A stored rollout that the task names is as it was, or was sampled again because it had become too old."""
+        place = self.tasks[rollout.ids.rollout_id].stored_rollout
+        if place is None or rollout.status is RolloutStatus.skipped:
+            return
+        stored = next(one for one in self.simulation.records("rollouts") if str(one) == place)
+        then = codec.from_record(stored)
+        assert isinstance(then, Rollout)
+        oldest = min((span.version for segment in then.segments for span in segment.versions), default=None)
+        if oldest is None or oldest >= rollout.ids.min_version:
+            assert replace(then, ids=rollout.ids) == rollout, "scored again, not sampled again"
+            self.num_copied += 1
 
     def _verified(self, verified: VerifiedRollout) -> None:
         rollout, verdict = verified.rollout, verified.verdict

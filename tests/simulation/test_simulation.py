@@ -13,7 +13,7 @@ import pytest
 
 from rftstream import config as configs
 from rftstream.config import RunConfig
-from rftstream.messages import EvalResult, StepRecord
+from rftstream.messages import EvalResult, GroupResult, StepRecord
 from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, simulate
 from tests.simulation.laws import Laws
@@ -122,6 +122,20 @@ def test_processes_that_stand_still_come_back_to_a_changed_world(tmp_path: Path)
     simulation = run(tmp_path, 4, Faults(share=0.08, pauses=12, takeovers=4), run__steps=8)
     assert simulation.plan.happened["pauses"] > 6
     assert 5 in {one.exit_code for one in simulation.processes}
+
+
+def test_dead_groups_are_put_back_while_much_goes_wrong(tmp_path: Path) -> None:
+    """Some of their rollouts failed and are sampled again; the others are scored again as they are."""
+    faults = Faults(share=0.08, retries=30, kills=6, takeovers=2, unknowns=3, aborts=3)
+    simulation = run(tmp_path, 11, faults, run__steps=12, policies={"fake": {"fail_share": 0.3}}, feeder__group_size=3,
+                     feeder__max_staleness=3, buffer__min_siblings=3)  # fmt: skip
+    laws = simulation.watch
+    assert isinstance(laws, Laws)
+    assert simulation.plan.happened["retries"] > 20
+    assert laws.num_retried > 5
+    assert laws.num_copied > 2
+    put_back = [outcome for group, outcome in laws.outcomes.items() if not group.endswith("/0")]
+    assert {GroupResult.batched, GroupResult.dead} <= {outcome.result for outcome in put_back}
 
 
 def test_a_user_drains_the_run(tmp_path: Path) -> None:

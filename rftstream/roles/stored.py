@@ -1,0 +1,49 @@
+"""A rollout that stands on the log already, by its place."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from rftstream import codec
+from rftstream.errors import ContractError
+from rftstream.messages import Rollout
+from rftstream.transport.base import Record, TopicPartition, Transport
+
+log = logging.getLogger(__name__)
+
+_PLACE = re.compile(r"rollouts\[(\d{1,9})\]@(\d{1,18})")
+
+
+class StoredRollouts:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def get(self, where: str) -> Rollout | None:
+        """The rollout at `rollouts[partition]@offset`; None if none is there (any more), or it cannot be decoded."""
+        if (match := _PLACE.fullmatch(where)) is None:
+            return None
+        record = self._record(TopicPartition("rollouts", int(match[1])), int(match[2]))
+        if record is None or record.value is None:
+            return None
+        try:
+            message = codec.from_record(record)
+        except ContractError as error:
+            log.warning("%s", error)
+            return None
+        return message if isinstance(message, Rollout) else None
+
+    def _record(self, place: TopicPartition, offset: int) -> Record | None:
+        admin = self._transport.admin
+        begin, end = admin.begin_offsets("rollouts").get(place, 0), admin.end_offsets("rollouts").get(place, 0)
+        if not begin <= offset < end:
+            return None
+        reader = self._transport.reader({place: offset})
+        try:
+            while reader.position(place) <= offset:
+                for record in reader.poll(max_records=1):
+                    return record if record.offset == offset else None
+                self._transport.wait([reader], 0.05)
+        finally:
+            reader.close()
+        return None

@@ -1,0 +1,329 @@
+"""What could not be dealt with: dead letters, and the groups that died of them or of rollouts that failed.
+
+A letter is a record on `dead`, known by its id `role/topic/partition/offset`. A group is dead when its outcome says so;
+it can be put back as a group with the next attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rftstream import codec
+from rftstream.errors import ConfigError, ContractError
+from rftstream.ids import next_attempt
+from rftstream.messages import DeadDropped, DeadLetter, GroupOutcome, GroupResult, Request, RequestKind
+from rftstream.runtime.role import Log
+from rftstream.transport.base import Record, TopicPartition
+from rftstream.views.inspect import record_to_json, record_to_text
+from rftstream.views.layout import columns, moment, plural
+
+State = Literal["dead", "asked", "put_back"]
+"""Of a dead group: nothing was done yet, it was asked to be put back, it was put back."""
+
+NUM_EXAMPLES = 5
+_SCORABLE = {b"completed", b"truncated"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    id: str
+    role: str
+    topic: str
+    reason: str
+    at: float
+    """Log time."""
+    offset: int
+    """On `dead`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadGroup:
+    group_id: str
+    reasons: tuple[str, ...]
+    """Why its siblings have no reward, each once."""
+    num_rollouts: int
+    at: float
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadView:
+    """Without what was dropped; newest first."""
+
+    letters: tuple[Letter, ...]
+    groups: tuple[DeadGroup, ...]
+    num_dropped: int
+
+    def find_group(self, group_id: str) -> DeadGroup | None:
+        return next((group for group in self.groups if group.group_id == group_id), None)
+
+
+def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
+    """`dead` by its headers, `outcomes`, `control`, and `tasks` by its headers where a group is dead."""
+    dropped, asked = _from_control(log, now)
+    letters: dict[str, Letter] = {}
+    for record in log.read("dead", bodies=False):
+        letter = _letter(record)
+        if letter is not None:
+            letters.setdefault(letter.id, letter)  # a twin adds nothing
+    outcomes = {
+        received.message.group_id: received.message
+        for received in log.messages("outcomes")
+        if isinstance(received.message, GroupOutcome)
+        and received.message.result is GroupResult.dead
+        and not received.message.late
+    }
+    attempts = _attempts(log) if outcomes else frozenset()
+
+    def state(group_id: str) -> State:
+        if next_attempt(group_id) in attempts:
+            return "put_back"
+        return "asked" if group_id in asked else "dead"
+
+    groups = [_group(outcome, state(outcome.group_id)) for outcome in outcomes.values()]
+    return DeadView(
+        letters=tuple(one for one in reversed(letters.values()) if with_dropped or one.id not in dropped),
+        groups=tuple(one for one in reversed(groups) if with_dropped or one.group_id not in dropped),
+        num_dropped=len(dropped),
+    )
+
+
+def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
+    """What was dropped, and the groups that were asked for and not answered yet."""
+    dropped: set[str] = set()
+    asked: dict[bytes, str] = {}
+    for record in log.read("control"):
+        key = record.key or b""
+        if record.value is None:
+            asked.pop(key, None)
+            continue
+        try:
+            message = codec.from_record(record)
+        except ContractError:
+            continue
+        match message:
+            case DeadDropped():
+                dropped.update(message.letters, message.groups)
+            case Request(kind=RequestKind.retry_dead) if message.expires_at > now:
+                asked[key] = str(message.arguments.get("group"))
+    return dropped, set(asked.values())
+
+
+def _attempts(log: Log) -> frozenset[str]:
+    """Groups on `tasks` that are not a first attempt."""
+    groups = {record.header("group_id") or b"" for record in log.read("tasks", bodies=False)}
+    return frozenset(group.decode("ascii", "replace") for group in groups if not group.endswith(b"/0"))
+
+
+def _letter(record: Record) -> Letter | None:
+    name = (record.header("id") or b"").decode("ascii", "replace")
+    if name.count("/") != 3:
+        return None
+    role, topic, _, _ = name.split("/")
+    reason = (record.header("reason") or b"?").decode("ascii", "replace")
+    return Letter(id=name, role=role, topic=topic, reason=reason, at=record.timestamp_s, offset=record.offset)
+
+
+def _group(outcome: GroupOutcome, state: State) -> DeadGroup:
+    reasons = dict.fromkeys(str(one.reason) for one in outcome.rollouts if one.reason is not None)
+    return DeadGroup(
+        group_id=outcome.group_id,
+        reasons=tuple(reasons),
+        num_rollouts=len(outcome.rollouts),
+        at=outcome.decided_at,
+        state=state,
+    )
+
+
+# --------------------------------------------------------------------------------------------- one letter
+
+
+def find_letters(log: Log, name: str) -> list[tuple[DeadLetter, Record]]:
+    """The letters that a letter's, rollout's or group's id names, each with the original record as it was."""
+    found: dict[str, tuple[DeadLetter, Record]] = {}
+    for record in log.read("dead"):
+        try:
+            letter = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(letter, DeadLetter):
+            original = original_of(letter, record.timestamp_s)
+            if name in (codec.key_of(letter).decode(), *_owners(original)):
+                found.setdefault(codec.key_of(letter).decode(), (letter, original))
+    return list(found.values())
+
+
+def original_of(letter: DeadLetter, timestamp_s: float) -> Record:
+    return Record(letter.topic, letter.partition, letter.offset, timestamp_s, letter.key, letter.value, letter.headers)
+
+
+def _owners(original: Record) -> tuple[str, str]:
+    """The rollout and the group that a record speaks of, by its headers."""
+    rollout, group = (original.header(name) or b"" for name in ("rollout_id", "group_id"))
+    return rollout.decode("ascii", "replace"), group.decode("ascii", "replace")
+
+
+def letter_to_json(letter: DeadLetter, original: Record) -> dict[str, Any]:
+    return {
+        "id": codec.key_of(letter).decode(), "role": letter.role, "reason": letter.reason, "detail": letter.detail,
+        "tries": letter.tries, "dead_at": letter.dead_at, "record": record_to_json(original),
+    }  # fmt: skip
+
+
+def letter_to_text(letter: DeadLetter, original: Record) -> str:
+    tried = "tried once" if letter.tries == 1 else f"tried {letter.tries} times"
+    lines = [
+        f"{codec.key_of(letter).decode()}: {letter.reason}, {tried}, given up {moment(letter.dead_at)}",
+        *(f"  {line}" for line in letter.detail.strip().splitlines()),
+        record_to_text(original),
+    ]
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------- choosing
+
+
+def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str | None) -> list[DeadGroup]:
+    """Those that `names` (of letters, rollouts or groups) or a reason choose, else all that are still dead.
+
+    ConfigError for a name of which nothing is dead."""
+    if names:
+        return list({group.group_id: group for name in names for group in [_named(log, view, name)]}.values())
+    dead = [group for group in view.groups if group.state == "dead"]
+    if reason is None:
+        return dead
+    return [group for group in dead if reason in group.reasons]
+
+
+def _named(log: Log, view: DeadView, name: str) -> DeadGroup:
+    candidates = [name, name.rpartition("/")[0]]
+    if any(letter.id == name for letter in view.letters):
+        candidates = [_owners(original)[1] for _, original in find_letters(log, name)]
+    for candidate in candidates:
+        if (group := view.find_group(candidate)) is not None:
+            return group
+    raise ConfigError(
+        f"{name}: no dead group has it, expected the id of a dead letter, or of a rollout or group whose outcome is "
+        "dead (a dead sibling of a batched group stays dead); `rftstream dead list` shows them"
+    )
+
+
+def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[list[str], list[str]]:
+    """Letters and groups that names or a reason choose, else all. ConfigError for a name that is not listed."""
+    letters, groups = {one.id: one for one in view.letters}, {one.group_id: one for one in view.groups}
+    if names:
+        if unknown := [name for name in names if name not in letters and name not in groups]:
+            raise ConfigError(
+                f"{unknown[0]}: not listed, expected the id of a dead letter or a dead group; "
+                "`rftstream dead list` shows them"
+            )
+        return [name for name in names if name in letters], [name for name in names if name in groups]
+    return (
+        [name for name, letter in letters.items() if reason in (None, letter.reason)],
+        [name for name, group in groups.items() if reason is None or reason in group.reasons],
+    )
+
+
+def stored_rollouts(log: Log, groups: Collection[str]) -> dict[str, list[str | None]]:
+    """Group -> where the rollouts of its siblings stand, None for those that have nothing to be scored."""
+    chosen = {group.encode() for group in groups}
+    places: dict[str, dict[int, str]] = {group: {} for group in groups}
+    for record in log.read("rollouts", bodies=False):
+        group = record.header("group_id")
+        if group in chosen and record.header("status") in _SCORABLE:
+            sibling = int(record.header("sibling") or b"0")
+            places[group.decode()].setdefault(sibling, str(record))
+    return {group: [found.get(i) for i in range(max(found, default=-1) + 1)] for group, found in places.items()}
+
+
+# --------------------------------------------------------------------------------------------- the list
+
+
+def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) -> dict[str, Any]:
+    details = _details(log, view.letters[:num_examples])
+    return {
+        "letters": [
+            {"reason": reason, "role": role, "topic": topic, "count": count, "newest_at": newest}
+            for (reason, role, topic), count, newest in _kinds(view.letters)
+        ],
+        "groups": [
+            {"reason": reason, **{state: counts[state] for state in ("dead", "asked", "put_back")}}
+            for reason, counts in _group_reasons(view.groups).items()
+        ],
+        "num_letters": len(view.letters),
+        "num_groups": dict(Counter(group.state for group in view.groups)),
+        "newest": [
+            {"id": one.id, "reason": one.reason, "at": one.at, **details.get(one.id, {})}
+            for one in view.letters[:num_examples]
+        ],
+        "num_dropped": view.num_dropped,
+    }
+
+
+def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) -> str:
+    if not view.letters and not view.groups:
+        return "nothing is dead" + (f" ({plural(view.num_dropped, 'record')} dropped)" if view.num_dropped else "")
+    waiting = sum(group.state == "dead" for group in view.groups)
+    lines = [f"{plural(len(view.letters), 'dead letter')}, {plural(len(view.groups), 'dead group')}, {waiting:,} of "
+             "them not put back yet"]  # fmt: skip
+    if view.letters:
+        rows = [("letters", "role", "topic", "newest", "count")]
+        rows += [(reason, role, topic, moment(at), f"{n:,}") for (reason, role, topic), n, at in _kinds(view.letters)]
+        lines += ["", *columns(rows, left=4)]
+    if view.groups:
+        counted = _group_reasons(view.groups)
+        table = [("groups", "dead", "asked for", "put back")]
+        table += [(name, f"{c['dead']:,}", f"{c['asked']:,}", f"{c['put_back']:,}") for name, c in counted.items()]
+        lines += ["", *columns(table)]
+    details = _details(log, view.letters[:num_examples])
+    for letter in view.letters[:num_examples]:
+        detail = details.get(letter.id, {})
+        lines += ["", f"{letter.id}  {letter.reason}  {detail.get('rollout_id') or ''}".rstrip(),
+                  f"  {str(detail.get('detail', '')).strip().rpartition(chr(10))[2]}"]  # fmt: skip
+    if view.num_dropped:
+        lines += ["", f"{plural(view.num_dropped, 'record')} dropped"]
+    return "\n".join(lines)
+
+
+def _kinds(letters: Iterable[Letter]) -> list[tuple[tuple[str, str, str], int, float]]:
+    """(reason, role, topic), how many, the newest; the most frequent first."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    newest: dict[tuple[str, str, str], float] = {}
+    for letter in letters:
+        kind = letter.reason, letter.role, letter.topic
+        counts[kind] += 1
+        newest[kind] = max(newest.get(kind, 0.0), letter.at)
+    return [(kind, count, newest[kind]) for kind, count in counts.most_common()]
+
+
+def _group_reasons(groups: Iterable[DeadGroup]) -> Mapping[str, Counter[str]]:
+    """By the reasons of the siblings, as the outcome has them."""
+    counts: dict[str, Counter[str]] = {}
+    for group in groups:
+        counts.setdefault(", ".join(sorted(group.reasons)) or "?", Counter())[group.state] += 1
+    return dict(sorted(counts.items(), key=lambda one: -one[1].total()))
+
+
+def _details(log: Log, letters: Sequence[Letter]) -> dict[str, dict[str, Any]]:
+    """Of a few: what only the body tells."""
+    wanted = {letter.offset: letter.id for letter in letters}
+    details: dict[str, dict[str, Any]] = {}
+    if not wanted:
+        return details
+    for record in log.read("dead", start={TopicPartition("dead", 0): min(wanted)}):
+        if record.offset not in wanted:
+            continue
+        try:
+            letter = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(letter, DeadLetter):
+            rollout, group = _owners(original_of(letter, record.timestamp_s))
+            details[wanted[record.offset]] = {
+                "detail": letter.detail, "tries": letter.tries,
+                "rollout_id": rollout or None, "group_id": group or None,
+            }  # fmt: skip
+    return details
