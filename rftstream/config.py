@@ -49,6 +49,9 @@ class RunSection:
     """What `run` does when the run is there already. never: refuses one that has not ended, and begins a new one beside
     one that has. auto: goes on with it, and is content with one that is complete. A number: goes on from the
     checkpoint of this version; later versions are not in force any more, their recorded batches are trained again."""
+    imported_from: str | None = None
+    """Run folder that the rollouts of this run were copied from, without a staleness check; `rftstream rescore` sets
+    it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,13 @@ from rftstream.runtime.role import Role, RoleContext
 
 def build(context: RoleContext) -> Role:
     config = context.config
-    step = BufferStep(feeder=config.feeder, buffer=config.buffer, shares=config.trainer.shares, clock=context.clock)
+    step = BufferStep(
+        feeder=config.feeder,
+        buffer=config.buffer,
+        shares=config.trainer.shares,
+        clock=context.clock,
+        imported=config.run.imported_from is not None,
+    )
     return Role(
         name="buffer", consumes=("verified",), follows=("control",), produces=("batches", "outcomes", "dead"), step=step
     )

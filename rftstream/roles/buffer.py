@@ -42,7 +42,11 @@ Decision = tuple[Group, GroupResult, str]
 class BufferStep:
     outlives_the_run = False
 
-    def __init__(self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock) -> None:
+    def __init__(
+        self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock, imported: bool = False
+    ) -> None:
+        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's."""
+        self._imported = imported
         self._feeder = feeder
         self._settings = buffer
         self._shares = shares
@@ -224,7 +228,7 @@ class BufferStep:
 
     def _staleness(self, group: Group) -> int:
         oldest = group.oldest_version
-        return 0 if oldest is None else self._next_batch - oldest
+        return 0 if oldest is None or self._imported else self._next_batch - oldest
 
     def _batch(self, groups: Sequence[Group]) -> Transaction:
         outputs: list[Publish] = []
@@ -237,8 +241,10 @@ class BufferStep:
         outcomes = self._outcomes()
         last = self._all_in(0)
         experiences_of = {share: self._experiences(by_share[share], share) for share in range(self._shares)}
-        values = {**self._tally.metrics(), "staleness_max": float(staleness)}
-        if groups:
+        values = self._tally.metrics()
+        if not self._imported:
+            values["staleness_max"] = float(staleness)
+        if groups and not self._imported:
             values["staleness_mean"] = sum(map(self._staleness, groups)) / len(groups)
         for share, experiences in experiences_of.items():
             encoded = [codec.encode(one) for one in experiences]

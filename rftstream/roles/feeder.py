@@ -161,7 +161,7 @@ class FeederStep:
     def advance(self) -> Transaction | None:
         if self._pending_manifest is not None:
             return Transaction((Publish("control", 0, self._pending_manifest),))
-        if self._paused or self._ended:
+        if self._paused or self._ended or self._config.run.imported_from is not None:
             return None
         if self._draining:
             return self._end("draining")

@@ -137,6 +137,8 @@ def run(
     add_import_paths(config)
     check_part_names(config)
     check_trackers(config)
+    if config.run.imported_from is not None:
+        raise ConfigError("run.imported_from: is for `rftstream rescore` to set, expected none in a run file")
     given = Path(run_dir) if run_dir is not None else None
     if config.run.resume != "never":
         newest = newest_folder(config, given)
@@ -302,11 +304,14 @@ def reopen(
     if control.manifest is not None:
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
+    imported = config.run.imported_from is not None
+    if imported and control.ended is None:
+        raise ConfigError(f"{shown_path(folder.path)}: its import is not complete; do `rftstream rescore` again first")
     if back_to is not None:
         roll_back(transport, open_store(config, folder), folder.run_id, back_to)
     records = []
     for key, message in (("finished", control.finished), ("end", control.ended)):
-        if message is not None:
+        if message is not None and not (imported and key == "end"):
             records.append(NewRecord("control", 0, key.encode(), None))
     if control.state is not None and control.state.state is not DesiredState.running:
         state = RunState(state=DesiredState.running, by="resume", since=time.time())

@@ -109,6 +109,8 @@ def nothing_more(
     if new.steps is not None and version >= new.steps:
         return (f"is finished with {version} of {new.steps} steps; give more, "
                 f"e.g. --set run.steps={max(2 * version, version + 1)}")  # fmt: skip
+    if finished.reason == "imported":
+        return "has trained all that was imported into it"
     if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):
         return f"is finished after {old.hours} hours; give more, e.g. --set run.hours={2 * (old.hours or 1):g}"
     if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:

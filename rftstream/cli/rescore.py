@@ -1,0 +1,47 @@
+"""`rescore`: yesterday's rollouts under another reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rftstream.cli.options import examples, json_option, set_option
+from rftstream.cli.views import _opened, _print, run_argument
+
+
+@examples(
+    "rftstream rescore examples/runs/arithmetic --reward my_rewards:score --into examples/runs/arithmetic-rescored",
+    "rftstream rescore runs/a --reward math --set verifier.processes=8 --into runs/b --json",
+    "rftstream resume examples/runs/arithmetic-rescored",
+)
+@click.command()
+@run_argument
+@click.option("--reward", required=True, metavar="NAME", help="For all tasksets: a built-in one, or module:function.")
+@click.option("--into", required=True, type=click.Path(path_type=Path, file_okay=False), metavar="NEWRUN",
+              help="Folder of the new run.")  # fmt: skip
+@set_option
+@json_option
+def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: bool) -> None:
+    """Score the rollouts of a run again, with another reward, into a new run; compare old and new verdicts.
+
+    The run itself is only read. Tasks and rollouts are copied with their ids, and verifiers score them; what was
+    pending is skipped. `rftstream resume NEWRUN` then trains from the rescored data alone, from the model that the run
+    began with, without explorers and without the staleness check. Interrupted, the same command goes on.
+    """
+    from rftstream.runtime.rescore import rescore as score
+    from rftstream.views.comparison import compare
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    with _opened(run) as source:
+        new = score(source, into, reward=reward, sets=sets, say=say)
+        try:
+            comparison = compare(source.transport, new.transport)
+        finally:
+            new.transport.close()
+    if as_json:
+        _print({"run_dir": str(new.folder.path), **comparison.to_json()})
+    else:
+        _print(f"{comparison.to_text()}\n\ntrain from it with: rftstream resume {into}")

@@ -1,0 +1,114 @@
+"""Yesterday's rollouts under another reward: a run of its own that imports them and scores them with real verifiers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rftstream import config as configs
+from rftstream.clock import SystemClock
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.modelfolder import prepare_model
+from rftstream.runtime.host import add_import_paths
+from rftstream.runtime.imported import Import, Say
+from rftstream.runtime.launch import write_config
+from rftstream.runtime.manifest import data_digests, make_manifest
+from rftstream.runtime.preflight import check_part_names, shown_path
+from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_run, open_transport, read_config
+from rftstream.runtime.service import build_service
+from rftstream.transport.base import Transport
+
+SAY_EVERY_S = 5.0
+
+
+def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (), say: Say) -> OpenRun:
+    """The new run, all of its rollouts scored. Done again after a crash, it goes on where it was; with nothing left to
+    do it does nothing."""
+    folder = RunFolder(into.resolve())
+    config = _config(source, folder, reward, sets)
+    add_import_paths(config)
+    check_part_names(config)
+    with folder.held():
+        if folder.exists():
+            _check_same(config, read_config(folder), folder)
+        model = prepare_model(config.model, folder.model, config.run.seed)
+        transport = open_transport(config, folder, create=True)
+        try:
+            create_log(transport, config)
+            if not folder.exists():
+                write_config(config, folder)
+            Import(source.transport, transport, folder.run_id, say).run(
+                lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time())
+            )
+            _score(config, folder, transport, say)
+        finally:
+            transport.close()
+    return open_run(folder.path)
+
+
+def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]) -> RunConfig:
+    """The source's, under the new name, with the new reward, and without explorers."""
+    if folder.path == source.folder.path:
+        raise ConfigError(f"--into {shown_path(folder.path)}: is the run itself, expected a new folder")
+    rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
+    fixed = [f"run.name={json.dumps(folder.run_id)}", f"run.imported_from={json.dumps(str(source.folder.path))}",
+             "explorer.count=0"]  # fmt: skip
+    if not source.folder.exists():
+        raise ConfigError(f"{source.folder.path}: no run folder on this host, expected one with config.toml")
+    config = configs.load([source.folder.config_file], sets=[*rewards, *sets, *fixed], env={})
+    if config.transport.partitions != source.config.transport.partitions:
+        raise ConfigError(
+            f"transport.partitions: got {config.transport.partitions}, expected {source.config.transport.partitions} "
+            "as the run has: records keep their partition"
+        )
+    store = config.weights.store
+    if "://" in store and not store.startswith("file://weights") and "{run}" not in store:
+        raise ConfigError(
+            f"weights.store: got {store!r}, which holds the weights of {source.run_id}; expected a place for each run, "
+            "e.g. --set weights.store=URL/{run}"
+        )
+    return config
+
+
+def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> None:
+    """ConfigError if the folder is another run, or was begun with another reward."""
+    shown = shown_path(folder.path)
+    if existing.run.imported_from != config.run.imported_from:
+        raise ConfigError(f"--into {shown}: is another run, expected a new folder or one that this command began")
+    for name, section in config.tasksets.items():
+        if section.reward != existing.tasksets[name].reward:
+            raise ConfigError(
+                f"--into {shown}: was begun with the reward {existing.tasksets[name].reward!r} for {name}, got "
+                f"{section.reward!r}; take the same one to go on, or another folder"
+            )
+
+
+def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:
+    """A verifier of the new run, until all rollouts are done."""
+    total = sum(transport.admin.lag("verifier", "rollouts").values())
+    if not total:
+        return
+    ends = transport.admin.end_offsets("rollouts")
+    service = build_service(
+        "verifier", config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore"
+    )
+    service.start()
+    say_at = time.monotonic() + SAY_EVERY_S
+    try:
+        while not service.done:
+            idle_s = service.tick()
+            done = service.done_up_to()
+            if all(done.get(place, -1) >= end for place, end in ends.items()):
+                break
+            if time.monotonic() >= say_at:
+                say_at += SAY_EVERY_S
+                left = sum(transport.admin.lag("verifier", "rollouts").values())
+                say(f"{total - left:,} of {total:,} rollouts scored")
+            if idle_s > 0:
+                transport.wait(service.sources(), min(idle_s, 0.2))
+    finally:
+        service.close()
+    say(f"{total:,} rollouts scored")
