@@ -1,0 +1,111 @@
+"""Rewards that turn out wrong: mended and the dead put back, or replaced and yesterday's rollouts scored again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.workplace import FAKE, Workplace, sets
+
+pytestmark = pytest.mark.slow
+
+BROKEN = """
+from pathlib import Path
+
+
+def score(completion, answer):
+    if not Path(__file__).with_name("mended").exists():
+        raise RuntimeError("the checker is down")
+    return float(completion.strip() == answer)
+"""
+
+FLAT = '''
+def score(completion, answer):
+    """Says nothing about what is right."""
+    return 0.5
+'''
+
+
+def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place: Workplace) -> None:
+    place.write("checks.py", BROKEN)
+    place.write("tiny.toml", FAKE)
+    reward = sets("tasksets.sums.reward=checks:score", "verifier.tries=1", "feeder.groups_per_batch=4")
+    stopped = place.call("run", "tiny.toml", "--json", *reward)
+    assert stopped.code == 6, stopped.err
+    assert "could not be scored" in stopped.err
+    assert "RuntimeError: the checker is down" in stopped.err
+    view = place.view("runs/tiny")
+    before = view.assert_nothing_lost()
+    assert before.groups.trained == 0
+    assert before.groups.dead > 40
+
+    listed = place.look("dead", "list", "runs/tiny", "--json").result
+    assert [(one["reason"], one["role"], one["topic"]) for one in listed["letters"]] == [
+        ("error", "verifier", "rollouts")
+    ]
+    assert listed["num_groups"] == {"dead": before.groups.dead}
+    assert "the checker is down" in place.look("dead", "show", "runs/tiny", listed["newest"][0]["id"]).out
+
+    place.write("mended", "")
+    asked = place.look("dead", "retry", "runs/tiny", "--all", "--json").result
+    assert len(asked["groups"]) == before.groups.dead
+    assert asked["num_stored"] == before.rollouts.dead
+    done = place.call("resume", "runs/tiny", "--json", *sets("run.steps=30"))
+    assert done.code == 0, done.err
+    assert done.result["steps"] == 30
+    after = view.assert_nothing_lost()
+    assert after.groups.dead == before.groups.dead, "the first attempts stay what they are"
+    trained = {one.ids.group_id for one in view.experiences() if one.batch_sequence < 30}
+    retried = {group.rpartition("/")[0] + "/1" for group in asked["groups"]}
+    assert retried <= trained
+    assert place.look("dead", "list", "runs/tiny", "--json").result["num_groups"] == {"put_back": before.groups.dead}
+    place.assert_nobody_left()
+
+
+def test_rollouts_are_scored_again_and_trained_from(place: Workplace) -> None:
+    """The policy is told nothing and explores; scored with what is right, the same rollouts teach it."""
+    place.write("checks.py", FLAT)
+    place.write("tiny.toml", FAKE + """
+[backends.fake]
+skill_rate = 1.0
+[evaluations.held-out]
+source = "arithmetic"
+every = 20
+num_tasks = 20
+n = 2
+""")  # fmt: skip
+    size = sets("run.steps=40", "feeder.groups_per_batch=4")
+    assert place.call("run", "tiny.toml", *size, *sets("tasksets.sums.reward=checks:score")).code == 0
+    first = place.view("runs/tiny")
+
+    done = place.call("rescore", "runs/tiny", "--reward", "exact", "--into", "runs/again", "--json")
+    assert done.code == 0, done.err
+    table = done.result
+    assert table["num_rollouts"] == first.audit().rollouts.admitted
+    assert table["num_both"] >= 480
+    assert table["mean_old"] == 0.5
+    assert (table["agreement"], table["correlation"]) == (0.0, None)
+    assert {abs(one["new"] - one["old"]) for one in table["moved"]} == {0.5}
+    again = place.view("runs/again")
+    report = again.assert_nothing_lost()
+    assert (report.groups.admitted, report.groups.trained) == (first.audit().groups.admitted, 0)
+
+    trained = place.call("resume", "runs/again", "--json")
+    assert trained.code == 0, trained.err
+    assert (trained.result["steps"], trained.result["reason"]) == (40, "steps")
+    report = again.assert_nothing_lost()
+    assert report.groups.trained == 160
+    assert {one.ids.rollout_id for one in again.experiences()} <= {one.ids.rollout_id for one in first.rollouts()}
+    means = [[one.metrics["mean"] for one in view.messages("evals")] for view in (first, again)]  # type: ignore[union-attr]
+    assert means[1][-1] > means[1][0] + 0.2, "it learned from the scores that it was given later"
+    assert means[1][-1] > means[0][-1]
+
+    same = place.call("rescore", "runs/tiny", "--reward", "exact", "--into", "runs/again", "--json")
+    assert {**same.result} == table, "done again it changes nothing"
+    other = place.call("rescore", "runs/tiny", "--reward", "checks:score", "--into", "runs/again")
+    assert other.code == 2
+    assert "was begun with the reward 'exact'" in other.err
+    nothing = place.call("resume", "runs/again", *sets("run.steps=1000"))
+    assert nothing.code == 0, nothing.err
+    assert again.audit().groups.pending == 0, "what was pending in the first run was skipped, and is dead here"
+    assert "has trained all that was imported" in place.call("resume", "runs/again", *sets("run.steps=2000")).err
+    place.assert_nobody_left()

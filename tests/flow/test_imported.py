@@ -1,0 +1,142 @@
+"""Copying a run into another, killed between any two commits; and what a buffer does with another run's versions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rftstream import codec
+from rftstream.errors import ConfigError
+from rftstream.messages import GroupOutcome, GroupResult, Rollout, RolloutStatus, RunManifest, TasksEnded
+from rftstream.runtime import imported
+from rftstream.runtime.imported import Import
+from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from tests.flow.scene import Scene
+
+
+def manifest(scene: Scene) -> RunManifest:
+    return RunManifest(run=scene.folder.run_id, created_at=1.0, config="", digests={"taskset.sums": ""}, partitions=3,
+                       shares=1, seed=0, rftstream_version="0")  # fmt: skip
+
+
+def target_of(folder: Path) -> Scene:
+    return Scene(folder / "target", manifest=False, run__imported_from="source", explorer__count=0)
+
+
+def copy(source: Scene, target: Scene) -> None:
+    Import(source.transport(), target.transport("import"), target.folder.run_id, lambda text: None).run(
+        lambda: manifest(target)
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Scene:
+    """Groups 0 to 5; of 3 one rollout is missing; 1 was put back as 6."""
+    scene = Scene(tmp_path / "source")
+    scene.admit(0, 1, 2, 3, 4, 5)
+    ids = [one for sequence in range(6) for one in scene.siblings(sequence)]
+    scene.put(
+        "rollouts", *(scene.rollout(one, version=one.sequence) for one in ids if one.rollout_id != "sums/0/3/0/1")
+    )
+    again = [replace(one, group_id="sums/0/1/1", rollout_id=f"sums/0/1/1/{one.sibling}", sequence=6)
+             for one in scene.siblings(1)]  # fmt: skip
+    task = scene.messages("tasks")[0]
+    scene.put("tasks", *(replace(task, ids=one) for one in again))  # type: ignore[type-var]
+    scene.put("rollouts", *(scene.rollout(one, version=1) for one in again))
+    return scene
+
+
+def rollouts_of(scene: Scene) -> dict[str, Rollout]:
+    rollouts = [one for one in scene.messages("rollouts") if isinstance(one, Rollout)]
+    assert len({one.ids.rollout_id for one in rollouts}) == len(rollouts)
+    return {one.ids.rollout_id: one for one in rollouts}
+
+
+def check(source: Scene, target: Scene) -> None:
+    assert Counter(record.value for record in target.records("tasks")) == Counter(
+        record.value for record in source.records("tasks")
+    )
+    theirs, ours = rollouts_of(source), rollouts_of(target)
+    skipped = {name for name, one in ours.items() if one.status is RolloutStatus.skipped}
+    assert skipped == {"sums/0/3/0/1", "sums/0/1/0/0", "sums/0/1/0/1"}, "missing, or put back as another attempt"
+    assert {name: one for name, one in ours.items() if name not in skipped} == {
+        name: one for name, one in theirs.items() if name not in skipped
+    }
+    for record in target.records("rollouts"):
+        assert record.header("run") == target.folder.run_id.encode()
+        assert codec.from_record(record).ids.sequence % 3 == record.partition  # type: ignore[union-attr]
+    ends = [one for one in target.messages("control") if isinstance(one, TasksEnded)]
+    assert ends == [TasksEnded(admitted=7, reason="imported")]
+    report = target.audit()
+    assert report.fine, report.to_text()
+
+
+def test_each_task_has_one_rollout_and_the_rest_is_as_it_was(source: Scene, tmp_path: Path) -> None:
+    target = target_of(tmp_path)
+    copy(source, target)
+    check(source, target)
+    before = target.digest()
+    copy(source, target)
+    assert target.digest() == before
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_killed_at_any_commit_it_goes_on_where_it_was(
+    source: Scene, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imported, "MAX_RECORDS", 2)
+    target = target_of(tmp_path)
+    kills = 0
+    for number in range(1, 100):
+        seen = Counter[str]()
+
+        def fault(at: str, process: str, number: int = number, seen: Counter[str] = seen) -> None:
+            seen[at] += 1
+            if seen[point] == 1 + number % 3:
+                raise Kill(at)
+
+        target.log.fault = fault
+        try:
+            copy(source, target)
+            break
+        except Kill:
+            kills += 1
+            if kills == 3:  # the source goes on meanwhile: how much there is to copy was fixed at the beginning
+                source.admit(7)
+                source.put("rollouts", source.rollout(source.siblings(3)[1]))
+        if kills > 40:
+            break
+    target.log.fault = None
+    copy(source, target)
+    assert kills > 3
+    skipped = {name for name, one in rollouts_of(target).items() if one.status is RolloutStatus.skipped}
+    assert skipped == {"sums/0/3/0/1", "sums/0/1/0/0", "sums/0/1/0/1"}
+    assert len(target.records("tasks")) == 14
+    assert target.audit().fine
+
+
+def test_a_trimmed_source_is_refused(source: Scene, tmp_path: Path) -> None:
+    place = source.records("tasks")[0].place
+    source.transport().admin.delete_before({place: 1})
+    with pytest.raises(ConfigError, match="trimmed by retention"):
+        copy(source, target_of(tmp_path))
+
+
+def test_old_versions_do_not_expire_in_an_imported_run(source: Scene, tmp_path: Path) -> None:
+    target = Scene(tmp_path / "target", manifest=False, run__imported_from="source", feeder__on_stale="drop",
+                   feeder__max_staleness=0, buffer__min_siblings=1)  # fmt: skip
+    copy(source, target)
+    for role in ("verifier", "buffer"):
+        RoleDriver(target, role).work()
+    outcomes = {one.group_id: one.result for one in target.messages("outcomes") if isinstance(one, GroupOutcome)}
+    dead = outcomes.pop("sums/0/1/0")
+    assert dead is GroupResult.dead
+    assert set(outcomes.values()) == {GroupResult.batched}
+    assert len(outcomes) == 6
+    report = target.audit()
+    assert report.fine, report.to_text()
+    assert report.groups.admitted == 7
