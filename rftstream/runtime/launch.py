@@ -293,7 +293,7 @@ def reopen(
     is nothing more to do, or if it would be done with other data."""
     observer = Observer(transport)
     try:
-        observer.poll()
+        observer.catch_up()
         control, version = observer.control, observer.curve.version
     finally:
         observer.close()

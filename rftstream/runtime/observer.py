@@ -25,6 +25,8 @@ from rftstream.runtime.role import Log
 from rftstream.transport.base import Reader, Record, TopicPartition, Transport
 from rftstream.weights.lineage import Lineage
 
+OBSERVED = ("steps", "evals", "control")
+
 RECENT_STEPS = 512
 """Whole StepRecords kept; of the others only the reward."""
 
@@ -133,10 +135,19 @@ class Observer:
     """Follows `steps`, `evals` and `control` from their beginning."""
 
     def __init__(self, transport: Transport) -> None:
-        topics = ("steps", "evals", "control")
-        self.reader: Reader = transport.reader({TopicPartition(topic, 0): 0 for topic in topics})
+        self._transport = transport
+        self.reader: Reader = transport.reader({TopicPartition(topic, 0): 0 for topic in OBSERVED})
         self.control = ControlView()
         self.curve = Curve()
+
+    def catch_up(self) -> None:
+        """Reads to where the topics end now: one `poll` alone sees what has arrived."""
+        admin = self._transport.admin
+        ends = {place: end for topic in OBSERVED for place, end in admin.end_offsets(topic).items()}
+        self.poll()
+        while any(self.reader.position(place) < end for place, end in ends.items()):
+            self._transport.wait([self.reader], 0.05)
+            self.poll()
 
     def poll(self) -> list[StepRecord | EvalResult]:
         """All that is new: trained steps in force and evaluations."""
