@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples, json_option
-from rftstream.cli.views import _opened, _print, run_argument
+from rftstream.cli.options import examples, json_option, run_argument
+from rftstream.cli.views import opened_run, print_out
 
 ids_argument = click.argument("names", metavar="[ID]...", nargs=-1)
 reason_option = click.option("--reason", metavar="WORD", help="Those with this reason: error, timeout, failed, ...")
@@ -42,10 +42,10 @@ def list_(run: Path, num: int, with_dropped: bool, as_json: bool) -> None:
     from rftstream.runtime.role import Log
     from rftstream.views.dead import read_dead, view_to_json, view_to_text
 
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         log = Log(opened.transport)
         view = read_dead(log, now=time.time(), with_dropped=with_dropped)
-        _print((view_to_json if as_json else view_to_text)(log, view, num_examples=num))
+        print_out((view_to_json if as_json else view_to_text)(log, view, num_examples=num))
 
 
 @examples("rftstream dead show examples/runs/arithmetic verifier/rollouts/3/812")
@@ -62,11 +62,13 @@ def show(run: Path, name: str, as_json: bool) -> None:
     from rftstream.runtime.role import Log
     from rftstream.views.dead import find_letters, letter_to_json, letter_to_text
 
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         found = find_letters(Log(opened.transport), name)
     if not found:
         raise ConfigError(f"{name}: no dead letter has this id; `rftstream dead list` shows them")
-    _print([letter_to_json(*one) for one in found] if as_json else "\n\n".join(letter_to_text(*one) for one in found))
+    print_out(
+        [letter_to_json(*one) for one in found] if as_json else "\n\n".join(letter_to_text(*one) for one in found)
+    )
 
 
 @examples(
@@ -100,7 +102,7 @@ def retry(
     from rftstream.runtime.role import Log
     from rftstream.views.dead import groups_to_retry, read_dead, stored_rollouts
 
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         log = Log(opened.transport)
         view = read_dead(log, now=time.time(), with_dropped=bool(names))
         chosen = groups_to_retry(log, view, names, reason)
@@ -113,11 +115,11 @@ def retry(
     num_stored = sum(place is not None for places in stored.values() for place in places)
     hint = _what_next(run, finished=control.finished is not None, ended=control.ended is not None, live=live)
     if as_json:
-        _print({"groups": groups, "num_stored": num_stored, "put_back_before": before, "next": hint})
+        print_out({"groups": groups, "num_stored": num_stored, "put_back_before": before, "next": hint})
         return
     text = f"{len(groups):,} groups asked to be put back, with {num_stored:,} rollouts to be scored again"
     text += f"; {before:,} were put back before" if before else ""
-    _print(f"{text}\n{hint}" if groups and hint else text)
+    print_out(f"{text}\n{hint}" if groups and hint else text)
 
 
 @examples(
@@ -142,11 +144,11 @@ def drop(run: Path, names: tuple[str, ...], reason: str | None, everything: bool
     from rftstream.runtime.role import Log
     from rftstream.views.dead import read_dead, to_drop
 
-    with _opened(run) as opened:
+    with opened_run(run) as opened:
         letters, groups = to_drop(read_dead(Log(opened.transport), now=time.time()), names, reason)
         if letters or groups:
             drop_dead(opened, letters, groups, reason=why)
-    _print({"letters": letters, "groups": groups} if as_json
+    print_out({"letters": letters, "groups": groups} if as_json
            else f"{len(letters):,} letters and {len(groups):,} groups dropped")  # fmt: skip
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples, json_option, set_option
-from rftstream.cli.views import _opened, _print, run_argument
+from rftstream.cli.options import examples, json_option, run_argument, set_option
+from rftstream.cli.views import opened_run, print_out
 
 
 @examples(
@@ -35,13 +35,13 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with _opened(run) as source:
+    with opened_run(run) as source:
         new = score(source, into, reward=reward, sets=sets, say=say)
         try:
             comparison = compare(source.transport, new.transport)
         finally:
             new.transport.close()
     if as_json:
-        _print({"run_dir": str(new.folder.path), **comparison.to_json()})
+        print_out({"run_dir": str(new.folder.path), **comparison.to_json()})
     else:
-        _print(f"{comparison.to_text()}\n\ntrain from it with: rftstream resume {into}")
+        print_out(f"{comparison.to_text()}\n\ntrain from it with: rftstream resume {into}")
