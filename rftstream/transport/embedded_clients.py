@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
+from rftstream import faults
 from rftstream.errors import ConfigError, PositionMissing, ProducerLost, RecordTooLarge, TransactionAborted
 from rftstream.transport.base import MAX_METADATA_BYTES, NewRecord, Position, Record, Snapshot, TopicPartition
 from rftstream.transport.cursors import Batch, Cursors
@@ -103,12 +104,14 @@ class EmbeddedProducer:
         self._epoch: int | None = None
 
     def start(self) -> None:
+        faults.at("before_start")
         # Durable: an epoch that a loss of power took back would let two producers have the same one.
         with self._store.write(durable=True) as db:
             (self._epoch,) = db.execute(
                 "INSERT INTO producers VALUES (?, 1) ON CONFLICT DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
                 (self._id,),
             ).fetchone()
+        faults.at("after_start")
 
     def commit(
         self,
@@ -126,6 +129,7 @@ class EmbeddedProducer:
         if moved and owner is None:
             raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         timestamp_s = self._store.clock()
+        faults.at("before_commit")
         with self._store.write() as db:
             found = db.execute("SELECT epoch FROM producers WHERE transactional_id = ?", (self._id,)).fetchone()
             if found is None or found[0] != self._epoch:
@@ -154,6 +158,8 @@ class EmbeddedProducer:
                     "INSERT OR REPLACE INTO positions(group_name, partition_id, offset, metadata) VALUES (?, ?, ?, ?)",
                     [(owner, *move) for move in moved],
                 )
+            faults.at("in_commit")
+        faults.at("after_commit")
         self._store.bells.ring_topics({record.topic for record in records})
 
     def close(self) -> None:

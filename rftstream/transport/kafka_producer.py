@@ -16,6 +16,7 @@ from kafka import KafkaProducer as Client
 from kafka import errors as kafka_errors
 from kafka.structs import OffsetAndMetadata
 
+from rftstream import faults
 from rftstream.errors import (
     AssignmentLost,
     ConfigError,
@@ -76,6 +77,7 @@ class KafkaProducer:
 
     def start(self) -> None:
         self.close()
+        faults.at("before_start")
         client = self._links.producer(
             client_id=self._id,
             transactional_id=self._id,
@@ -92,6 +94,7 @@ class KafkaProducer:
             _end(client)
             raise self._links.reworded(error, f"producer {self._id}: could not start") from None
         self._client, self._hand = client, _Hand(self._id)
+        faults.at("after_start")
 
     def commit(
         self,
@@ -116,6 +119,7 @@ class KafkaProducer:
             for place, position in (positions or {}).items()
         }
         token: Any = snapshot.token if snapshot is not None else self._links.name(owner or "")
+        faults.at("before_commit")
         try:
             hand.do(lambda: self._transact(client, records, offsets, token), self._watchdog_s)
         except TransportError:
@@ -153,7 +157,9 @@ class KafkaProducer:
             client.flush()
         if offsets:
             client.send_offsets_to_transaction(offsets, token)
+        faults.at("in_commit")
         client.commit_transaction()
+        faults.at("after_commit")
 
     def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
         """Aborts and says what is certain."""

@@ -423,4 +423,8 @@ def test_the_workers_of_a_run_file(tmp_path: Path) -> None:
     devices = [commands[f"explorer-{i}"].arguments[-1] for i in range(3)]
     assert devices == ["cuda:0", "cuda:1", "cuda:0"]
     assert commands["explorer-0"].threads == 2
-    assert commands["trainer-0"].preload == ("workers.trainer", "rftstream.backends.fake", "rftstream.algorithms.grpo")
+    parts = ("rftstream.backends.fake", "rftstream.algorithms.grpo")
+    assert commands["trainer-0"].preload == ("workers.trainer", "rftstream.transport.embedded", *parts)
+    on_kafka = configs.replace(config, transport__kind="kafka", transport__servers="localhost:9092")
+    commands = {command.process: command for _, command in worker_commands(on_kafka, RunFolder(tmp_path), model=None)}
+    assert commands["trainer-0"].preload == ("workers.trainer", "rftstream.transport.kafka", *parts)
