@@ -146,7 +146,10 @@ class ConcurrentService(Service):
 
     def _join(self) -> None:
         self._new_producer()
-        self._member = self.transport.member(self.role, self.declaration.consumes, name=self.process)
+        self._member = self.transport.member(
+            self.role, self.declaration.consumes, name=self.process,
+            session_timeout_s=self.context.config.transport.session_timeout_s,
+        )  # fmt: skip
         log.info("joined the %ss", self.role)
 
     def _new_producer(self) -> None:

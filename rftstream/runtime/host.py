@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rftstream import config as configs
+from rftstream import faults
 from rftstream.clock import SystemClock
 from rftstream.config import RunConfig
 from rftstream.errors import RftError, TransportError
@@ -88,6 +89,7 @@ def run_worker(
     worker = _Worker(config, folder, role, process=process, device=device, stop=stop, deadline_s=deadline_s,
                      wait_s=wait_s, parent=parent)  # fmt: skip
     try:
+        faults.arm(role, folder.logs / "faults")
         worker.run(metrics_port)
     except StoppedError:
         return 0

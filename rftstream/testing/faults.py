@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 
 BETWEEN = "between two ticks"
+BEFORE_START = "before_start"
 BEFORE_COMMIT = "before_commit"
 AFTER_COMMIT = "after_commit"
 QUESTION = "question"
@@ -36,7 +37,7 @@ class Faults:
     joins: int = 0
     """One more explorer or verifier, which stays."""
     aborts: int = 0
-    """A commit fails and nothing of it is visible."""
+    """A commit fails and nothing of it is visible, or a producer cannot be started just now."""
     unknowns: int = 0
     """A commit fails, and may have succeeded."""
     silences: int = 0
@@ -51,8 +52,8 @@ class Faults:
 
 _WHERE = {
     "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
-    "aborts": {BEFORE_COMMIT}, "unknowns": {BEFORE_COMMIT, AFTER_COMMIT}, "silences": {QUESTION},
-    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN},
+    "aborts": {BEFORE_COMMIT, BEFORE_START}, "unknowns": {BEFORE_COMMIT, AFTER_COMMIT},
+    "silences": {QUESTION}, "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN},
 }  # fmt: skip
 """Points at which each can happen; None: at all of them."""
 

@@ -285,8 +285,8 @@ class Simulation(MemoryRun):
                 if point != BETWEEN:
                     self._hold(process, seconds, point)
             case "aborts":
-                self.tell(process, "a commit is aborted")
-                raise TransactionAborted("simulated: the commit was aborted")
+                self.tell(process, f"refused {point}")
+                raise TransactionAborted(f"simulated: refused {point}")
             case "unknowns":
                 self.tell(process, f"a commit with an unknown result, {point}")
                 raise ProducerLost("simulated: the result of the commit is unknown")

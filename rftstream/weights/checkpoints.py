@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from rftstream import faults
 from rftstream.errors import WeightsError
 from rftstream.messages import VersionName
-from rftstream.weights.publisher import Fault, no_fault
+from rftstream.weights.publisher import Fault
 from rftstream.weights.store import CHUNK_BYTES, ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def _always(name: VersionName) -> bool:
 class CheckpointStore:
     """Checkpoints lie in `checkpoints/<epoch>-<version>/`; `manifest.json` has digest and size of each file."""
 
-    def __init__(self, store: ObjectStore, keep: int = 2, *, fault: Fault = no_fault) -> None:
+    def __init__(self, store: ObjectStore, keep: int = 2, *, fault: Fault = faults.at) -> None:
         self._store = store
         self._keep = keep
         self._fault = fault
@@ -42,6 +43,7 @@ class CheckpointStore:
         with self._store.scratch() as scratch:
             fill(scratch)
             for path in sorted(path for path in scratch.rglob("*") if path.is_file()):
+                self._fault("before_checkpoints")
                 stored = self._store.put_file(f"{folder}/files/{path.relative_to(scratch).as_posix()}", path)
                 files[path.relative_to(scratch).as_posix()] = {"bytes": stored.num_bytes, "digest": stored.digest}
         self._fault("checkpoint_files_written")
@@ -52,6 +54,7 @@ class CheckpointStore:
             "files": files,
             "state": state,
         }
+        self._fault("before_checkpoints")
         text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
         self._store.put(f"{folder}/manifest.json", text.encode())
         self._fault("checkpoint_manifest_written")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from rftstream import faults
 from rftstream.messages import VersionName, WeightsAnnounced, WeightsKind
 from rftstream.weights.snapshot import RawTensor, state_digest, write_snapshot
 from rftstream.weights.store import ObjectStore
 
 Fault = Callable[[str], None]
 """Called with the name of a point that a fault test may want to stop at."""
-
-
-def no_fault(point: str) -> None:
-    """Nothing goes wrong."""
 
 
 def object_name(name: VersionName) -> str:
@@ -40,7 +37,7 @@ def publish(
     *,
     resumed: bool = False,
     announced_at: float = 0.0,
-    fault: Fault = no_fault,
+    fault: Fault = faults.at,
 ) -> WeightsAnnounced:
     """Puts the version into the store. The object is durable when this returns; announcing it is the caller's part.
 

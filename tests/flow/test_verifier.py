@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rftstream import codec
-from rftstream.errors import RewardError, StopRule
+from rftstream.errors import ProducerLost, RewardError, StopRule, TransactionAborted
 from rftstream.messages import DeadLetter, RolloutStatus, UnscorableReason, VerifiedRollout
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.roles.verifier import VerifierStep
@@ -299,3 +299,47 @@ def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
     scorer.hold = False
     driver.work()
     assert len(verified_of(scene)) == 20
+
+
+# --------------------------------------------------------------------------------------------- a log that refuses
+
+
+def test_a_log_that_refuses_the_start_is_waited_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0)
+    refused: list[str] = []
+
+    def refuse(point: str, process: str) -> None:
+        if (point, process) == ("before_start", "verifier") and len(refused) < 3:
+            refused.append(point)
+            raise TransactionAborted("the write lock is held")
+
+    scene.log.fault = refuse
+    stub_verifier(scene, always(Score(reward=1.0)))[0].work(within_s=0.5)
+    assert len(refused) == 3
+    assert len(verified_of(scene)) == len(scene.siblings(0))
+
+
+def test_after_an_unknown_commit_a_log_that_refuses_a_new_producer_is_waited_for(tmp_path: Path) -> None:
+    """The commit happened: nothing is written again when it can be settled at last."""
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0)
+    faults: list[str] = []
+
+    def fault(point: str, process: str) -> None:
+        if process != "verifier" or len(faults) > 2:
+            return
+        if point == "after_commit" and not faults:
+            faults.append(point)
+            raise ProducerLost("no answer")
+        if point == "before_start" and faults:
+            faults.append(point)
+            raise TransactionAborted("no broker")
+
+    scene.log.fault = fault
+    driver, _ = stub_verifier(scene, always(Score(reward=1.0)))
+    driver.work(within_s=0.5)
+    put_rollouts(scene, 1)
+    driver.work(within_s=0.5)
+    assert faults == ["after_commit", "before_start", "before_start"]
+    assert len(verified_of(scene)) == len(scene.siblings(0)) + len(scene.siblings(1))

@@ -38,7 +38,8 @@ ONLY = {
     "rftstream.core": ("rftstream.core", "rftstream.errors", "rftstream.messages"),
     "rftstream.messages": (),
     "rftstream.errors": (),
-    "rftstream.transport": ("rftstream.transport", "rftstream.errors"),
+    "rftstream.transport": ("rftstream.transport", "rftstream.errors", "rftstream.faults"),
+    "rftstream.faults": ("rftstream.errors",),
     "rftstream.environments": ("rftstream.environments", "rftstream.errors", "rftstream.messages"),
 }
 """Module or package -> all of our own that it may import."""

@@ -81,7 +81,9 @@ def test_without_its_manifest_it_does_not_exist(store: ObjectStore) -> None:
 def test_fault_points_in_order(store: ObjectStore) -> None:
     points: list[str] = []
     CheckpointStore(store, fault=points.append).write(name(1, 1), fill, {})
-    assert points == ["checkpoint_files_written", "checkpoint_manifest_written"]
+    assert points == [
+        *["before_checkpoints"] * 3, "checkpoint_files_written", "before_checkpoints", "checkpoint_manifest_written",
+    ]  # fmt: skip
 
 
 def test_no_checkpoint_is_written_twice(store: ObjectStore) -> None:

@@ -1,0 +1,84 @@
+"""Named points at which a process can be told to die or to stop, as if from outside. For tests: off, a point costs a
+look at a variable.
+
+RFTSTREAM_FAULTS="trainer:after_commit:3,explorer:in_commit:1:stop" in the environment of `rftstream run`: the first
+trainer that comes to its third `after_commit` kills itself, the first explorer that comes to its first `in_commit`
+stops itself until somebody sends SIGCONT. Each happens once in a run, whoever is started again: what has happened
+leaves a file in the run folder's logs/faults/.
+
+before_start, after_start       of a producer
+before_commit                   nothing is sent yet
+in_commit                       all is sent, nothing is committed; on the embedded log the write lock is held
+after_commit                    committed, and the caller has not heard of it
+object_written                  weights are in the store, nobody was told
+before_checkpoints              of each file of a checkpoint, the manifest included: after the first, in the middle
+checkpoint_files_written        its files are there, its manifest is not
+checkpoint_manifest_written     it is complete, and the older ones are still there
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from rftstream.errors import ConfigError
+
+VARIABLE = "RFTSTREAM_FAULTS"
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+POINTS = (
+    "before_start", "after_start", "before_commit", "in_commit", "after_commit", "object_written",
+    "before_checkpoints", "checkpoint_files_written", "checkpoint_manifest_written",
+)  # fmt: skip
+
+_armed: Callable[[str], None] | None = None
+
+
+def at(point: str) -> None:
+    """The process is at this point now."""
+    if _armed is not None:
+        _armed(point)
+
+
+def arm(role: str, done: Path) -> None:
+    """What the environment says about processes of this role, from now on; `done` gets a file for each that happened.
+
+    ConfigError if it cannot be read."""
+    global _armed
+    text = os.environ.get(VARIABLE, "")
+    own = [fault for fault in map(_parse, filter(None, text.split(","))) if fault[0] == role]
+    _armed = _Armed(own, done) if own else None
+
+
+class _Armed:
+    def __init__(self, faults: list[tuple[str, str, int, str]], done: Path) -> None:
+        self._faults = faults
+        self._done = done
+        self._passed: Counter[str] = Counter()
+
+    def __call__(self, point: str) -> None:
+        self._passed[point] += 1
+        for role, where, occurrence, action in self._faults:
+            if (where, occurrence) == (point, self._passed[point]) and self._first(f"{role}.{where}.{occurrence}"):
+                os.kill(os.getpid(), SIGNALS[action])
+
+    def _first(self, name: str) -> bool:
+        self._done.mkdir(parents=True, exist_ok=True)
+        try:
+            with (self._done / name).open("x", encoding="ascii") as file:
+                file.write(f"{os.getpid()}\n")
+        except FileExistsError:
+            return False
+        return True
+
+
+def _parse(text: str) -> tuple[str, str, int, str]:
+    role, point, occurrence, action = (*text.split(":"), "kill")[:4] if text.count(":") in (2, 3) else ("",) * 4
+    if point not in POINTS or action not in SIGNALS or not occurrence.isdecimal():
+        raise ConfigError(
+            f"{VARIABLE}: got {text!r}, expected ROLE:POINT:N or ROLE:POINT:N:ACTION; points: {', '.join(POINTS)}; "
+            f"actions: {', '.join(SIGNALS)}"
+        )
+    return role, point, int(occurrence), action
