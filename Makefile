@@ -6,8 +6,11 @@ JOBS ?= 2
 export PYTHON
 
 NODES ?= 1
+DURATION_S ?= 600
+SEED ?= 0
+LOG ?= embedded
 
-.PHONY: help setup demo kafka kafka-stop test test-fast fmt lint types bench curves constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast fmt lint types bench curves faults constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +33,10 @@ test: lint types  ## set up, check everything, run all tests, on a real Kafka, t
 test-fast: .venv/.developer  ## the tests that take no more than seconds
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu" $(ARGS)
 
+faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SCHEDULES=)
+	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) \
+	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
+
 fmt: .venv/.developer  ## put code into its form
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
@@ -51,7 +58,7 @@ constraints: .venv/.user  ## newest versions of all dependencies into constraint
 	scripts/constraints
 
 clean:  ## remove .venv, caches and build output; runs stay
-	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json ./*.egg-info
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json faults.json ./*.egg-info
 	find rftstream workers schemas tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.user: pyproject.toml constraints.txt scripts/setup

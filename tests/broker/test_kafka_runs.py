@@ -15,7 +15,9 @@ from pathlib import Path
 import msgpack
 import psutil
 import pytest
+from kafka import KafkaAdminClient
 
+from rftstream.runtime.runs import GROUPS
 from rftstream.topics import TOPICS
 from rftstream.transport.kafka import KafkaTransport
 from tests.broker.conftest import SCRIPT, start_broker
@@ -197,6 +199,16 @@ def test_a_broker_that_is_gone_for_a_while_stops_nobody(place: Workplace, own_br
     view.close()
 
 
+def coordinator_of(servers: str, group: str) -> int:
+    """Number of the node that keeps the positions of a group."""
+    client = KafkaAdminClient(bootstrap_servers=servers.split(","))
+    try:
+        client.list_group_offsets({group: None})
+        return int(client._manager.cluster.get_coordinator(group))
+    finally:
+        client.close()
+
+
 @pytest.mark.timeout(500)
 def test_a_cluster_that_loses_a_broker_goes_on(place: Workplace, tmp_path: Path) -> None:
     folder = tmp_path / "kafka"
@@ -207,8 +219,12 @@ def test_a_cluster_that_loses_a_broker_goes_on(place: Workplace, tmp_path: Path)
         view = place.view("runs/tiny")
         reach(place, view, 4)
         assert isinstance(view.transport, KafkaTransport)
-        psutil.Process(json.loads((folder / "nodes.json").read_text())[1]).kill()
+        groups = {group: view.transport.admin.committed(group) for group in GROUPS}
+        lost = coordinator_of(address, "tiny.verifier")
+        psutil.Process(json.loads((folder / "nodes.json").read_text())[lost - 1]).kill()
         reach(place, view, view.curve().version + 2)
+        for group, positions in groups.items():
+            assert set(view.transport.admin.committed(group)) == set(positions), "its new coordinator is asked"
         done = run.finish(240.0)
         assert done.code == 0, done.err
         check_the_laws(view, 30)

@@ -1,0 +1,71 @@
+"""Whole runs with faults drawn from seeds: `make faults DURATION_S=1800 SEED=7 LOG=kafka`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults.cluster import Cluster
+from tests.faults.rig import Played, Rig, counted
+from tests.faults.schedule import LARGE, Schedule, draw
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--log", choices=sorted(LARGE), default="embedded")
+    parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the next ones follow")
+    parser.add_argument("--duration-s", type=float, default=600.0, help="after so long no schedule is begun")
+    parser.add_argument("--schedules", type=int, help="at most so many")
+    parser.add_argument("--jobs", type=int, default=3, help="so many at once")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all of it, for scripts")
+    parser.add_argument("--draw", action="store_true", help="print the schedules and play none")
+    given = parser.parse_args()
+    count = given.schedules or (1 if given.draw else sys.maxsize)
+    schedules = (draw(given.log, seed) for seed in range(given.seed, given.seed + count))
+    if given.draw:
+        print(*schedules, sep="\n\n")
+        return 0
+    played = _play(schedules, given)
+    summary = counted(played)
+    if given.json:
+        text = json.dumps({**summary, "played": [one.to_json() for one in played]}, indent=2)
+        given.json.write_text(text + "\n", encoding="utf-8")
+    for one in played:
+        if one.error:
+            print(f"\n{one.error}", file=sys.stderr)
+    print(*(f"{count:5} {what}" for what, count in summary["happened"].items()), sep="\n")
+    print(
+        f"{summary['schedules']} schedules on {given.log}, {summary['records']:,} records, twins = {summary['twins']}, "
+        f"lost = {summary['lost']}, failed: {summary['failed'] or 'none'}"
+    )
+    return 1 if summary["failed"] else 0
+
+
+def _play(schedules: Iterator[Schedule], given: argparse.Namespace) -> list[Played]:
+    until = time.monotonic() + given.duration_s
+
+    def tell(played: Played) -> None:
+        state = "FAILED" if played.error else "fine"
+        what = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in sorted(played.happened.items()))
+        print(
+            f"{played.schedule.seed}: {state}, {played.seconds:.0f} s, {played.num_records} records; {what}", flush=True
+        )
+
+    folder = Path(tempfile.mkdtemp(prefix="rftstream-faults-"))
+    cluster = Cluster(folder / "kafka") if given.log == "kafka" else None
+    try:
+        rig = Rig(folder, cluster)
+        rig.prepare()
+        return rig.play_all(schedules, jobs=given.jobs, until=until, tell=tell)
+    finally:
+        if cluster is not None:
+            cluster.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

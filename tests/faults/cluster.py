@@ -1,0 +1,96 @@
+"""Three brokers that a schedule may kill and stop, one of them at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from tests.broker.conftest import SCRIPT, start_broker
+
+HEALTHY_S = 120.0
+NODES = 3
+
+
+class Cluster:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.servers = start_broker(folder, os.getpid(), "--nodes", str(NODES))
+        self.turn = threading.Lock()
+        """Whoever has it may take one broker away, and gives it back with all of them in step."""
+        self._warm_up()
+        self.wait_until_in_step()
+
+    def _warm_up(self) -> None:
+        """A new cluster makes its topic of positions when it is asked for one, which takes longer than a run waits."""
+        client = KafkaAdminClient(bootstrap_servers=self.servers.split(","))
+        deadline = time.monotonic() + HEALTHY_S
+        try:
+            while True:
+                try:
+                    client.list_group_offsets({"nobody": None})
+                    return
+                except KafkaError:
+                    client._manager.cluster._coordinators.clear()
+                    assert time.monotonic() < deadline, "the cluster does not give positions of groups"
+                    time.sleep(0.2)
+        finally:
+            client.close()
+
+    def process(self, number: int) -> psutil.Process:
+        return psutil.Process(json.loads((self._folder / "nodes.json").read_text())[number - 1])
+
+    def controller(self) -> int:
+        """Number of the active one, as the nodes have written it down."""
+        votes = []
+        for number in range(1, NODES + 1):
+            state = self._folder / f"node-{number}" / "data" / "__cluster_metadata-0" / "quorum-state"
+            found = json.loads(state.read_text())
+            votes.append((found["leaderEpoch"], found["leaderId"]))
+        return max(1, max(votes)[1])
+
+    def start_again(self, number: int) -> None:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), "start-node", str(number), "--dir", str(self._folder)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def wait_until_in_step(self) -> None:
+        """Every partition has all of its replicas: the next broker may go."""
+        deadline = time.monotonic() + HEALTHY_S
+        while behind := self._behind():
+            assert time.monotonic() < deadline, f"brokers are not in step after {HEALTHY_S:g} s: {behind}"
+            time.sleep(0.5)
+
+    def _behind(self) -> str:
+        done = subprocess.run(["kcat", "-b", self.servers, "-L", "-J", "-m", "10"], capture_output=True, check=False)
+        if done.returncode:
+            return done.stderr.decode(errors="replace")
+        seen = json.loads(done.stdout)
+        if len(seen["brokers"]) < NODES:
+            return f"{len(seen['brokers'])} brokers"
+        places = ((topic["topic"], one) for topic in seen["topics"] for one in topic["partitions"])
+        return ", ".join(f"{name}[{one['partition']}]" for name, one in places if len(one["isrs"]) < NODES)
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- node {number}\n" + "\n".join(
+                (self._folder / f"node-{number}" / "log.txt").read_text(errors="replace").splitlines()[-15:]
+            )
+            for number in range(1, NODES + 1)
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        subprocess.run([sys.executable, str(SCRIPT), "stop", "--dir", str(self._folder)], check=True,
+                       capture_output=True)  # fmt: skip
+        shutil.rmtree(self._folder, ignore_errors=True)

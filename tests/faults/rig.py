@@ -1,0 +1,393 @@
+"""Plays schedules: a run of real processes, what goes wrong in it, and the laws at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rftstream import faults
+from tests.e2e.workplace import Process, RunView, Workplace
+from tests.faults.cluster import Cluster
+from tests.faults.laws import Facts, check_the_end, compare
+from tests.faults.schedule import AWAY_S, Event, Schedule
+
+RUN_FILE = """
+[run]
+name = "{name}"
+[model]
+path = "fake"
+[tasksets.sums]
+source = "arithmetic"
+reward = "odd:score"
+passes = 1
+options = {{ size = 88 }}
+[sampling]
+max_tokens = 90
+[feeder]
+groups_per_batch = 4
+group_size = 3
+max_staleness = 1
+[explorer]
+policy = "fake"
+count = 2
+[trainer]
+backend = "fake"
+checkpoint_every = 2
+[evaluations.held-out]
+source = "arithmetic"
+options = {{ skip = 88, size = 4 }}
+every = 8
+[policies.fake]
+tokens_per_s = 50.0
+mean_tokens = 14.0
+sigma = 1.0
+fail_share = 0.08
+answer_depends_on = "task"
+[transport]
+partitions = 6
+"""
+"""About 20 steps, long-tailed; some rollouts fail and some have no reward, upon which some groups die."""
+
+REWARD = """
+import zlib
+
+def score(completion, answer, prompt):
+    if zlib.crc32(f"{prompt}|{completion}".encode()) % 100 < 8:
+        return None
+    return float(completion.strip() == answer)
+"""
+
+END_S = 240.0
+"""From the last fault to the run's end, on a machine that has much else to do."""
+LOOK_S = 0.1
+ROOM_BYTES = 24 * 1024
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Played:
+    """What came of a schedule."""
+
+    schedule: Schedule
+    happened: Counter[str] = field(default_factory=Counter)
+    """kill ROLE, kill ROLE at POINT, and so on -> how often."""
+    num_records: int = 0
+    num_twins: int = 0
+    num_lost: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.schedule.seed, "log": self.schedule.log, "happened": dict(sorted(self.happened.items())),
+            "records": self.num_records, "twins": self.num_twins, "lost": self.num_lost,
+            "seconds": round(self.seconds, 1), "error": self.error,
+        }  # fmt: skip
+
+
+class Rig:
+    """A folder for runs, and what they are compared with: the same run left alone. On Kafka with a cluster."""
+
+    def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self._calm: Facts | None = None
+
+    def prepare(self) -> None:
+        """Plays the run without faults, on a log of this machine: which log it is must not matter."""
+        place = Workplace(self.folder / "calm")
+        try:
+            _write(place, "calm", None)
+            done = place.call("run", "run.toml", "--json", timeout_s=END_S)
+            assert done.code == 0, done.err
+            self._calm = check_the_end(place.view("runs/calm"))
+            assert self._calm.report.groups.dead > 0, "some groups have to die"
+        finally:
+            place.end()
+
+    def play(self, schedule: Schedule) -> Played:
+        """Never raises for what it finds: see `error`."""
+        assert self._calm is not None
+        began = time.monotonic()
+        played = Played(schedule)
+        name = f"f{schedule.seed}-{os.getpid()}-{next(_numbers)}"
+        place = Workplace(self.folder / name)
+        try:
+            facts = _Play(place, name, schedule, self.cluster, played.happened).to_the_end()
+            played.num_records = facts.num_records
+            played.num_twins = sum(facts.report.twins.values())
+            played.num_lost = facts.num_lost
+            compare(facts, self._calm)
+        except Exception as error:
+            nodes = self.cluster.logs() if self.cluster is not None else ""
+            played.error = f"{schedule}\n{type(error).__name__}: {error}\n{place.report()}\n{nodes}"
+        finally:
+            place.end()
+            played.seconds = time.monotonic() - began
+        if played.error is None:
+            shutil.rmtree(place.folder, ignore_errors=True)
+        return played
+
+    def play_all(
+        self,
+        schedules: Iterable[Schedule],
+        *,
+        jobs: int,
+        until: float | None = None,
+        tell: Callable[[Played], None] = lambda played: None,
+    ) -> list[Played]:
+        """So many at once. After `until` (time.monotonic) and after a failure none is begun."""
+        played: list[Played] = []
+        waiting = iter(schedules)
+        with ThreadPoolExecutor(jobs) as pool:
+            running = {pool.submit(self.play, one) for one in itertools.islice(waiting, jobs)}
+            while running:
+                done = next(as_completed(running))
+                running.remove(done)
+                played.append(done.result())
+                tell(played[-1])
+                over = until is not None and time.monotonic() > until
+                if not over and not any(one.error for one in played):
+                    running |= {pool.submit(self.play, one) for one in itertools.islice(waiting, 1)}
+        return played
+
+
+def _write(place: Workplace, name: str, servers: str | None) -> None:
+    more = f'kind = "kafka"\nservers = "{servers}"\n' if servers is not None else ""
+    place.write("run.toml", RUN_FILE.format(name=name) + more)
+    place.write("odd.py", REWARD)
+
+
+class _Play:
+    def __init__(
+        self, place: Workplace, name: str, schedule: Schedule, cluster: Cluster | None, happened: Counter[str]
+    ) -> None:
+        self._place = place
+        self._dir = f"runs/{name}"
+        self._schedule = schedule
+        self._cluster = cluster
+        self._happened = happened
+        self._hands: list[Process] = []
+        _write(place, name, cluster.servers if cluster is not None else None)
+        told = ",".join(map(str, schedule.points))
+        self._run = place.start("run", "run.toml", "--json", env={faults.VARIABLE: told})
+        self._env = {faults.VARIABLE: told}
+        self._view: RunView = place.view(self._dir)
+
+    def to_the_end(self) -> Facts:
+        for event in self._schedule.events:
+            if not self._reach(event.version):
+                self._happened["not reached"] += 1
+                continue
+            time.sleep(event.delay_s)
+            getattr(self, "_" + event.what.replace(" ", "_"))(event)
+        self._finish()
+        return check_the_end(self._view)
+
+    def _reach(self, version: int) -> bool:
+        """False if the run came to its end before."""
+        self._place.wait_for(lambda: self._version() >= version or not self._run.alive, f"version {version}", END_S)
+        return self._run.alive and self._view.control().finished is None
+
+    def _version(self) -> int:
+        with contextlib.suppress(Exception):  # a broker that is gone just now
+            return self._view.curve().version
+        return -1
+
+    def _finish(self) -> None:
+        done = self._run.finish(END_S)
+        assert done.code == 0, f"exit {done.code}: {done.err[-3000:]}"
+        assert done.result["reason"] == "taskset", done.result
+        for hand in self._hands:
+            assert hand.finish().code in (0, 5, -signal.SIGKILL), hand.err[-3000:]
+        self._place.assert_nobody_left()
+        happened = self._view.folder.logs / "faults"
+        for mark in sorted(happened.iterdir()) if happened.is_dir() else ():
+            role, point, _ = mark.name.split(".")
+            action = next(one.action for one in self._schedule.points if one.name == mark.name)
+            self._happened[f"{action} {role} at {point}"] += 1
+
+    # ------------------------------------------------------------------------------------------ processes
+
+    def _kill(self, event: Event) -> None:
+        process = self._place.worker(event.target)
+        if process is not None:  # else it is being started again
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                self._happened[f"kill {event.target.partition('-')[0]}"] += 1
+
+    def _join(self, event: Event) -> None:
+        self._by_hand(event.target)
+        self._happened[f"join {event.target}"] += 1
+
+    def _leave(self, event: Event) -> None:
+        """Another one joins before, for a role that nobody does ends nothing."""
+        self._by_hand(event.target.partition("-")[0])
+        process = self._place.worker(event.target)
+        if process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+                self._happened[f"leave {event.target.partition('-')[0]}"] += 1
+
+    def _by_hand(self, role: str) -> Process:
+        process = self._place.start(
+            "worker", "--run-dir", self._dir, "--role", role, "--process", f"{role}-hand{len(self._hands)}"
+        )
+        self._hands.append(process)
+        return process
+
+    def _stopped_worker(self, event: Event) -> None:
+        """Long enough to be declared dead."""
+        process = self._place.worker(event.target)
+        if process is not None:
+            self._stop_for(process, AWAY_S)
+            self._happened[f"stop {event.target.partition('-')[0]}"] += 1
+
+    def _stop_for(self, process: psutil.Process, seconds: float) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+            time.sleep(seconds)
+            process.resume()
+
+    def _zombie(self, event: Event) -> None:
+        """A single role stands still, at a point or anywhere, until its successor works; then it goes on."""
+        role, _, mark = event.target.partition(" ")
+        first = self._stopped_at(mark) if mark else self._place.worker(f"{role}-0")
+        if first is None:
+            self._happened["not reached"] += 1
+            return
+        before = self._epoch(role)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            first.suspend()
+            self._happened[f"stop {role}"] += not mark
+            self._by_hand(role)
+            self._place.wait_for(lambda: self._epoch(role) > before or not self._run.alive, f"another {role}", END_S)
+            version = self._version()
+            deadline = time.monotonic() + AWAY_S
+            while self._version() <= version and self._run.alive and time.monotonic() < deadline:
+                time.sleep(LOOK_S)
+            first.resume()
+
+    def _stopped_at(self, mark: str) -> psutil.Process | None:
+        path = self._view.folder.logs / "faults" / mark
+        self._place.wait_for(lambda: path.exists() or not self._run.alive, f"somebody at {mark}", END_S)
+        with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+            return psutil.Process(int(path.read_text()))
+        return None
+
+    def _epoch(self, role: str) -> int:
+        claim = self._view.control().claims.get(role)
+        return claim.epoch if claim is not None else 0
+
+    def _two_at_once(self, event: Event) -> None:
+        """Two more of a single role, started at the same moment: the last one stays."""
+        for _ in range(2):
+            self._by_hand(event.target)
+        self._happened[f"two more of {event.target} at once"] += 1
+
+    def _machine(self, event: Event) -> None:
+        """Everything dies, or the supervisor and with it its workers; the run is resumed."""
+        victims = self._place.processes() if event.target == "all" else [psutil.Process(self._run.pid)]
+        for process in reversed(victims):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._run.finish()
+        self._happened[f"kill {event.target}"] += 1
+        self._place.wait_for(lambda: not self._supervised(), "the end of all", END_S)
+        self._run = self._place.start("resume", self._dir, "--json", env=self._env)
+        self._place.wait_for(lambda: self._view.folder.is_live() or not self._run.alive, "its supervisor")
+
+    def _supervised(self) -> list[psutil.Process]:
+        """All but those that were started by hand, and their children."""
+        own = {hand.pid for hand in self._hands}
+        found = []
+        for process in self._place.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not own & {process.pid, process.ppid()}:
+                    found.append(process)
+        return found
+
+    # ------------------------------------------------------------------------------------------ the embedded log
+
+    def _full_disk(self, event: Event) -> None:
+        """No file may grow: for SQLite the same as a full disk. Freed after a while."""
+        sizes = [path.stat().st_size for path in self._view.folder.log.iterdir() if path.is_file()]
+        self._limit(max(sizes) + ROOM_BYTES)
+        deadline = time.monotonic() + 8.0
+        while self._run.alive and time.monotonic() < deadline and "no room" not in self._run.err:
+            time.sleep(LOOK_S)
+        self._happened["full disk" if "no room" in self._run.err else "full disk, not noticed"] += 1
+        time.sleep(1.0)
+        self._limit(resource.RLIM_INFINITY)
+
+    def _limit(self, num_bytes: int) -> None:
+        """Also of those that are started meanwhile: children have what their parents have."""
+        for _ in range(2):
+            for process in self._place.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+    # ------------------------------------------------------------------------------------------ brokers
+
+    def _lost_broker(self, event: Event) -> None:
+        assert self._cluster is not None
+        with self._cluster.turn:
+            self._lose(int(event.target), signal.SIGKILL)
+            self._happened["kill broker"] += 1
+
+    def _lost_controller(self, event: Event) -> None:
+        assert self._cluster is not None
+        with self._cluster.turn:
+            self._lose(self._cluster.controller(), signal.SIGKILL)
+            self._happened["kill controller"] += 1
+
+    def _rolling_restart(self, event: Event) -> None:
+        assert self._cluster is not None
+        with self._cluster.turn:
+            for number in (1, 2, 3):
+                self._lose(number, signal.SIGTERM)
+            self._happened["rolling restart"] += 1
+
+    def _stopped_broker(self, event: Event) -> None:
+        assert self._cluster is not None
+        with self._cluster.turn:
+            self._stop_for(self._cluster.process(int(event.target)), AWAY_S)
+            self._cluster.wait_until_in_step()
+            self._happened["stop broker"] += 1
+
+    def _lose(self, number: int, signum: int) -> None:
+        assert self._cluster is not None
+        process = self._cluster.process(number)
+        process.send_signal(signum)
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie until its keeper looks
+            while process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(LOOK_S)
+        time.sleep(2.0)
+        self._cluster.start_again(number)
+        self._cluster.wait_until_in_step()
+
+
+def counted(played: Sequence[Played]) -> dict[str, Any]:
+    """The summary of many."""
+    happened: Counter[str] = Counter()
+    for one in played:
+        happened += one.happened
+    return {
+        "schedules": len(played), "failed": [one.schedule.seed for one in played if one.error],
+        "records": sum(one.num_records for one in played), "twins": sum(one.num_twins for one in played),
+        "lost": sum(one.num_lost for one in played), "happened": dict(sorted(happened.items())),
+    }  # fmt: skip

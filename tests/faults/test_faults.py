@@ -1,0 +1,57 @@
+"""Eight schedules on each log. All that may go wrong in one is in them; `make faults` plays more."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import Cluster
+from tests.faults.rig import Rig, counted
+from tests.faults.schedule import LARGE, draw
+
+pytestmark = pytest.mark.slow
+
+JOBS = 4
+"""Most of a schedule is waiting for somebody to be declared dead."""
+SEEDS = range(8)
+
+
+def test_a_seed_is_a_schedule() -> None:
+    assert str(draw("kafka", 7)) == str(draw("kafka", 7))
+    assert len({str(draw("kafka", seed)) for seed in range(50)}) == 50
+    for log, large in LARGE.items():
+        texts = " ".join(str(draw(log, seed)) for seed in SEEDS)
+        assert all(what in texts for what in large if what != "stopped writer")
+    assert ":in_commit:" in str(draw("embedded", LARGE["embedded"].index("stopped writer")))
+
+
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_on_the_embedded_log(tmp_path: Path) -> None:
+    play(Rig(tmp_path), "embedded")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "kafka")
+    yield made
+    made.stop()
+    gc.collect()  # the client leaves sockets that never connected to the garbage collector
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
+    play(Rig(tmp_path / "runs", cluster), "kafka")
+
+
+def play(rig: Rig, log: str) -> None:
+    rig.prepare()
+    played = rig.play_all((draw(log, seed) for seed in SEEDS), jobs=JOBS)
+    failed = "\n\n".join(one.error for one in played if one.error)
+    assert not failed, failed
+    summary = counted(played)
+    assert (summary["schedules"], summary["twins"], summary["lost"]) == (len(SEEDS), 0, 0)
+    assert summary["happened"], "something went wrong in them"
