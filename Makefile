@@ -10,7 +10,7 @@ DURATION_S ?= 600
 SEED ?= 0
 LOG ?= embedded
 
-.PHONY: help setup demo kafka kafka-stop test test-fast fmt lint types bench curves faults constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long fmt lint types bench curves faults constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +28,10 @@ kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 	@python3 scripts/kafka stop
 
 test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --durations 10 $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long" --durations 10 $(ARGS)
+
+test-long: .venv/.developer  ## the tests that take many minutes: faults on a cluster of three brokers
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu" $(ARGS)
