@@ -482,11 +482,18 @@ def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
     return holder
 
 
+class _QuietHandler(logging.FileHandler):
+    """On a full disk a note is shown, though it cannot be kept."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the library calls it so
+        pass
+
+
 def _notes_file(folder: RunFolder) -> logging.Logger:
     """logs/run.log: what the supervisor had to say."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     logger = logging.Logger("rftstream.run")  # one of each run, outside the tree that users configure
-    handler = logging.FileHandler(folder.logs / "run.log", encoding="utf-8", delay=True)
+    handler = _QuietHandler(folder.logs / "run.log", encoding="utf-8", delay=True)
     handler.setFormatter(TextFormatter("run"))
     logger.addHandler(handler)
     return logger

@@ -91,7 +91,7 @@ class RunFolder:
         """Whether a `run` or `resume` holds the lock."""
         try:
             descriptor = os.open(self.lock_file, os.O_RDWR)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

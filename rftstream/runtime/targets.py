@@ -33,9 +33,10 @@ class Targets:
         text = json.dumps(groups, indent=1) + "\n"
         if text != self._written:
             partial = self._file.with_suffix(f".{os.getpid()}.partial")
-            partial.write_text(text, encoding="ascii")
-            partial.replace(self._file)
-            self._written = text
+            with contextlib.suppress(OSError):  # a full disk, which others tell of; the next look writes it
+                partial.write_text(text, encoding="ascii")
+                partial.replace(self._file)
+                self._written = text
 
     def close(self) -> None:
         """With the run's processes go their ports."""

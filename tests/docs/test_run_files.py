@@ -11,7 +11,7 @@ from rftstream import config
 from rftstream.runtime.preflight import check_part_names
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
 
-BASE = {
+BASE: dict[str, dict[str, object]] = {
     "run": {"name": "base", "steps": 1},
     "model": {"path": "fake"},
     "tasksets": {"base": {"source": "arithmetic"}},
@@ -23,7 +23,9 @@ FILES = sorted([*(ROOT / "examples").glob("*.toml"), *(ROOT / "tests" / "docs").
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{shown(block.page)}-{block.text.split()[0]}")
 def test_blocks_load(block: Block) -> None:
     values = tomllib.loads(block.text)
-    loaded = config.from_dict(BASE | values if "run" not in values else values)
+    run = {**BASE["run"], **values.get("run", {})}
+    whole = values if {"run", "model", "tasksets"} <= set(values) else {**BASE, **values, "run": run}
+    loaded = config.from_dict(whole)
     check_part_names(loaded)
 
 

@@ -415,8 +415,19 @@ def test_any_path_into_any_row_is_found_or_not(row: dict[str, Any], path: str) -
 @given(row=st.dictionaries(st.text(max_size=5), VALUES, max_size=4))
 def test_any_row_becomes_a_problem_that_a_record_holds_or_is_refused(row: dict[str, Any]) -> None:
     columns = Columns({}, system=None, config=TableConfig(), data_source="x")
-    problem = columns.problem({**row, "prompt": "p"}, "x:1")
-    assert recordable(problem) == problem
+    try:
+        problem = columns.problem({**row, "prompt": "p"}, "x:1")
+    except ConfigError as error:  # a column with one of our names and something else in it
+        assert str(error).startswith("x:1: ")
+    else:
+        assert recordable(problem) == problem
+
+
+@pytest.mark.parametrize("tools", [[None], False])
+def test_tools_that_are_none_are_refused(tools: object) -> None:
+    columns = Columns({}, system=None, config=TableConfig(), data_source="x")
+    with pytest.raises(ConfigError, match=r"x:1: .*tool"):
+        columns.problem({"tools": tools, "prompt": "p"}, "x:1")
 
 
 def test_paths() -> None:
