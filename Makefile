@@ -30,7 +30,7 @@ kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long" --durations 10 $(ARGS)
 
-test-long: .venv/.developer  ## the tests that take many minutes: faults on a cluster of three brokers
+test-long: .venv/.developer  ## tests left out of make test: faults on a cluster, many workers on Kafka
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds
