@@ -143,6 +143,8 @@ class GroupConformance(BenchFixtures):
         (kept,) = first[1].assignment()
         producer.commit([new(target, 0, "kept")], positions={kept: Position(0, "kept")}, snapshot=first[1].snapshot())
         assert texts(bench.all_records(target)) == ["kept"]
+        # What was refused is gone with its transaction: the next one of this producer does not bring it along.
+        assert bench.transport.admin.committed(group) == {lost: Position(0), kept: Position(0, "kept")}
 
     def test_a_partition_that_came_back_is_another_assignment(self, bench: Bench) -> None:
         source, target = bench.topic(2), bench.topic()

@@ -143,6 +143,9 @@ class KafkaProducer:
     def _transact(
         self, client: Client, records: Sequence[NewRecord], offsets: Mapping[Any, OffsetAndMetadata], token: Any
     ) -> None:
+        # Positions that were refused the client keeps, and would commit them with whatever comes next (3.0.12,
+        # measured): the refused work would be passed over and lost.
+        client._transaction_manager._pending_txn_offset_commits.clear()
         client.begin_transaction()
         num_unsent = 0
         name = self._links.name

@@ -67,7 +67,6 @@ def check_the_laws(view: RunView, steps: int) -> None:
     assert set(trained.values()) == {1}, "none is trained twice"
 
 
-@pytest.mark.long  # now and then a member that has just joined gets no records: see docs/operations.md, "Known trouble"
 def test_workers_are_killed_and_stopped_and_anybody_can_read_the_topics(
     place: Workplace, name: str, servers: str
 ) -> None:

@@ -24,7 +24,6 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
         workplace.end()
 
 
-@pytest.mark.long  # now and then a member that has just joined gets no records: see docs/operations.md, "Known trouble"
 def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
     """By the environment, as the compose file has it. Two verifiers share the work."""
     name = run_id()
