@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rftstream.cli.options import (
+    at_work,
     examples,
     files_argument,
     json_option,
@@ -107,9 +108,11 @@ def doctor(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> Non
     problem, 3 if the broker is one, else 1.
     """
     from rftstream.cli.views import print_out
-    from rftstream.views.doctor import examine
 
     config = load_run_file(files, sets) if files else None
-    report = examine(config)
+    with at_work("looking at this machine" if config is None else "looking at this machine and what the file names"):
+        from rftstream.views.doctor import examine
+
+        report = examine(config)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(report.exit_code)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,3 +56,15 @@ def load_run_file(files: Sequence[Path], sets: Sequence[str] = ()) -> RunConfig:
     from rftstream import config
 
     return config.load(run_files(files), sets=sets)
+
+
+@contextmanager
+def at_work(what: str) -> Iterator[None]:
+    """Shows on a terminal what takes its time here; nothing else may be printed meanwhile."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} ..."):
+        yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples, files_argument, json_option, load_run_file, set_option
+from rftstream.cli.options import at_work, examples, files_argument, json_option, load_run_file, set_option
 
 
 @examples(
@@ -50,7 +50,11 @@ def try_(
 
     report = TrialReport(wanted=num * samples)
     with closing(try_run(config, report, num_tasks=num, samples=samples, taskset=taskset, seed=seed)) as rollouts:
-        for one in rollouts:
+        while True:
+            with at_work("sampling and scoring"):
+                one = next(rollouts, None)
+            if one is None:
+                break
             if not as_json:
                 click.echo(f"{one.to_text()}\n")
     print_out(report.to_json() if as_json else report.summary())

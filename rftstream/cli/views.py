@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rftstream.cli.options import (
+    at_work,
     examples,
     files_argument,
     json_option,
@@ -43,12 +44,13 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
     need. Exit 2 if the run could not start.
     """
     config = load_run_file(files, sets)
-    from rftstream.runtime.host import prepare_process
+    with at_work("looking at model, tasks and parts"):
+        from rftstream.runtime.host import prepare_process
 
-    prepare_process(config, "check")
-    from rftstream.views.check import check as look
+        prepare_process(config, "check")
+        from rftstream.views.check import check as look
 
-    report = look(config)
+        report = look(config)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.ok else 2)
 
@@ -84,7 +86,7 @@ def audit(run: Path, as_json: bool, no_index: bool) -> None:
     """
     from rftstream.views.audit import audit as count
 
-    with opened_run(run) as opened, indexed(opened, no_index) as index:
+    with opened_run(run) as opened, indexed(opened, no_index) as index, at_work("reading the log"):
         report = count(opened.transport, index)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.fine else 1)
@@ -159,7 +161,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     from rftstream.views.plot import plot as draw
     from rftstream.views.plot import write_events
 
-    with opened_run(run) as opened:
+    with opened_run(run) as opened, at_work("reading the log and drawing"):
         history = read_history(Log(opened.transport))
         if tensorboard is None:
             files = draw(history, run=opened.run_id, folder=out or opened.folder.path / "plots")
@@ -208,7 +210,8 @@ def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[
 def opened_run(run: Path) -> Iterator[OpenRun]:
     from rftstream.runtime.runs import open_run
 
-    opened = open_run(run)
+    with at_work("opening the run"):
+        opened = open_run(run)
     try:
         yield opened
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 import time
@@ -25,6 +26,8 @@ _TEXT_LINE = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)
 _ERRORS = ("error", "critical")
 _TROUBLES = ("warning", *_ERRORS)
 _REPEAT_AFTER_S = 60.0
+_MAX_KINDS = 1000
+_OWN = ("rftstream", "workers")
 
 
 class TextFormatter(logging.Formatter):
@@ -76,13 +79,48 @@ def setup(
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
+    thinned = Thinned()
     for handler in handlers:
         handler.setFormatter(formatter)
+        handler.addFilter(thinned)
         root.addHandler(handler)
     root.setLevel(logging.WARNING)  # of other people's packages
-    for package in ("rftstream", "workers"):
+    for package in _OWN:
         logging.getLogger(package).setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+class Thinned(logging.Filter):
+    """Of what other people's packages say again and again (a client whose broker is away), one in ten seconds."""
+
+    def __init__(self, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._clock = clock
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] in _OWN:
+            return True
+        # Each handler asks, for one record.
+        fields = vars(record)
+        if "_is_kept" not in fields:
+            fields["_is_kept"] = self._keep(record)
+        return bool(fields["_is_kept"])
+
+    def _keep(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        kind, now = (record.name, _kind(text)), self._clock()
+        said_at, num_held = self._said.get(kind, (-math.inf, 0))
+        if now - said_at < self._every_s:
+            self._said[kind] = (said_at, num_held + 1)
+            return False
+        if len(self._said) >= _MAX_KINDS:
+            self._said.clear()
+        self._said[kind] = (now, 0)
+        if num_held:
+            record.msg, record.args = f"{text} (and {num_held} more since the last such line)", None
+        return True
 
 
 def last_error(file: Path, *, since: int = 0) -> str | None:
@@ -131,8 +169,8 @@ class Troubles:
 
 
 def _kind(text: str) -> str:
-    """What is the same but for its numbers says the same."""
-    return re.sub(r"\d+", "0", text)
+    """What is the same but for its numbers and addresses says the same."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "0", text)
 
 
 def _said(line: str, levels: tuple[str, ...]) -> str | None:

@@ -159,9 +159,16 @@ class OpenRun:
 
 def candidates(config: RunConfig) -> list[RunFolder]:
     """Runs of this run file, oldest first: those with a folder here, and those on a log that hosts share."""
+    names = {folder.path.name for folder in candidates_here(config)} | names_on_log(config)
+    base = Path(config.base) / config.run.folder
+    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
+
+
+def candidates_here(config: RunConfig) -> list[RunFolder]:
+    """Those with a folder here, oldest first. Asks nobody."""
     base = Path(config.base) / config.run.folder
     names = {path.name for path in (base.iterdir() if base.is_dir() else ()) if (path / "config.toml").is_file()}
-    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names | names_on_log(config)))]
+    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
 
 
 def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -57,6 +57,8 @@ _CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Co
 
 _client_log = logging.getLogger("kafka")
 _client_log.setLevel(logging.WARNING)
+# It warns of every step of its own that takes 0.1 s, as they do on a busy machine.
+logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 _manager_log = logging.getLogger("kafka.net.manager")
 
 

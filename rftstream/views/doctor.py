@@ -22,7 +22,7 @@ from rftstream.errors import RftError
 from rftstream.modelfolder import FAKE, prepare_model
 from rftstream.rendering import open_renderer
 from rftstream.runtime.preflight import check_part_names
-from rftstream.runtime.runs import RunFolder, candidates, next_folder, open_store, open_transport
+from rftstream.runtime.runs import RunFolder, candidates_here, open_store, open_transport
 from rftstream.transport import embedded_findings
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.views.layout import columns, plural, size
@@ -75,7 +75,7 @@ def examine(config: RunConfig | None) -> DoctorReport:
     folder = Path.cwd() if config is None else Path(config.base) / config.run.folder
     findings = [*_python(), *_machine(config), *_disk(folder), *embedded_findings.find(folder), *_devices(config)]
     if config is not None:
-        for what, look in (("parts", _parts), ("model", _model), ("object store", _store), ("broker", _broker)):
+        for what, look in (("parts", _parts), ("broker", _broker), ("object store", _store), ("model", _model)):
             findings += _guarded(what, look, config)
     return DoctorReport(tuple(findings))
 
@@ -175,8 +175,9 @@ def _devices(config: RunConfig | None) -> Iterator[Finding]:
 
 
 def _folder_of(config: RunConfig) -> RunFolder:
-    existing = candidates(config)
-    return existing[-1] if existing else next_folder(config, None)
+    """The newest here, or where the first would be: nothing that is asked of it needs the log."""
+    existing = candidates_here(config)
+    return existing[-1] if existing else RunFolder(Path(config.base) / config.run.folder / config.run.name)
 
 
 def _parts(config: RunConfig) -> Iterator[Finding]:
