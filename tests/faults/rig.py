@@ -187,6 +187,7 @@ class _Play:
         self._run = place.start("run", "run.toml", "--json", env={faults.VARIABLE: told})
         self._env = {faults.VARIABLE: told}
         self._view: RunView = place.view(self._dir)
+        self._stops = {event.target.partition(" ")[2] for event in schedule.events if event.what == "zombie"} - {""}
 
     def to_the_end(self) -> Facts:
         for event in self._schedule.events:
@@ -199,8 +200,13 @@ class _Play:
         return check_the_end(self._view)
 
     def _reach(self, version: int) -> bool:
-        """False if the run came to its end before."""
-        self._place.wait_for(lambda: self._version() >= version or not self._run.alive, f"version {version}", END_S)
+        """False if the run came to its end before. Who stands still at a point until its event comes may be the one
+        that makes versions: then the time for it is now."""
+
+        def is_time() -> bool:
+            return self._version() >= version or any(map(self._is_reached, self._stops)) or not self._run.alive
+
+        self._place.wait_for(is_time, f"version {version}", END_S)
         return self._run.alive and self._view.control().finished is None
 
     def _version(self) -> int:
@@ -215,8 +221,7 @@ class _Play:
         for hand in self._hands:
             assert hand.finish().code in (0, 5, -signal.SIGKILL), hand.err[-3000:]
         self._place.assert_nobody_left()
-        happened = self._view.folder.logs / "faults"
-        for mark in sorted(happened.iterdir()) if happened.is_dir() else ():
+        for mark in sorted(self._marks.iterdir()) if self._marks.is_dir() else ():
             role, point, _ = mark.name.split(".")
             action = next(one.action for one in self._schedule.points if one.name == mark.name)
             self._happened[f"{action} {role} at {point}"] += 1
@@ -266,6 +271,7 @@ class _Play:
     def _zombie(self, event: Event) -> None:
         """A single role stands still, at a point or anywhere, until its successor works; then it goes on."""
         role, _, mark = event.target.partition(" ")
+        self._stops.discard(mark)
         first = self._stopped_at(mark) if mark else self._place.worker(f"{role}-0")
         if first is None:
             self._happened["not reached"] += 1
@@ -283,11 +289,17 @@ class _Play:
             first.resume()
 
     def _stopped_at(self, mark: str) -> psutil.Process | None:
-        path = self._view.folder.logs / "faults" / mark
-        self._place.wait_for(lambda: path.exists() or not self._run.alive, f"somebody at {mark}", END_S)
+        self._place.wait_for(lambda: self._is_reached(mark) or not self._run.alive, f"somebody at {mark}", END_S)
         with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-            return psutil.Process(int(path.read_text()))
+            return psutil.Process(int((self._marks / mark).read_text()))
         return None
+
+    @property
+    def _marks(self) -> Path:
+        return self._view.folder.logs / "faults"
+
+    def _is_reached(self, mark: str) -> bool:
+        return (self._marks / mark).exists()
 
     def _epoch(self, role: str) -> int:
         claim = self._view.control().claims.get(role)
