@@ -248,7 +248,7 @@ class TransportSection:
     partitions: Positive = 64
     servers: str | None = None
     """`kafka`: where brokers listen, `host:port`, several with commas."""
-    patience_s: AboveZero = 60.0
+    patience_s: AboveZero = 300.0
     """So long a worker tries again when the log refuses or is gone (a full disk, no broker); then it ends with exit 3,
     and the run with it, to be resumed."""
     session_timeout_s: Annotated[float, Meta(ge=1)] = 10.0

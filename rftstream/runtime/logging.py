@@ -26,6 +26,8 @@ _TEXT_LINE = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)
 _ERRORS = ("error", "critical")
 _TROUBLES = ("warning", *_ERRORS)
 _REPEAT_AFTER_S = 60.0
+_ECHOED = ("kafka",)
+"""What they complain of is said by us, too, with what follows from it; theirs stands in the log file beside it."""
 _MAX_KINDS = 1000
 _OWN = ("rftstream", "workers")
 
@@ -105,6 +107,8 @@ class Thinned(logging.Filter):
         # Each handler asks, for one record.
         fields = vars(record)
         if "_is_kept" not in fields:
+            if record.name.partition(".")[0] in _ECHOED and record.levelno > logging.INFO:
+                record.levelno, record.levelname = logging.INFO, "INFO"
             fields["_is_kept"] = self._keep(record)
         return bool(fields["_is_kept"])
 

@@ -204,6 +204,8 @@ class Links:
                 f"transport.options: {self.servers} refused the credentials or the rights for {where}"
                 f" ({error or type(error).__name__}); mend sasl_* or ssl_*, or the ACLs of {self.run_id}.*"
             )
+        if isinstance(error, kafka_errors.NodeNotReadyError | kafka_errors.KafkaConnectionError):
+            return TransportError(f"{where}: no Kafka broker answers at {self.servers}; look whether it runs")
         text = str(error) or type(error).__name__
         return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
 

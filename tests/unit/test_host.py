@@ -255,8 +255,10 @@ def test_the_last_error_of_a_log_is_found_in_either_form(tmp_path: Path) -> None
 def test_what_a_client_says_again_and_again_is_said_once_in_a_while() -> None:
     now = 0.0
     thinned = logs.Thinned(every_s=10.0, clock=lambda: now)
+    made = record("none")
 
     def said(text: str, *, by: str = "kafka.net.manager") -> str | None:
+        nonlocal made
         made = logging.LogRecord(by, logging.WARNING, "x.py", 1, "%s", (text,), None)
         # A file and stderr ask.
         kept = {thinned.filter(made) for _ in range(2)}
@@ -264,9 +266,11 @@ def test_what_a_client_says_again_and_again_is_said_once_in_a_while() -> None:
         return made.getMessage() if kept == {True} else None
 
     assert said("node 1 at 0x7f01: refused") == "node 1 at 0x7f01: refused"
+    assert made.levelname == "INFO", "a client's trouble is told by who uses it"
     assert [said(f"node {number} at 0x8e0{number}: refused") for number in range(3)] == [None] * 3
     assert said("node 1 is ready") == "node 1 is ready"
     assert [said("refused", by="rftstream.transport") for _ in range(2)] == ["refused"] * 2
+    assert (said("careful", by="torch"), made.levelname) == ("careful", "WARNING")
     now = 10.5
     assert said("node 4 at 0x9a: refused") == "node 4 at 0x9a: refused (and 3 more since the last such line)"
     assert said("node 5 at 0x9a: refused") is None
