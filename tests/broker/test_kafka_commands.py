@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from rftstream import config as configs
-from rftstream.cli import cli
 from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder, open_transport
 from rftstream.topics import TOPICS
 from rftstream.transport.findings import Level
 from rftstream.transport.kafka import KafkaTransport
+from tests.commands import PARTITIONS, call, called, write_run_file
 from tests.unit.synthetic import SyntheticLog
 
 # The client leaves sockets that never connected to the garbage collector, which warns.
 pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
-
-RUN_FILE = """
-[run]
-name = "{name}"
-steps = 4
-[model]
-path = "fake"
-[explorer]
-policy = "fake"
-[trainer]
-backend = "fake"
-[tasksets.sums]
-source = "arithmetic"
-[transport]
-kind = "kafka"
-servers = "{servers}"
-partitions = 2
-"""
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def called(*arguments: object, code: int = 0) -> Any:
-    result = call(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +29,7 @@ def collected() -> Iterator[None]:
 
 @pytest.fixture
 def run_file(tmp_path: Path, servers: str, run_id: Callable[[], str]) -> Path:
-    file = tmp_path / "demo.toml"
-    file.write_text(RUN_FILE.format(name=run_id(), servers=servers))
-    return file
+    return write_run_file(tmp_path, f'{PARTITIONS}kind = "kafka"\nservers = "{servers}"\n', name=run_id())
 
 
 def opened(run_file: Path) -> OpenRun:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from rftstream import codec
 from rftstream import config as configs
-from rftstream.cli import cli
 from rftstream.messages import GroupResult, Request, RunFinished, UnscorableReason, VersionName
 from rftstream.runtime.role import Log, dead_letter
 from rftstream.runtime.runs import RunFolder, create_log, open_run
 from rftstream.transport.embedded import EmbeddedTransport
+from tests import commands
 from tests.unit.synthetic import SyntheticLog, outcome, task
 
 CONFIG = {
@@ -28,13 +27,11 @@ CONFIG = {
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["dead", *map(str, arguments)])
+    return commands.call("dead", *arguments)
 
 
 def called(*arguments: object) -> Any:
-    result = call(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return commands.called("dead", *arguments)
 
 
 @pytest.fixture

@@ -7,48 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from rftstream import config as configs
-from rftstream.cli import cli
 from rftstream.messages import GroupResult
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.transport.embedded import EmbeddedTransport
+from tests.commands import call, called, write_run_file
 from tests.unit.synthetic import SyntheticLog, rollout
-
-RUN_FILE = """
-[run]
-name = "demo"
-steps = 4
-[model]
-path = "fake"
-[explorer]
-policy = "fake"
-[trainer]
-backend = "fake"
-[tasksets.sums]
-source = "arithmetic"
-[transport]
-partitions = 2
-"""
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def called(*arguments: object, code: int = 0) -> Any:
-    """The JSON that the command prints."""
-    result = call(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    file = tmp_path / "demo.toml"
-    file.write_text(RUN_FILE)
-    return file
+    return write_run_file(tmp_path)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import socket
 import time
@@ -12,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from rftstream import config as configs
-from rftstream.cli import cli
 from rftstream.messages import Claim
 from rftstream.runtime.deletion import is_alive
 from rftstream.runtime.runs import GROUPS, RunFolder, create_log, open_run
@@ -23,40 +20,13 @@ from rftstream.topics import TOPICS
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.transport.findings import Level
 from rftstream.views.doctor import DoctorReport, Finding
+from tests.commands import call, called, write_run_file
 from tests.unit.synthetic import SyntheticLog
-
-RUN_FILE = """
-[run]
-name = "demo"
-steps = 4
-[model]
-path = "fake"
-[explorer]
-policy = "fake"
-[trainer]
-backend = "fake"
-[tasksets.sums]
-source = "arithmetic"
-[transport]
-partitions = 2
-"""
-
-
-def call(*arguments: object, answer: str | None = None) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], input=answer)
-
-
-def called(*arguments: object, code: int = 0) -> Any:
-    result = call(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    file = tmp_path / "demo.toml"
-    file.write_text(RUN_FILE)
-    return file
+    return write_run_file(tmp_path)
 
 
 MakeRun = Callable[[], Path]
@@ -111,7 +81,7 @@ def test_topics_of_a_run_with_what_they_hold(make_run: MakeRun, run_file: Path) 
 
 def test_other_partitions_are_refused_with_the_difference(run_file: Path) -> None:
     called("topics", "apply", run_file)
-    run_file.write_text(RUN_FILE.replace("partitions = 2", "partitions = 5"))
+    run_file.write_text(run_file.read_text().replace("partitions = 2", "partitions = 5"))
     result = call("topics", "apply", run_file)
     assert result.exit_code == 2
     assert "tasks: has 2 partitions, expected 5 (transport.partitions); rollouts: has 2" in result.stderr
@@ -172,7 +142,7 @@ def test_files_of_others_and_links_stay(make_run: MakeRun, tmp_path: Path) -> No
 
 
 def test_objects_outside_the_folder(make_run: MakeRun, run_file: Path, tmp_path: Path) -> None:
-    run_file.write_text(RUN_FILE + f'[weights]\nstore = "file://{tmp_path}/store"\n')
+    write_run_file(tmp_path, f'[weights]\nstore = "file://{tmp_path}/store"\n')
     run = make_run()
     store = open_run(run)
     try:
@@ -189,7 +159,7 @@ def test_objects_outside_the_folder(make_run: MakeRun, run_file: Path, tmp_path:
 def test_what_is_no_run_folder_is_never_deleted(run_file: Path, tmp_path: Path, make_run: MakeRun) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    (project / "config.toml").write_text(RUN_FILE)
+    write_run_file(project).rename(project / "config.toml")
     result = call("delete", project, "--yes")
     assert result.exit_code == 2
     assert "no run.lock, so no run was ever made in it" in result.stderr
@@ -271,7 +241,7 @@ def test_doctor_of_a_run_file_leaves_nothing_behind(run_file: Path) -> None:
 
 def test_doctor_writes_to_a_store_that_is_there(run_file: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    run_file.write_text(RUN_FILE + f'[weights]\nstore = "file://{tmp_path}/store"\n')
+    write_run_file(tmp_path, f'[weights]\nstore = "file://{tmp_path}/store"\n')
     assert "written, read and deleted" in findings(run_file)["object store"]["found"]
     assert not [one for one in (tmp_path / "store").rglob("*") if one.is_file()]
 

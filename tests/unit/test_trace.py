@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from rftstream import config as configs
-from rftstream.cli import cli
 from rftstream.messages import EvalResult, GroupResult, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.runtime.role import Log, dead_letter
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.views.chain import Headers, Node
 from rftstream.views.trace import trace
+from tests import commands
 from tests.unit.synthetic import SyntheticLog, rollout
 
 CONFIG = {
@@ -74,7 +74,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["trace", *map(str, arguments)])
+    return commands.call("trace", *arguments)
 
 
 def all_of(node: Node, kind: str) -> list[Node]:

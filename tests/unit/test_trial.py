@@ -12,25 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from rftstream.cli import cli
 from rftstream.ids import derive_seed
 from rftstream.tasksets.order import order
+from tests import commands
+from tests.commands import write_run_file
 
-RUN_FILE = """
-[run]
-name = "demo"
-steps = 4
-[model]
-path = "fake"
-[explorer]
-policy = "fake"
-[trainer]
-backend = "fake"
-[tasksets.sums]
-source = "arithmetic"
-options = { size = 20 }
+MORE = """
+[tasksets.sums.options]
+size = 20
 [tasksets.own]
 source = "jsonl:own.jsonl"
 reward = "my_trial_rewards:score"
@@ -47,16 +38,14 @@ def score(completion, answer, prompt):
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = tmp_path / "demo.toml"
-    file.write_text(RUN_FILE)
     (tmp_path / "own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     (tmp_path / "my_trial_rewards.py").write_text(REWARDS)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    return file
+    return write_run_file(tmp_path, MORE)
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["try", *map(str, arguments)])
+    return commands.call("try", *arguments)
 
 
 def tried(*arguments: object, code: int = 0) -> dict[str, Any]:
