@@ -55,6 +55,9 @@ _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate
 _CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Connection reset")
 """In what the client logs when a connection fails."""
 
+AWAY_AGAIN_S = 30.0
+
+log = logging.getLogger(__name__)
 _client_log = logging.getLogger("kafka")
 _client_log.setLevel(logging.WARNING)
 # It warns of every step of its own that takes 0.1 s, as they do on a busy machine.
@@ -163,7 +166,9 @@ class Links:
         }
         with _Reasons() as reasons:
             try:
-                return kind(**{key: value for key, value in given.items() if key in known})
+                made = kind(**{key: value for key, value in given.items() if key in known})
+                _manager_log.addHandler(_away)
+                return made
             except BaseException as error:
                 # A client that could not be made leaves its thread and its sockets behind.
                 for one in nets:
@@ -246,6 +251,24 @@ class _Reasons(logging.Handler):
 
     def __exit__(self, *_: object) -> None:
         _manager_log.removeHandler(self)
+
+
+class _Away(logging.Handler):
+    """Says now and then that a broker which was there is not: the clients only try again, for as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said_at = -AWAY_AGAIN_S
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        if record.msg == "Connection failed: %s" and now - self._said_at >= AWAY_AGAIN_S:
+            self._said_at = now
+            reason = record.getMessage().partition(": ")[2]
+            log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
+
+
+_away = _Away()
 
 
 def _received(self: Any, receive: Callable[[Any], tuple[bytes, Any]] = KafkaTCPTransport._sock_recv) -> Any:

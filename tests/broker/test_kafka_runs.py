@@ -194,6 +194,8 @@ def test_a_broker_that_is_gone_for_a_while_stops_nobody(place: Workplace, own_br
     assert start_broker(folder, os.getpid(), "--port", address.rpartition(":")[2]) == address
     done = run.finish(240.0)
     assert done.code == 0, done.err
+    assert "a Kafka broker cannot be reached" in done.err
+    assert "KafkaConnection node_id" not in done.err, "the client's own words stay in the log files"
     check_the_laws(view, 24)
     place.assert_nobody_left()
     view.close()
