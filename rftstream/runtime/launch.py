@@ -348,6 +348,7 @@ class _Launch:
         self._progress: Progress | None = None
         self._trackers: list[Tracker] = []
         self._interrupts = 0
+        self._is_answered = False
         self._notes = _notes_file(folder)
         self._spawner = spawner or self._default_spawner()
 
@@ -424,8 +425,10 @@ class _Launch:
     def _heed_interrupts(self, supervisor: Supervisor) -> None:
         if self._interrupts and not supervisor.stopping:
             self.note(f"stopping: {self._deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once")
+            self._is_answered = True
             supervisor.stop()
-        elif self._interrupts > 1:
+        elif self._interrupts > 1 and not supervisor.killed:
+            self.note("ended at once, as asked")
             supervisor.kill()
 
     def _result(self, observer: Observer, failure: Failure | None) -> RunResult:
@@ -450,10 +453,11 @@ class _Launch:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Counts ctrl-C and its like; in another thread than the main one nothing is caught."""
+        """Counts ctrl-C and its like; in another thread than the main one nothing is caught. One that comes before
+        the first was answered is the same one: who started this process passes it on to it, too (uv run, timeout)."""
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
-            self._interrupts += 1
+            self._interrupts = 2 if self._is_answered else 1
 
         before: dict[signal.Signals, Any] = {}
         try:

@@ -90,6 +90,7 @@ class Supervisor:
     ) -> None:
         self.slots = [Slot(role, command) for role, command in commands]
         self.failure: Failure | None = None
+        self.killed = False
         self._spawner = spawner
         self._report = report
         self._deadline_s = deadline_s
@@ -134,7 +135,10 @@ class Supervisor:
             self._signal_all(signal.SIGTERM)
 
     def kill(self) -> None:
+        self.killed = True
         self._stop_by = self._clock()
+        for slot in self.slots:
+            slot.state = "killed" if slot.child is not None else slot.state
         self._signal_all(signal.SIGKILL)
 
     # ------------------------------------------------------------------------------------------ one worker
