@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -199,6 +200,37 @@ def test_a_broker_that_is_gone_for_a_while_stops_nobody(place: Workplace, own_br
     check_the_laws(view, 24)
     place.assert_nobody_left()
     view.close()
+
+
+@pytest.mark.timeout(500)
+def test_everything_dies_at_once_and_the_run_is_resumed(place: Workplace, own_broker: tuple[Path, str]) -> None:
+    """`kill -9` of each process of the run and of the broker: nobody has a chance to say anything."""
+    folder, address = own_broker
+    place.write("tiny.toml", run_file("tiny", address))
+    run = place.start("run", "tiny.toml", "--json", *sets("run.steps=12"))
+    view = place.view("runs/tiny")
+    reach(place, view, 4)
+    view.close()
+    for pid in json.loads((folder / "nodes.json").read_text()):
+        psutil.Process(pid).kill()
+    for process in place.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert run.finish().code == -signal.SIGKILL
+    place.assert_nobody_left()
+    place.wait_for(lambda: not (folder / "keeper.pid").exists(), "the end of the broker")
+
+    refused = place.call("resume", "runs/tiny")
+    assert refused.code == 3
+    assert "no Kafka broker answered" in refused.err
+    assert start_broker(folder, os.getpid(), "--port", address.rpartition(":")[2]) == address
+    done = place.call("resume", "runs/tiny", "--json", timeout_s=240.0)
+    assert done.code == 0, done.err
+    assert done.result["reason"] == "steps"
+    again = place.view("runs/tiny")
+    check_the_laws(again, 12)
+    again.close()
+    place.assert_nobody_left()
 
 
 def coordinator_of(servers: str, group: str) -> int:
