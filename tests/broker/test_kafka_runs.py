@@ -161,8 +161,10 @@ def test_hosts_that_see_no_run_folder_take_part(place: Workplace, name: str, ser
         for worker in workers:
             left = worker.finish()
             assert left.code == 0, left.err
-        audit = elsewhere.call("audit", "rftstream.toml", "--json")
+        cache = {"XDG_CACHE_HOME": str(elsewhere.folder / "cache")}
+        audit = elsewhere.call("audit", "rftstream.toml", "--json", env=cache)
         assert audit.code == 0, audit.err
+        assert list((elsewhere.folder / "cache" / "rftstream" / "index").iterdir()), "the index is kept where it may be"
         assert audit.result["version"] == 12
         assert not (elsewhere.folder / "runs" / name / "config.toml").exists()
         elsewhere.assert_nobody_left()

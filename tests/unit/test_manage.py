@@ -118,6 +118,8 @@ def test_delete_shows_asks_and_deletes(make_run: MakeRun) -> None:
 
 def test_delete_by_run_file_and_json(make_run: MakeRun, run_file: Path) -> None:
     run = make_run()
+    (run / "index").mkdir()
+    (run / "targets.json").write_text("[]")
     assert "give --yes or --dry-run" in call("delete", run_file, "--json").stderr
     assert called("delete", run_file, "--yes")["run_dir"] == str(run)
     assert not run.exists()
