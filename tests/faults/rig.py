@@ -14,15 +14,20 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from rftstream import faults
+from rftstream.errors import TransportError
 from tests.e2e.workplace import Process, RunView, Workplace
 from tests.faults.cluster import Cluster
 from tests.faults.laws import Facts, check_the_end, compare
 from tests.faults.schedule import AWAY_S, Event, Schedule
+
+Asked = TypeVar("Asked")
+
+PATIENCE_S = 120.0
 
 RUN_FILE = """
 [run]
@@ -172,6 +177,18 @@ def _write(place: Workplace, name: str, servers: str | None) -> None:
     place.write("odd.py", REWARD)
 
 
+def patiently(ask: Callable[[], Asked]) -> Asked:
+    """Who looks on meets the same brokers that are stopped and killed, by this schedule or by one beside it."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except TransportError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
+
+
 class _Play:
     def __init__(
         self, place: Workplace, name: str, schedule: Schedule, cluster: Cluster | None, happened: Counter[str]
@@ -186,7 +203,7 @@ class _Play:
         told = ",".join(map(str, schedule.points))
         self._run = place.start("run", "run.toml", "--json", env={faults.VARIABLE: told})
         self._env = {faults.VARIABLE: told}
-        self._view: RunView = place.view(self._dir)
+        self._view: RunView = patiently(lambda: place.view(self._dir))
         self._stops = {event.target.partition(" ")[2] for event in schedule.events if event.what == "zombie"} - {""}
 
     def to_the_end(self) -> Facts:
@@ -197,7 +214,7 @@ class _Play:
             time.sleep(event.delay_s)
             getattr(self, "_" + event.what.replace(" ", "_"))(event)
         self._finish()
-        return check_the_end(self._view)
+        return patiently(lambda: check_the_end(self._view))
 
     def _reach(self, version: int) -> bool:
         """False if the run came to its end before. Who stands still at a point until its event comes may be the one
@@ -207,7 +224,7 @@ class _Play:
             return self._version() >= version or any(map(self._is_reached, self._stops)) or not self._run.alive
 
         self._place.wait_for(is_time, f"version {version}", END_S)
-        return self._run.alive and self._view.control().finished is None
+        return self._run.alive and patiently(self._view.control).finished is None
 
     def _version(self) -> int:
         with contextlib.suppress(Exception):  # a broker that is gone just now
@@ -302,7 +319,7 @@ class _Play:
         return (self._marks / mark).exists()
 
     def _epoch(self, role: str) -> int:
-        claim = self._view.control().claims.get(role)
+        claim = patiently(self._view.control).claims.get(role)
         return claim.epoch if claim is not None else 0
 
     def _two_at_once(self, event: Event) -> None:
