@@ -51,7 +51,7 @@ from rftstream.messages import (
 from rftstream.topics import MAX_DEAD_BYTES, TOPICS
 from rftstream.transport.base import Headers, NewRecord, Record
 
-VERSIONS: dict[str, int] = {**dict.fromkeys(MESSAGES, 1), "step_record": 2}
+VERSIONS: dict[str, int] = {**dict.fromkeys(MESSAGES, 1), "step_record": 2, "run_manifest": 2}
 """Contract -> the newest version that this code writes and reads; all versions up to it can be read."""
 
 CONTRACTS: dict[type, str] = {cls: contract for contract, cls in MESSAGES.items()}

@@ -50,8 +50,10 @@ class RunSection:
     one that has. auto: goes on with it, and is content with one that is complete. A number: goes on from the
     checkpoint of this version; later versions are not in force any more, their recorded batches are trained again."""
     imported_from: str | None = None
-    """Run folder that the rollouts of this run were copied from, without a staleness check; `rftstream rescore` sets
-    it."""
+    """Run folder that the rollouts of this run were copied from, without a staleness check; `rftstream rescore` and
+    `rftstream replay --into` set it."""
+    imported_versions: tuple[Count, Count] | None = None
+    """Its batches between these versions are trained here, under other settings; `rftstream replay --into` sets it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -642,6 +642,8 @@ class RunManifest:
     """The run's seed; all others derive from it."""
     rftstream_version: str
     """That created the run."""
+    changed: tuple[str, ...] = ()
+    """Of a run made of another one's records: `key before -> after` for each setting in which it differs from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

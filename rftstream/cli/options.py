@@ -23,6 +23,10 @@ run_argument = click.argument("run", metavar="RUN", type=RunPath())
 set_option = click.option(
     "--set", "sets", metavar="SECTION.KEY=VALUE", multiple=True, help="Change a setting; may be given several times."
 )
+progress_option = click.option(
+    "--progress", type=click.Choice(["auto", "live", "plain", "none"]), default="auto", show_default=True,
+    help="A live view, plain lines, or nothing; auto looks whether there is a terminal.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 no_index_option = click.option(
     "--no-index", is_flag=True, help="Read the log alone, and keep nothing of what was read."

@@ -14,6 +14,7 @@ from rftstream.cli.options import (
     files_argument,
     json_option,
     load_run_file,
+    progress_option,
     run_argument,
     run_files,
     set_option,
@@ -22,11 +23,6 @@ from rftstream.cli.words import ROLES, RunPath, Word
 
 if TYPE_CHECKING:
     from rftstream.runtime.launch import RunResult
-
-progress_option = click.option(
-    "--progress", type=click.Choice(["auto", "live", "plain", "none"]), default="auto", show_default=True,
-    help="A live view, plain lines, or nothing; auto looks whether there is a terminal.",
-)  # fmt: skip
 
 
 @examples(

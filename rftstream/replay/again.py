@@ -111,16 +111,34 @@ def replay(
     """Versions `first` to `last` (default: the newest), from the checkpoint at or before `first`.
 
     ConfigError if there are no such versions, or nothing to begin with."""
-    began = time.monotonic()
     recorded = read_recorded(Log(run.transport))
+    last = check_versions(run.run_id, recorded, first, last)
+    return _train_again(run, recorded, first, last, device, report)
+
+
+def save_state(run: OpenRun, recorded: Recorded, version: int, folder: Path, report: Report) -> ReplayReport:
+    """What a checkpoint of the version holds, by training again from the one at or before it."""
+    return _train_again(run, recorded, version, version, None, report, save=folder)
+
+
+def check_versions(run_id: str, recorded: Recorded, first: int, last: int | None) -> int:
+    """The last version that was asked for. ConfigError if there are no such versions."""
     last = recorded.version if last is None else last
     if not recorded.anchors:
-        raise ConfigError(f"{run.run_id}: no trainer has recorded anything yet, expected steps; wait for the first")
+        raise ConfigError(f"{run_id}: no trainer has recorded anything yet, expected steps; wait for the first")
     if not 0 <= first <= last <= recorded.version:
         raise ConfigError(
-            f"{run.run_id}: versions {first} to {last}: expected 0 <= --from <= --to <= {recorded.version}, the "
-            "newest version in force"
+            f"{run_id}: versions {first} to {last}: expected 0 <= --from <= --to <= {recorded.version}, the newest "
+            "version in force"
         )
+    return last
+
+
+def _train_again(
+    run: OpenRun, recorded: Recorded, first: int, last: int, device: str | None, report: Report,
+    save: Path | None = None,
+) -> ReplayReport:  # fmt: skip
+    began = time.monotonic()
     again = _Again(run, recorded, device)
     try:
         progress, checkpoint = again.begin(first)
@@ -130,6 +148,8 @@ def replay(
         )  # fmt: skip
         again.go_on(progress, found, report)
         found.not_promised = again.why_not_equal()
+        if save is not None:
+            again.save(save)
     finally:
         again.close()
     found.wall_s = round(time.monotonic() - began, 3)
@@ -206,6 +226,10 @@ class _Again:
                 report(version, found.last, len(found.different_versions))
         finally:
             batches.close()
+
+    def save(self, folder: Path) -> None:
+        assert self._training is not None
+        self._training.backend.save(folder)
 
     def _step(self, version: int, batch: Batch, found: ReplayReport) -> None:
         assert self._training is not None and self._config is not None

@@ -29,7 +29,7 @@ from rftstream.messages import (
     VerifiedRollout,
 )
 from rftstream.roles.bodies import Bodies
-from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, sibling_of
+from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, late_outcome, sibling_of
 from rftstream.roles.tally import Tally
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.transport.base import Position, Record, TopicPartition
@@ -142,7 +142,7 @@ class BufferStep:
         sibling = sibling_of(verified, place, record.offset)
         if verified.ids.sequence in self._decided:
             if record.offset >= self._read_before.get(place, 0):
-                self._late.append(self._outcome_late(verified))
+                self._late.append(late_outcome(verified, self._clock.now()))
             return
         group = self._groups.add(verified, sibling, record.timestamp_s)
         if verified.verdict is not None and self._bodies is not None:
@@ -348,20 +348,6 @@ class BufferStep:
                 f"buffer: {self._refilled} groups in a row had no spread in their rewards and no batch came together "
                 "(buffer.max_refill); make the tasks easier or harder, or the groups larger",
             )
-
-    def _outcome_late(self, verified: VerifiedRollout) -> GroupOutcome:
-        ids = verified.ids
-        summary = sibling_of(verified, TopicPartition("verified", 0), 0).summary
-        return GroupOutcome(
-            group_id=ids.group_id,
-            taskset=ids.taskset,
-            sequence=ids.sequence,
-            result=GroupResult.expired,
-            reason="late",
-            rollouts=(summary,),
-            late=True,
-            decided_at=self._clock.now(),
-        )
 
     # ------------------------------------------------------------------------------------------ the rest
 

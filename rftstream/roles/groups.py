@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rftstream.messages import RolloutStatus, RolloutSummary, VerifiedRollout
+from rftstream.messages import GroupOutcome, GroupResult, RolloutStatus, RolloutSummary, VerifiedRollout
 from rftstream.roles.turn_loop import oldest_version
 from rftstream.transport.base import TopicPartition
 
@@ -38,6 +38,21 @@ def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) ->
         reason=verified.reason,
     )
     return Sibling(summary, place, offset, oldest_version(rollout.segments) if rollout else None, verified.ids.sibling)
+
+
+def late_outcome(verified: VerifiedRollout, now: float) -> GroupOutcome:
+    """Of a sibling that came after its group's outcome."""
+    ids = verified.ids
+    return GroupOutcome(
+        group_id=ids.group_id,
+        taskset=ids.taskset,
+        sequence=ids.sequence,
+        result=GroupResult.expired,
+        reason="late",
+        rollouts=(sibling_of(verified, TopicPartition("verified", 0), 0).summary,),
+        late=True,
+        decided_at=now,
+    )
 
 
 @dataclass(slots=True)

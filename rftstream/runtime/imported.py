@@ -1,17 +1,17 @@
-"""A run whose groups come from another run's log: tasks and rollouts are copied as they are, in order, exactly once.
+"""A run whose groups come from another run's log: records are copied as they are, in order, exactly once.
 
 Each transaction holds records and how far the source was read (group `import`; the metadata is where the source ended
 when the import began). All laws hold in the new run as they stand: each task has one record on each topic of its way.
-What has no rollout in the source (it was pending there), or was put back there under another attempt, gets one that
-says `skipped`. Last comes `end`: without it the import is not complete, and whoever does it again goes on.
+Last comes `end`: without it the import is not complete, and whoever does it again goes on.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from rftstream import codec
 from rftstream.errors import ConfigError, ContractError
@@ -39,6 +39,8 @@ Say = Callable[[str], None]
 
 
 class Import:
+    """What is the same whatever is copied; subclasses say what that is."""
+
     def __init__(self, source: Transport, target: Transport, run_id: str, say: Say) -> None:
         self._source, self._target = source, target
         self._from, self._into = Log(source), Log(target)
@@ -54,27 +56,33 @@ class Import:
         try:
             if not self._into.committed(GROUP):
                 self._begin(manifest())
-            self._copy("tasks", self._as_it_is)
-            put_back = self._put_back()
-            self._copy("rollouts", lambda record: self._rollout(record, put_back))
-            self._fill()
-            self._end()
+            self.copy()
         finally:
             self._producer.close()
 
+    def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
+        """From where to where each partition of the source is copied, as it is now. ConfigError if it is not whole."""
+        raise NotImplementedError
+
+    def copy(self) -> None:
+        """All of it, and `end`; what is there already is passed over."""
+        raise NotImplementedError
+
     def _begin(self, manifest: RunManifest) -> None:
-        """Fixes how much there is to copy: whole groups, and no rollout without its task."""
-        for topic in ("tasks", "rollouts"):
-            if any(self._source.admin.begin_offsets(topic).values()):
-                raise ConfigError(f"{topic}: the source's log was trimmed by retention, expected it whole")
-        ends = {**self._from.ends("rollouts"), **self._from.ends("tasks")}
+        """Fixes how much there is to copy."""
         self._producer.commit(
             [codec.to_record(manifest, "control", 0, run=self._run_id)],
-            positions={place: Position(0, str(end)) for place, end in ends.items()},
+            positions={place: Position(start, str(end)) for place, (start, end) in self.bounds().items()},
             group=GROUP,
         )
 
-    def _copy(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
+    def check_whole(self, *topics: str) -> None:
+        for topic in topics:
+            if any(self._source.admin.begin_offsets(topic).values()):
+                raise ConfigError(f"{topic}: the source's log was trimmed by retention, expected it whole")
+
+    def copy_topic(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
+        """From where it was left. `change`: the record for this run, None for one that does not belong here."""
         committed = {place: one for place, one in self._into.committed(GROUP).items() if place.topic == topic}
         ends = {place: int(position.metadata) for place, position in committed.items()}
         starts = {place: position.offset for place, position in committed.items()}
@@ -98,46 +106,23 @@ class Import:
         self._producer.commit(records, positions=whole, group=GROUP)
         self._say(f"{topic}: {total + len(records):,} records copied")
 
-    def _as_it_is(self, record: Record) -> NewRecord | None:
-        """Under this run's name. What belongs to no rollout is not copied."""
-        if codec.is_foreign(record) or codec.ids_from_headers(record) is None:
+    def as_it_is(self, record: Record) -> NewRecord | None:
+        """Under this run's name; None for what is of no contract of its topic."""
+        if codec.is_foreign(record):
             return None
         headers = tuple((k, self._run_id.encode() if k == "run" else v) for k, v in record.headers)
         return NewRecord(record.topic, record.partition, record.key, record.value, headers)
 
-    def _rollout(self, record: Record, put_back: set[str]) -> NewRecord | None:
-        ids = codec.ids_from_headers(record)
-        if ids is None or ids.group_id not in put_back:
-            return self._as_it_is(record)
-        return None  # `_fill` says what became of it
+    def commit_all(self, records: Iterable[NewRecord]) -> int:
+        """So many records that the import itself wrote, beside those it copied."""
+        total = 0
+        for some in _by_transaction(records):
+            self._producer.commit(some)
+            total += len(some)
+        return total
 
-    # ------------------------------------------------------------------------------------------ what has no rollout
-
-    def _put_back(self) -> set[str]:
-        """Groups that have a newer attempt: their rollouts may stand there once more."""
-        groups = {(record.header("group_id") or b"").decode() for record in self._into.read("tasks", bodies=False)}
-        return {group for group in groups if next_attempt(group) in groups}
-
-    def _fill(self) -> None:
-        """Each task has a rollout then."""
-        there = {record.header("rollout_id") for record in self._into.read("rollouts", bodies=False)}
-        missing = {
-            record.header("rollout_id") for record in self._into.read("tasks", bodies=False)
-        } - there  # fmt: skip
-        records: list[NewRecord] = []
-        for record in self._into.read("tasks") if missing else ():
-            if record.header("rollout_id") not in missing:
-                continue
-            records.append(codec.to_record(_skipped(record), "rollouts", record.partition, run=self._run_id))
-            if len(records) >= MAX_RECORDS:
-                self._producer.commit(records)
-                records = []
-        if records:
-            self._producer.commit(records)
-        if missing:
-            self._say(f"rollouts: {len(missing):,} tasks were not sampled, or put back; they are skipped")
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """How many groups there are: all there will ever be."""
         admitted = len({record.header("group_id") for record in self._into.read("tasks", bodies=False)})
         cursor = self._from.committed("feeder").get(STEPS, Position(0))
         counts = json.loads(cursor.metadata or '{"drawn": {}, "left_out": {}}')
@@ -148,6 +133,57 @@ class Import:
             group="feeder",
         )  # fmt: skip
         self._say(f"{admitted:,} groups imported")
+
+
+class RolloutImport(Import):
+    """Tasks and rollouts, to be scored anew. What has no rollout in the source (it was pending there), or was put back
+    there under another attempt, gets one that says `skipped`."""
+
+    def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
+        """Whole groups, and no rollout without its task."""
+        self.check_whole("tasks", "rollouts")
+        return {place: (0, end) for topic in ("rollouts", "tasks") for place, end in self._from.ends(topic).items()}
+
+    def copy(self) -> None:
+        self.copy_topic("tasks", self._of_a_rollout)
+        put_back = self._put_back()
+        self.copy_topic("rollouts", lambda record: self._rollout(record, put_back))
+        if missing := self.commit_all(skipped_rollouts(self._into, self._run_id)):
+            self._say(f"rollouts: {missing:,} tasks were not sampled, or put back; they are skipped")
+        self.end()
+
+    def _of_a_rollout(self, record: Record) -> NewRecord | None:
+        return None if codec.ids_from_headers(record) is None else self.as_it_is(record)
+
+    def _rollout(self, record: Record, put_back: set[str]) -> NewRecord | None:
+        ids = codec.ids_from_headers(record)
+        if ids is None or ids.group_id not in put_back:
+            return self._of_a_rollout(record)
+        return None  # it is skipped
+
+    def _put_back(self) -> set[str]:
+        """Groups that have a newer attempt: their rollouts may stand there once more."""
+        groups = {(record.header("group_id") or b"").decode() for record in self._into.read("tasks", bodies=False)}
+        return {group for group in groups if next_attempt(group) in groups}
+
+
+def _by_transaction(records: Iterable[NewRecord]) -> Iterator[list[NewRecord]]:
+    left = iter(records)
+    while some := list(islice(left, MAX_RECORDS)):
+        yield some
+
+
+def without(log: Log, topic: str, after: str) -> Iterator[Record]:
+    """Records of rollouts that have none on the topic that comes after."""
+    there = {record.header("rollout_id") for record in log.read(after, bodies=False)}
+    if {record.header("rollout_id") for record in log.read(topic, bodies=False)} - there:
+        yield from (record for record in log.read(topic) if record.header("rollout_id") not in there)
+
+
+def skipped_rollouts(log: Log, run_id: str) -> Iterator[NewRecord]:
+    """Each task has a rollout then."""
+    for record in without(log, "tasks", "rollouts"):
+        yield codec.to_record(_skipped(record), "rollouts", record.partition, run=run_id)
 
 
 def _skipped(record: Record) -> Rollout:

@@ -29,7 +29,7 @@ from rftstream.runtime import zygote
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.logging import TextFormatter
-from rftstream.runtime.manifest import changed_settings, check_same_run, data_digests
+from rftstream.runtime.manifest import changes_of_resume, check_same_run, data_digests
 from rftstream.runtime.observer import ControlView, Observer
 from rftstream.runtime.preflight import (
     check_part_names,
@@ -138,7 +138,9 @@ def run(
     check_part_names(config)
     check_trackers(config)
     if config.run.imported_from is not None:
-        raise ConfigError("run.imported_from: is for `rftstream rescore` to set, expected none in a run file")
+        raise ConfigError(
+            "run.imported_from: is for `rftstream rescore` and `replay --into`, expected none in a run file"
+        )
     given = Path(run_dir) if run_dir is not None else None
     if config.run.resume != "never":
         newest = newest_folder(config, given)
@@ -175,6 +177,15 @@ def resume(
     return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began)
 
 
+def see_to_its_end(run: str | Path, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
+    """As `resume`, but content with a run that is complete: how that ended."""
+    began = time.monotonic()
+    folder, config = find_run(run)
+    if standing(config, folder) == "ended" and (done := _complete(config, folder, began)) is not None:
+        return done
+    return resume(run, progress=progress, stream=stream)
+
+
 def _go_on(
     folder: RunFolder,
     before: RunConfig,
@@ -198,7 +209,7 @@ def _go_on(
             transport.close()
         write_config(config, folder)
         launch = _Launch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
-        for line in changed_settings(before, config):
+        for line in changes_of_resume(before, config):
             launch.note(f"changed: {line}")
         if version is not None:
             launch.note(f"goes on from version {version}")
@@ -306,7 +317,10 @@ def reopen(
         check_same_run(control.manifest, config, data_digests(config, model))
     imported = config.run.imported_from is not None
     if imported and control.ended is None:
-        raise ConfigError(f"{shown_path(folder.path)}: its import is not complete; do `rftstream rescore` again first")
+        raise ConfigError(
+            f"{shown_path(folder.path)}: its import is not complete; do the command that began it, `rftstream rescore` "
+            "or `replay --into`, again first"
+        )
     if back_to is not None:
         roll_back(transport, open_store(config, folder), folder.run_id, back_to)
     records = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -20,8 +20,10 @@ _WARNED = ("trainer.lr",)
 """Settings that may change on resume, but change what is learned."""
 
 
-def make_manifest(config: RunConfig, run_id: str, digests: Mapping[str, str], now: float) -> RunManifest:
-    """The run's first record: what it is."""
+def make_manifest(
+    config: RunConfig, run_id: str, digests: Mapping[str, str], now: float, changed: Sequence[str] = ()
+) -> RunManifest:
+    """The run's first record: what it is. `changed`: in which settings it differs from the one it is made of."""
     return RunManifest(
         run=run_id,
         created_at=now,
@@ -31,6 +33,7 @@ def make_manifest(config: RunConfig, run_id: str, digests: Mapping[str, str], no
         shares=config.trainer.shares,
         seed=config.run.seed,
         rftstream_version=__version__,
+        changed=tuple(changed),
     )
 
 
@@ -56,9 +59,13 @@ def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[st
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
-    """What a resume changes, as lines for people."""
-    then, now = _flat(to_dict(before)), _flat(to_dict(after))
-    lines = _differences(then, now, "")
+    """Settings that differ, as lines for people: `key before -> after`."""
+    return _differences(_flat(to_dict(before)), _flat(to_dict(after)), "")
+
+
+def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
+    """As `changed_settings`, with a warning where it changes what is learned."""
+    lines = changed_settings(before, after)
     return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rftstream import config as configs
 from rftstream.clock import SystemClock
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import prepare_model
+from rftstream.runtime.derived import copy_model, derive_config, differences
 from rftstream.runtime.host import add_import_paths
-from rftstream.runtime.imported import Import, Say
+from rftstream.runtime.imported import RolloutImport, Say
 from rftstream.runtime.launch import write_config
 from rftstream.runtime.manifest import data_digests, make_manifest
 from rftstream.runtime.preflight import check_part_names, shown_path
@@ -34,14 +34,17 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     with folder.held():
         if folder.exists():
             _check_same(config, read_config(folder), folder)
+        copy_model(source.folder, folder)
         model = prepare_model(config.model, folder.model, config.run.seed)
         transport = open_transport(config, folder, create=True)
         try:
             create_log(transport, config)
             if not folder.exists():
                 write_config(config, folder)
-            Import(source.transport, transport, folder.run_id, say).run(
-                lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time())
+            RolloutImport(source.transport, transport, folder.run_id, say).run(
+                lambda: make_manifest(
+                    config, folder.run_id, data_digests(config, model), time.time(), differences(source, config)
+                )
             )
             _score(config, folder, transport, say)
         finally:
@@ -50,27 +53,9 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
 
 
 def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]) -> RunConfig:
-    """The source's, under the new name, with the new reward, and without explorers."""
-    if folder.path == source.folder.path:
-        raise ConfigError(f"--into {shown_path(folder.path)}: is the run itself, expected a new folder")
+    """The source's with the new reward."""
     rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
-    fixed = [f"run.name={json.dumps(folder.run_id)}", f"run.imported_from={json.dumps(str(source.folder.path))}",
-             "explorer.count=0"]  # fmt: skip
-    if not source.folder.exists():
-        raise ConfigError(f"{source.folder.path}: no run folder on this host, expected one with config.toml")
-    config = configs.load([source.folder.config_file], sets=[*rewards, *sets, *fixed], env={})
-    if config.transport.partitions != source.config.transport.partitions:
-        raise ConfigError(
-            f"transport.partitions: got {config.transport.partitions}, expected {source.config.transport.partitions} "
-            "as the run has: records keep their partition"
-        )
-    store = config.weights.store
-    if "://" in store and not store.startswith("file://weights") and "{run}" not in store:
-        raise ConfigError(
-            f"weights.store: got {store!r}, which holds the weights of {source.run_id}; expected a place for each run, "
-            "e.g. --set weights.store=URL/{run}"
-        )
-    return config
+    return derive_config(source, folder, [*rewards, *sets])
 
 
 def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> None:

@@ -229,6 +229,11 @@ SAMPLES: dict[str, Message] = {
         digests={"model": "sha256:" + "11" * 32, "taskset.gsm8k": "sha256:" + "22" * 32}, partitions=8, shares=2,
         seed=7, rftstream_version="0.1.0",
     ),
+    "run_manifest.v2": RunManifest(
+        run="gsm8k-slower", created_at=1767235590.0, config='[run]\nname = "gsm8k-slower"\nsteps = 400\n',
+        digests={"model": "sha256:" + "11" * 32, "taskset.gsm8k": "sha256:" + "22" * 32}, partitions=8, shares=2,
+        seed=7, rftstream_version="0.1.0", changed=("trainer.lr 1e-06 -> 5e-07",),
+    ),
     "claim.v1": Claim(
         role="trainer", epoch=2, host="node-3", pid=4711, process="trainer-0", claimed_at=1767225589.0,
     ),

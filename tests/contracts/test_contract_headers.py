@@ -35,6 +35,7 @@ KEYS_AND_IDS = {
     "step_record.v2": ("3/2", "3/2"),
     "eval_result.v1": ("held-out/4/2", "held-out/4/2"),
     "run_manifest.v1": ("manifest", "manifest"),
+    "run_manifest.v2": ("manifest", "manifest"),
     "claim.v1": ("claim/trainer", "claim/trainer"),
     "run_state.v1": ("state", "state"),
     "tasks_ended.v1": ("end", "end"),

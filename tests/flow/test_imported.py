@@ -12,7 +12,7 @@ from rftstream import codec
 from rftstream.errors import ConfigError
 from rftstream.messages import GroupOutcome, GroupResult, Rollout, RolloutStatus, RunManifest, TasksEnded
 from rftstream.runtime import imported
-from rftstream.runtime.imported import Import
+from rftstream.runtime.imported import RolloutImport
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene
@@ -28,7 +28,7 @@ def target_of(folder: Path) -> Scene:
 
 
 def copy(source: Scene, target: Scene) -> None:
-    Import(source.transport(), target.transport("import"), target.folder.run_id, lambda text: None).run(
+    RolloutImport(source.transport(), target.transport("import"), target.folder.run_id, lambda text: None).run(
         lambda: manifest(target)
     )
 

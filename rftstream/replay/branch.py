@@ -1,0 +1,265 @@
+"""The log of a run that trains another one's batches: all that belongs to the groups of these batches, and no more.
+
+A branch: up to the version that it begins with it has the history of the other run, batches and steps, and that
+version's state as a checkpoint; what was recorded from there on lies on `batches` to be trained. Versions keep their
+numbers, and its trainers have higher epochs than those of the other run, so that a version's full name is of one of
+them. All laws hold here as they stand: each group was admitted, has one record on each topic for each rollout, and was
+put into a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rftstream import codec
+from rftstream.errors import ConfigError, ContractError, PositionMissing
+from rftstream.messages import (
+    BatchManifest,
+    Claim,
+    GroupOutcome,
+    Message,
+    Rollout,
+    RolloutStatus,
+    StepRecord,
+    UnscorableReason,
+    VerifiedRollout,
+)
+from rftstream.replay.batches import RecordedBatches
+from rftstream.replay.recorded import Recorded
+from rftstream.roles.groups import late_outcome
+from rftstream.roles.progress import Progress
+from rftstream.runtime.imported import Import, Say, skipped_rollouts, without
+from rftstream.runtime.observer import read_control
+from rftstream.transport.base import NewRecord, Position, Record, TopicPartition, Transport
+from rftstream.weights.checkpoints import CheckpointStore
+
+FLOW = ("tasks", "rollouts", "verified", "outcomes")
+Fill = Callable[[Path], None]
+"""Puts the files of a checkpoint into a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What is trained, and what comes along with it."""
+
+    first: int
+    """Version that it begins with."""
+    last: int
+    """Version that the last of the batches makes."""
+    groups: frozenset[str]
+    """Of batches 0 to `last` - 1."""
+    num_rollouts: int
+    """In the batches that are trained."""
+    num_groups: int
+    """In the batches that are trained."""
+
+
+def measure(transport: Transport, first: int, last: int) -> Extent:
+    """Reads all batches up to the last. ConfigError if one cannot be read, or is not what its manifest says."""
+    begins = [offset for _, offset in sorted(transport.admin.begin_offsets("batches").items())]
+    if any(begins):
+        raise ConfigError("batches: the log was trimmed by retention, expected it whole: a run of its own has its past")
+    groups: set[str] = set()
+    num_rollouts = num_groups = 0
+    batches = RecordedBatches(transport, begins, 0)
+    try:
+        for sequence in range(last):
+            try:
+                batch, why = batches.next(), "the end of the log"
+            except (ContractError, PositionMissing) as error:
+                batch, why = None, str(error)
+            if batch is None:
+                raise ConfigError(f"batch {sequence} cannot be trained: {why}; give a --to of at most {sequence}")
+            groups.update(*(manifest.groups for manifest in batch.manifests))
+            if sequence >= first:
+                num_rollouts += len(batch.experiences)
+                num_groups += sum(len(manifest.groups) for manifest in batch.manifests)
+    finally:
+        batches.close()
+    return Extent(first, last, frozenset(groups), num_rollouts, num_groups)
+
+
+class BatchImport(Import):
+    def __init__(
+        self, source: Transport, target: Transport, run_id: str, say: Say, *, extent: Extent, recorded: Recorded,
+        checkpoints: CheckpointStore, fill: Fill, rewards_kept: int,
+    ) -> None:  # fmt: skip
+        """`fill` saves the state of the first version; `rewards_kept`: of so many steps the trainer remembers them."""
+        super().__init__(source, target, run_id, say)
+        self._extent = extent
+        self._recorded = recorded
+        self._checkpoints = checkpoints
+        self._fill = fill
+        self._rewards_kept = rewards_kept
+
+    def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
+        self.check_whole(*FLOW, "batches", "steps")
+        topics = (*FLOW, *(("steps",) if self._extent.first else ()))
+        found = {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
+        ends = self._recorded.steps[self._extent.last].positions
+        return found | {place: (0, end) for place, end in zip(sorted(self._from.ends("batches")), ends, strict=True)}
+
+    def copy(self) -> None:
+        for topic in FLOW:
+            self.copy_topic(topic, self._of_the_groups)
+        self.copy_topic("batches", self._of_the_batches)
+        self._decide_the_rest()
+        positions = self._positions()
+        if self._extent.first:
+            self.copy_topic("steps", lambda record: self._step(record, positions))
+            self._checkpoint(positions[self._extent.first])
+        self._claim()
+        self._all_is_done()
+        self.end()
+
+    # ------------------------------------------------------------------------------------------ records
+
+    def _of_the_groups(self, record: Record) -> NewRecord | None:
+        group = record.header("group_id")
+        return self.as_it_is(record) if group is not None and group.decode() in self._extent.groups else None
+
+    def _of_the_batches(self, record: Record) -> NewRecord | None:
+        """The last of them says that it is the last."""
+        sequence = int(record.header("batch_sequence") or -1)
+        if not 0 <= sequence < self._extent.last:
+            return None
+        if record.header("contract") != b"batch_manifest":
+            return self.as_it_is(record)
+        manifest = codec.from_record(record)
+        assert isinstance(manifest, BatchManifest)
+        last = sequence == self._extent.last - 1
+        if not (last or manifest.last):
+            return self.as_it_is(record)
+        manifest = dataclasses.replace(manifest, last=last, admitted=len(self._extent.groups) if last else None)
+        return codec.to_record(manifest, "batches", record.partition, run=self._run_id, writer_epoch=_epoch(record))
+
+    def _step(self, record: Record, positions: list[tuple[int, ...]]) -> NewRecord | None:
+        """The history in force up to the first version. Its objects stay where they are."""
+        step = codec.from_record(record)
+        if not isinstance(step, StepRecord) or not self._is_past(step):
+            return None
+        step = dataclasses.replace(step, positions=positions[step.name.version], announced=False, last=False)
+        return codec.to_record(step, "steps", 0, run=self._run_id, writer_epoch=_epoch(record))
+
+    def _is_past(self, step: StepRecord) -> bool:
+        name = step.name
+        known = (
+            self._recorded.anchors.get(name.trainer_epoch) if step.resumed else self._recorded.steps.get(name.version)
+        )
+        return known is not None and known.name == name and name.version <= self._extent.first
+
+    def _positions(self) -> list[tuple[int, ...]]:
+        """Of this run's batches, per share: where each begins, and where the last one ends."""
+        shares: dict[TopicPartition, list[int]] = {
+            place: [begin] for place, begin in self._target.admin.begin_offsets("batches").items()
+        }
+        for record in self._into.read("batches", bodies=False):
+            if record.header("contract") == b"batch_manifest":
+                shares[record.place].append(record.offset + 1)
+        return list(zip(*(offsets for _, offsets in sorted(shares.items())), strict=True))
+
+    # ------------------------------------------------------------------------------------------ what was pending
+
+    def _decide_the_rest(self) -> None:
+        """Siblings that were still on their way when their group had its outcome: they come too late here."""
+        late = self.commit_all(skipped_rollouts(self._into, self._run_id))
+        self.commit_all(self._unscored())
+        self.commit_all(self._late())
+        if late:
+            self._say(f"rollouts: {late:,} were still on their way there; they are skipped")
+
+    def _unscored(self) -> Iterator[NewRecord]:
+        for record in without(self._into, "rollouts", "verified"):
+            verified = _verified(record)
+            yield codec.to_record(verified, "verified", record.partition, run=self._run_id)
+
+    def _late(self) -> Iterator[NewRecord]:
+        named: set[str] = set()
+        for received in self._into.messages("outcomes"):
+            if isinstance(received.message, GroupOutcome):
+                named.update(one.rollout_id for one in received.message.rollouts)
+        there = {record.header("rollout_id") or b"" for record in self._into.read("verified", bodies=False)}
+        if not {one.decode() for one in there} - named:
+            return
+        for record in self._into.read("verified"):
+            if (record.header("rollout_id") or b"").decode() not in named:
+                outcome = late_outcome(_verified(record), time.time())
+                yield codec.to_record(outcome, "outcomes", 0, run=self._run_id)
+
+    # ------------------------------------------------------------------------------------------ the roles' state
+
+    def _checkpoint(self, positions: tuple[int, ...]) -> None:
+        name = self._recorded.steps[self._extent.first].name
+        if name in self._checkpoints.names():
+            return
+        self._target.admin.make_durable()
+        self._checkpoints.write(name, self._fill, self._progress(positions).to_state())
+
+    def _progress(self, positions: tuple[int, ...]) -> Progress:
+        """What the trainer knew at the first version."""
+        steps = [self._recorded.steps[version] for version in sorted(self._recorded.steps)
+                 if version <= self._extent.first]  # fmt: skip
+        at = steps[-1]
+        progress = Progress(
+            version=at.name.version, positions=positions, trained_groups=at.trained_groups,
+            trained_rollouts=at.trained_rollouts,
+        )  # fmt: skip
+        for step in steps:
+            progress.skips_in_a_row = progress.skips_in_a_row + 1 if step.skipped else 0
+        rewards = [step.metrics["reward"] for step in steps if "reward" in step.metrics]
+        progress.rewards.extend(rewards[-self._rewards_kept :])
+        return progress
+
+    def _claim(self) -> None:
+        """So that this run's trainers begin above the epochs of the other's."""
+        if "trainer" in read_control(self._target).claims:
+            return
+        claim = Claim(
+            role="trainer", epoch=max(self._recorded.anchors), host=socket.gethostname(), pid=os.getpid(),
+            process="replay", claimed_at=time.time(),
+        )  # fmt: skip
+        self._producer.commit([codec.to_record(claim, "control", 0, run=self._run_id, writer_epoch=claim.epoch)])
+
+    def _all_is_done(self) -> None:
+        """Nobody samples, scores or batches what is here: it was all done."""
+        for group, topic, metadata in (
+            ("explorer", "tasks", ""),
+            ("verifier", "rollouts", ""),
+            ("buffer", "verified", "{end} {batches} 1"),
+        ):
+            self._producer.commit(
+                [],
+                positions={
+                    place: Position(end, metadata.format(end=end, batches=self._extent.last))
+                    for place, end in self._target.admin.end_offsets(topic).items()
+                },
+                group=group,
+            )
+
+
+def _epoch(record: Record) -> int:
+    return int(record.header("writer_epoch") or 0)
+
+
+def _verified(record: Record) -> VerifiedRollout:
+    """What a record of `rollouts` or `verified` is to the buffer; of a rollout, one that nobody has scored."""
+    ids = codec.ids_from_headers(record)
+    assert ids is not None, "others were not copied"
+    message: Message | None = None
+    detail = "its record could not be decoded in the run that it comes from"
+    with contextlib.suppress(ContractError):
+        message = codec.from_record(record)
+    if isinstance(message, VerifiedRollout):
+        return message
+    rollout, reason = None, UnscorableReason.undecodable
+    if isinstance(message, Rollout) and message.status is not RolloutStatus.undecodable:
+        rollout, reason, detail = message, UnscorableReason.skipped, "not scored in the run that it comes from"
+    return VerifiedRollout(ids=ids, rollout=rollout, verdict=None, reason=reason, detail=detail,
+                           verified_at=time.time())  # fmt: skip
