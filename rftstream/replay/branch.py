@@ -14,6 +14,7 @@ import dataclasses
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ class Extent:
     """In the batches that are trained."""
     num_groups: int
     """In the batches that are trained."""
+    rewards: tuple[float, ...]
+    """Means of the batches before them, as their manifests say."""
 
 
 def measure(transport: Transport, first: int, last: int) -> Extent:
@@ -67,6 +70,7 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
     if any(begins):
         raise ConfigError("batches: the log was trimmed by retention, expected it whole: a run of its own has its past")
     groups: set[str] = set()
+    rewards: list[float] = []
     num_rollouts = num_groups = 0
     batches = RecordedBatches(transport, begins, 0)
     try:
@@ -81,9 +85,11 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
             if sequence >= first:
                 num_rollouts += len(batch.experiences)
                 num_groups += sum(len(manifest.groups) for manifest in batch.manifests)
+            elif "reward" in batch.manifest.metrics:
+                rewards.append(batch.manifest.metrics["reward"])
     finally:
         batches.close()
-    return Extent(first, last, frozenset(groups), num_rollouts, num_groups)
+    return Extent(first, last, frozenset(groups), num_rollouts, num_groups, tuple(rewards))
 
 
 class BatchImport(Import):
@@ -204,18 +210,16 @@ class BatchImport(Import):
 
     def _progress(self, positions: tuple[int, ...]) -> Progress:
         """What the trainer knew at the first version."""
-        steps = [self._recorded.steps[version] for version in sorted(self._recorded.steps)
-                 if version <= self._extent.first]  # fmt: skip
-        at = steps[-1]
-        progress = Progress(
-            version=at.name.version, positions=positions, trained_groups=at.trained_groups,
-            trained_rollouts=at.trained_rollouts,
-        )  # fmt: skip
-        for step in steps:
-            progress.skips_in_a_row = progress.skips_in_a_row + 1 if step.skipped else 0
-        rewards = [step.metrics["reward"] for step in steps if "reward" in step.metrics]
-        progress.rewards.extend(rewards[-self._rewards_kept :])
-        return progress
+        steps = [step for version, step in sorted(self._recorded.steps.items()) if version <= self._extent.first]
+        skips_in_a_row = next((n for n, step in enumerate(reversed(steps)) if not step.skipped), len(steps))
+        return Progress(
+            version=self._extent.first,
+            positions=positions,
+            trained_groups=steps[-1].trained_groups,
+            trained_rollouts=steps[-1].trained_rollouts,
+            skips_in_a_row=skips_in_a_row,
+            rewards=deque(self._extent.rewards[-self._rewards_kept :]),
+        )
 
     def _claim(self) -> None:
         """So that this run's trainers begin above the epochs of the other's."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rftstream import codec
-from rftstream.errors import ConfigError, ContractError
-from rftstream.messages import Message, VersionName
+from rftstream.errors import ConfigError, ContractError, WeightsError
+from rftstream.messages import Message, Segment, VersionName, WeightsAnnounced
 from rftstream.transport.base import Record, TopicPartition, Transport
-from rftstream.views.layout import moment
+from rftstream.views.layout import moment, size
 from rftstream.views.rows import Mark, Table, fingerprint
 from rftstream.weights.publisher import parse_object_name
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from rftstream.views.index import Index
+    from rftstream.weights.store import ObjectStore
 
 FORMS = (
     "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
@@ -83,7 +85,7 @@ class Node:
     """A record, or what records have in common, with what belongs to it."""
 
     kind: str
-    """group, rollout, task, verified, outcome, batch, experience, manifest, step, version, evaluation, dead."""
+    """group, rollout, task, verified, outcome, batch, experience, manifest, step, version, evaluation, dead, ..."""
     name: str
     record: Record | None = None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -256,3 +258,27 @@ def version_of(record: Record) -> VersionName | None:
 
 def name_of(version: VersionName) -> str:
     return f"{version.trainer_epoch}/{version.version}"
+
+
+def count_stamps(segments: Iterable[Segment]) -> dict[VersionName, int]:
+    """Tokens by each version that sampled some."""
+    counts: dict[VersionName, int] = defaultdict(int)
+    for segment in segments:
+        for span in segment.versions:
+            counts[VersionName(trainer_epoch=span.trainer_epoch, version=span.version)] += span.count
+    return dict(counts)
+
+
+def sampled_by(segments: Iterable[Segment], other: str | None) -> str | None:
+    """The versions that did; `other`: the run that they are of, if it is not the one that is looked at."""
+    names = ", ".join(map(name_of, count_stamps(segments)))
+    return f"{names} of {other}" if names and other is not None else names or None
+
+
+def whereabouts(store: ObjectStore, announced: WeightsAnnounced) -> str:
+    """Of the object: its size, or that it is gone."""
+    try:
+        there = store.exists(announced.object)
+    except WeightsError as error:
+        return f"the store does not answer ({error})"
+    return size(announced.num_bytes) if there else "deleted from the store"

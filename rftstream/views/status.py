@@ -21,6 +21,7 @@ from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder
 from rftstream.transport.base import TopicPartition
 from rftstream.views.history import NUM_SMOOTHED, History, read_history
 from rftstream.views.layout import columns, duration, moment, number, plural, size
+from rftstream.views.origin import Origin, origin_of
 
 HEALTH_TIMEOUT_S = 0.5
 
@@ -41,6 +42,8 @@ class Status:
     """running, paused, draining, finished, or stopped (nobody supervises it)."""
     live: bool
     """Whether a `run` or `resume` supervises it here."""
+    origin: Origin | None
+    """Where its rollouts come from, if it has not sampled them itself."""
     control: ControlView
     history: History
     num_steps: int | None
@@ -77,6 +80,7 @@ def read_status(run: OpenRun) -> Status:
         folder=str(run.folder.path),
         state=state_of(control, live),
         live=live,
+        origin=origin_of(run.config, control.manifest),
         control=control,
         history=history,
         num_steps=run.config.run.steps,
@@ -205,6 +209,7 @@ def _json(status: Status) -> dict[str, Any]:
             "reason": finished.reason, "version": finished.name.version, "at": finished.finished_at,
             "exit_code": finished.exit_code,
         },
+        "origin": None if status.origin is None else status.origin.to_json(),
         "created_at": None if control.manifest is None else control.manifest.created_at,
         "version": history.version,
         "trainer_epoch": 0 if history.current is None else history.current.name.trainer_epoch,
@@ -233,6 +238,9 @@ def _json(status: Status) -> dict[str, Any]:
 def _text(status: Status, now: float) -> list[str]:
     history, data = status.history, _json(status)
     rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
+    if (origin := status.origin) is not None:
+        rows.append(("made of", f"{origin.run}: {origin.how}"))
+        rows += [("changed", line) for line in origin.changed]
     of = f" of {status.num_steps:,}" if status.num_steps else ""
     version = f"{history.version:,}{of}, trainer epoch {data['trainer_epoch']}"
     if history.current is not None and history.current.recorded_at:

@@ -12,9 +12,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from rftstream.errors import ConfigError, WeightsError
+from rftstream.errors import ConfigError
 from rftstream.messages import (
     BatchManifest,
     DeadLetter,
@@ -22,7 +23,6 @@ from rftstream.messages import (
     Experience,
     GroupOutcome,
     Rollout,
-    Segment,
     StepRecord,
     Task,
     VerifiedRollout,
@@ -32,9 +32,23 @@ from rftstream.messages import (
 from rftstream.runtime.runs import OpenRun
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
-from rftstream.views.chain import FORMS, Headers, Node, Target, header, name_of, number, parse_target, version_of
+from rftstream.views.chain import (
+    FORMS,
+    Headers,
+    Node,
+    Target,
+    count_stamps,
+    header,
+    name_of,
+    number,
+    parse_target,
+    sampled_by,
+    version_of,
+    whereabouts,
+)
 from rftstream.views.index import Index
-from rftstream.views.layout import plural, size
+from rftstream.views.layout import plural
+from rftstream.views.origin import origin_node
 from rftstream.views.rows import digest
 from rftstream.weights.lineage import Lineage
 
@@ -47,13 +61,18 @@ def trace(run: OpenRun, text: str, index: Index | None = None) -> Node:
     """The chain of `text`, a name as the other commands print it. ConfigError if there is no such thing.
 
     `index`: what an audit has read spares reading it again."""
-    return _Trace(run, index).of(parse_target(text), text)
+    node = _Trace(run, index).of(parse_target(text), text)
+    node.children += origin_node(run)
+    return node
 
 
 class _Trace:
     def __init__(self, run: OpenRun, index: Index | None) -> None:
         self._run = run
         self._headers = Headers(run.transport, index)
+        imported = run.config.run.imported_from
+        self._other = None if imported is None else Path(imported).name
+        """The run whose versions sampled what is here, if it is not this one."""
 
     def of(self, target: Target, text: str) -> Node:
         match target.kind:
@@ -179,7 +198,10 @@ class _Trace:
         if not isinstance(rollout, Rollout):
             return [Node(kind="sampled", name="", facts={"why": rollout})]
         nodes = []
-        for name, count in _count_stamps(rollout.segments).items():
+        for name, count in count_stamps(rollout.segments).items():
+            if self._other is not None:
+                nodes.append(Node(kind="by version", name=name_of(name), facts={"tokens": count, "of": self._other}))
+                continue
             node = self._weights(name)
             nodes.append(Node(kind="by version", name=name_of(name), record=node.record,
                               facts={"tokens": count, **node.facts}))  # fmt: skip
@@ -220,7 +242,7 @@ class _Trace:
             if tuple(place) in places:
                 message = self._headers.message_of(letter)
                 detail = message.detail if isinstance(message, DeadLetter) else str(message)
-                facts = {"role": role, "reason": header(letter, "reason"), "why": _last_line(detail)}
+                facts = {"role": role, "reason": header(letter, "reason"), "why": detail.strip().rpartition("\n")[2]}
                 yield Node(kind="dead", name="", record=letter, facts=facts)
 
     def _not_found(self, target: Target, text: str, known: set[str]) -> str:
@@ -313,7 +335,7 @@ class _Trace:
             message = self._headers.message_of(record)
             facts: dict[str, Any] = {"why": message} if not isinstance(message, Experience) else {
                 "share": message.share, "position": message.position, "reward": message.reward,
-                "sampled by": ", ".join(map(name_of, _count_stamps(message.segments))) or None,
+                "sampled by": sampled_by(message.segments, self._other),
             }  # fmt: skip
             identity = header(record, "id")
             nodes.append(Node(kind="experience", name=header(record, "rollout_id") or "", record=record, facts=facts,
@@ -379,15 +401,9 @@ class _Trace:
         if not isinstance(announced, WeightsAnnounced):
             return Node(kind="weights", name=name_of(name), record=record, facts={"why": announced})
         return Node(kind="weights", name=name_of(name), record=record, facts={
-            "object": announced.object, "is": self._whereabouts(announced), "state": announced.weights_digest[:19],
+            "object": announced.object, "is": whereabouts(self._run.store(), announced),
+            "state": announced.weights_digest[:19],
         })  # fmt: skip
-
-    def _whereabouts(self, announced: WeightsAnnounced) -> str:
-        try:
-            there = self._run.store().exists(announced.object)
-        except WeightsError as error:
-            return f"the store does not answer ({error})"
-        return size(announced.num_bytes) if there else "deleted from the store"
 
     def _evaluations(self, name: VersionName) -> Iterator[Node]:
         for record in self._results.get(name, ()):
@@ -432,15 +448,3 @@ class _Trace:
     @cached_property
     def _letters(self) -> list[Record]:
         return list(self._headers.all_of("dead"))
-
-
-def _count_stamps(segments: Iterable[Segment]) -> dict[VersionName, int]:
-    counts: dict[VersionName, int] = defaultdict(int)
-    for segment in segments:
-        for span in segment.versions:
-            counts[VersionName(trainer_epoch=span.trainer_epoch, version=span.version)] += span.count
-    return dict(counts)
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
