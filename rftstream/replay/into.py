@@ -126,7 +126,8 @@ class Replay:
         add_import_paths(config)
         check_part_names(config)
         for kind, name in (("algorithm", config.trainer.algorithm), ("backend", config.trainer.backend)):
-            config.build_part(kind, name)  # said before anything is copied
+            if any(key.startswith((f"trainer.{kind}", f"{kind}s.")) for key in keys):
+                config.build_part(kind, name)  # so that what is wrong with it is said before anything is copied
         return config
 
     def _begun(self, sets: Sequence[str]) -> RunConfig | None:

@@ -122,7 +122,8 @@ def test_what_a_replay_cannot_change_is_refused(place: Workplace) -> None:
         "explorer.count=2": "expected settings of trainer, algorithms, backends",
         "transport.partitions=8": "records keep their partition",
         "trainer.algorithm=grop": "did you mean 'grpo'?",
-        "trainer.lt=1": "did you mean 'lr'?",
+        "trainer.lt=1": "trainer.lt: unknown key",
+        "algorithms.grpo.clip_high=-1": "algorithms.grpo.clip_high",
     }.items():
         refused = place.look(*into, *sets(change))
         assert refused.code == 2, change
