@@ -222,7 +222,7 @@ def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult |
     transport = open_transport(config, folder)
     observer = Observer(transport)
     try:
-        observer.poll()
+        observer.catch_up()
         control = observer.control
         assert control.finished is not None
         if nothing_more(control.finished, observer.curve.version, before, config) is None:

@@ -6,10 +6,12 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from rftstream.topics import TOPICS
 from rftstream.weights.snapshot import decode_snapshot, state_digest
 from tests.e2e.workplace import EXAMPLES, FAKE, Finished, RunView, Workplace, sets
+from tests.flow.test_replay import change_a_byte
 
 SETTLED = {"run_dir", "steps", "version", "reward_first", "reward_last", "wall_s", "reason"}
 """Keys of `run --json` that scripts rely on."""
@@ -59,6 +62,7 @@ def test_the_arithmetic_example_from_start_to_end(place: Workplace) -> None:
     )
     check_model_folder(final)
     check_commands(place, "arithmetic")
+    check_replay(place, "arithmetic")
     refused = place.look("resume", "arithmetic", *sets("run.steps=40", "model.make.width=32"))
     assert refused.code == 2
     assert "another recipe: width 64 -> 32; take back the change" in refused.err
@@ -115,6 +119,20 @@ def check_commands(place: Workplace, run: str) -> None:
         assert Path(file).read_bytes().startswith(b"\x89PNG"), file
     (runs,) = place.look("list", "runs", "--folder", ".", "--json").lines
     assert [(one["run"], one["version"]) for one in runs] == [(run, 30)]
+
+
+def check_replay(place: Workplace, run: str) -> None:
+    """All digests are equal; with one byte of one recorded batch changed the step is named."""
+    again = place.look("replay", run, "--json")
+    assert again.code == 0, again.out
+    assert again.result["equal"]
+    assert (again.result["num_batches"], again.result["num_digests"], again.result["not_promised"]) == (30, 31, [])
+    shutil.copytree(place.folder / run, place.folder / "damaged")
+    change_a_byte(place.folder / "damaged" / "log", 17, Random(0))
+    damaged = place.look("replay", "damaged", "--from", "10")
+    assert damaged.code == 1
+    assert "FIRST DIFFERENCE at version 18 (batch 17): batch: recorded trained, replayed batches[0]@" in damaged.out
+    shutil.rmtree(place.folder / "damaged")
 
 
 # ------------------------------------------------------------------------------------------------ run files

@@ -235,7 +235,21 @@ def test_the_command(run: RunFolder) -> None:
 def test_one_changed_byte_of_a_recorded_batch_is_found_and_its_step_named(run: RunFolder, seed: int) -> None:
     random = Random(seed)
     batch = random.randrange(5)
-    database = sqlite3.connect(next(run.log.glob("*.sqlite*")))
+    change_a_byte(run.log, batch, random)
+    found = command(run)
+    assert found.exit_code == 1, found.output
+    assert f"FIRST DIFFERENCE at version {batch + 1} (batch {batch}): batch:" in found.output
+    assert "batches[0]@" in found.output
+    assert found.exception is None or isinstance(found.exception, SystemExit)
+    into = command(run, "--into", str(run.path.with_name("into")))
+    assert into.exit_code == 2, into.output
+    assert f"batch {batch} cannot be trained: batches[0]@" in into.output
+    assert not run.path.with_name("into").exists()
+
+
+def change_a_byte(log: Path, batch: int, random: Random) -> None:
+    """One bit of one experience, on an embedded log."""
+    database = sqlite3.connect(next(log.glob("*.sqlite*")))
     with database:
         rows = [
             (number, value)
@@ -251,8 +265,3 @@ def test_one_changed_byte_of_a_recorded_batch_is_found_and_its_step_named(run: R
         changed = value[:at] + bytes([value[at] ^ 1 << random.randrange(8)]) + value[at + 1 :]
         database.execute("UPDATE records SET value = ? WHERE id = ?", (changed, number))
     database.close()
-    found = command(run)
-    assert found.exit_code == 1, found.output
-    assert f"FIRST DIFFERENCE at version {batch + 1} (batch {batch}): batch:" in found.output
-    assert "batches[0]@" in found.output
-    assert found.exception is None or isinstance(found.exception, SystemExit)
