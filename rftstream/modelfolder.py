@@ -106,16 +106,17 @@ def chat_template_text(spec: ModelSpec) -> str | None:
     return None
 
 
-def model_digests(spec: ModelSpec) -> dict[str, str]:
-    """`sha256:<hex>` of the model (weights and config), its tokenizer and the template in effect."""
+def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
+    """`sha256:<hex>` of the model (weights and config), its tokenizer and the template in effect; without `weights`,
+    which take long to read, of the latter two."""
     if spec.name == FAKE:
         return dict.fromkeys(("model", "tokenizer", "chat_template"), _digest_bytes(FAKE.encode()))
     files = sorted(path for path in spec.folder.iterdir() if path.is_file())
-    weights = [path for path in files if path.suffix in WEIGHT_SUFFIXES or path.name == "config.json"]
+    model = [path for path in files if path.suffix in WEIGHT_SUFFIXES or path.name == "config.json"]
     tokenizer = [path for path in files if path.name in ("tokenizer.json", "tokenizer.model", "vocab.json",
                                                          "merges.txt", "added_tokens.json")]  # fmt: skip
     return {
-        "model": _digest_files(weights),
+        **({"model": _digest_files(model)} if weights else {}),
         "tokenizer": _digest_files(tokenizer),
         "chat_template": template_digest(spec),
     }

@@ -32,6 +32,7 @@ from rftstream.runtime.runs import RunFolder, candidates, open_transport, read_c
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
+    from rftstream.messages import RunManifest
     from rftstream.runtime.service import Service
 
 log = logging.getLogger(__name__)
@@ -154,8 +155,9 @@ class _Worker:
     def _run_service(self, transport: Transport) -> None:
         from rftstream.runtime.service import build_service
 
-        if self._role != "feeder":  # which writes the manifest
-            self._until(lambda: read_control(transport).manifest, "the run's first record (is a feeder alive?)")
+        if self._role != "feeder":  # which writes the manifest, or compares all of it
+            self._check(self._until(lambda: read_control(transport).manifest,
+                                    "the run's first record (is a feeder alive?)"))  # fmt: skip
         service = build_service(self._role, config=self._config, folder=self._folder, transport=transport,
                                 clock=SystemClock(), process=self._process, device=self._device)  # fmt: skip
         try:
@@ -165,6 +167,15 @@ class _Worker:
         finally:
             _close(service)
         log.info("left: %s", "stopped" if self._stop.requested else "the run is finished")
+
+    def _check(self, manifest: RunManifest) -> None:
+        """Nobody works for a run with other settings than it was started with."""
+        from rftstream.modelfolder import prepare_model
+        from rftstream.runtime.manifest import check_worker, digests_for
+
+        config, folder = self._config, self._folder.model
+        used = digests_for(self._role, config, lambda: prepare_model(config.model, folder, config.run.seed))
+        check_worker(manifest, config, used)
 
     def _start(self, service: Service) -> None:
         def started() -> bool:
@@ -202,9 +213,9 @@ class _Worker:
             with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
                 service.measure()
 
-    def _until(self, ready: Callable[[], Any], what: str) -> None:
+    def _until(self, ready: Callable[[], Any], what: str) -> Any:
         """Waits for something with a line every few seconds; TransportError when it takes too long."""
-        wait_until(ready, what, wait_s=self._wait_s, stop=self._stop, say=log.info, beat=self._health.beat)
+        return wait_until(ready, what, wait_s=self._wait_s, stop=self._stop, say=log.info, beat=self._health.beat)
 
 
 def wait_until(

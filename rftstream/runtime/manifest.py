@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -39,15 +39,8 @@ def make_manifest(
 
 def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
     """ConfigError, with the differences, if a run would go on with another model, template, taskset or layout."""
-    then = _flat(tomllib.loads(manifest.config))
-    now = _flat(to_dict(config))
-    fixed = {
-        "transport.partitions": (manifest.partitions, config.transport.partitions),
-        "trainer.shares": (manifest.shares, config.trainer.shares),
-        "run.seed": (manifest.seed, config.run.seed),
-        "model.dtype": (then.get("model.dtype"), now.get("model.dtype")),
-    }
-    differences = [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
+    then, now = _then_and_now(manifest, config)
+    differences = _of_the_layout(manifest, config, then)
     for name in sorted(set(digests) | set(manifest.digests) - {"config"}):
         if digests.get(name) != manifest.digests.get(name):
             differences.append(_explained(name, then, now))
@@ -56,6 +49,50 @@ def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[st
             f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
             f"{'; '.join(differences)}; take back the change, or start a new run"
         )
+
+
+def check_worker(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
+    """ConfigError, with the differences, if a worker was given another run file than the run that it works for.
+    `digests`: of what its role makes use of."""
+    then, now = _then_and_now(manifest, config)
+    differences = _of_the_layout(manifest, config, then)
+    tasksets = sorted(name.removeprefix("taskset.") for name in manifest.digests if name.startswith("taskset."))
+    if sorted(config.tasksets) != tasksets:
+        differences.append(f"tasksets {tasksets} -> {sorted(config.tasksets)}")
+    for name, digest in sorted(digests.items()):
+        if manifest.digests.get(name, digest) != digest:
+            differences.append(_explained(name, then, now))
+    if differences:
+        raise ConfigError(
+            f"{manifest.run}: this worker was given other settings than the run was started with: "
+            f"{'; '.join(differences)}; start it with the run's own file"
+        )
+
+
+def digests_for(role: str, config: RunConfig, model: Callable[[], ModelSpec]) -> dict[str, str]:
+    """Of what a role makes use of. Weights are of use to the trainer alone: to others they are announced."""
+    if role not in ("explorer", "trainer", "evaluator"):
+        return {}
+    spec = model()
+    digests = {**model_digests(spec, weights=role == "trainer")}
+    for name, section in config.tasksets.items():
+        if role == "explorer" and (own := for_section(spec, section)) is not spec:
+            digests[f"chat_template.{name}"] = template_digest(own)
+    return digests
+
+
+def _then_and_now(manifest: RunManifest, config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    return _flat(tomllib.loads(manifest.config)), _flat(to_dict(config))
+
+
+def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, Any]) -> list[str]:
+    fixed = {
+        "transport.partitions": (manifest.partitions, config.transport.partitions),
+        "trainer.shares": (manifest.shares, config.trainer.shares),
+        "run.seed": (manifest.seed, config.run.seed),
+        "model.dtype": (then.get("model.dtype", config.model.dtype), config.model.dtype),
+    }
+    return [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:

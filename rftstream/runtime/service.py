@@ -19,6 +19,7 @@ from rftstream.clock import Clock
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, ContractError, ProducerLost, TransportError
 from rftstream.messages import Claim, DesiredState, RunFinished, RunManifest, RunState
+from rftstream.runtime.manifest import check_worker
 from rftstream.runtime.role import Publish, Received, Role, RoleContext
 from rftstream.runtime.runs import RunFolder
 from rftstream.transport.base import Member, NewRecord, Reader, Record, TopicPartition, Transport
@@ -152,7 +153,7 @@ class Service:
         match message:
             case RunManifest():
                 self.manifest = message
-                check_manifest(self.context.config, message)
+                check_worker(message, self.context.config, {})
             case RunState():
                 self.desired = message.state
             case RunFinished():
@@ -209,25 +210,6 @@ def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPa
     for topic in topics:
         positions.update(transport.admin.begin_offsets(topic))
     return positions
-
-
-def check_manifest(config: RunConfig, manifest: RunManifest) -> None:
-    """ConfigError when this process was given another run file than the run."""
-    for what, ours, theirs in (
-        ("transport.partitions", config.transport.partitions, manifest.partitions),
-        ("trainer.shares", config.trainer.shares, manifest.shares),
-        ("run.seed", config.run.seed, manifest.seed),
-        (
-            "tasksets",
-            sorted(config.tasksets),
-            sorted(key.removeprefix("taskset.") for key in manifest.digests if key.startswith("taskset.")),
-        ),
-    ):
-        if ours != theirs:
-            raise ConfigError(
-                f"{what}: got {ours}, but the run {manifest.run!r} was created with {theirs}; "
-                "use the run file that the run was started with"
-            )
 
 
 def build_service(

@@ -249,7 +249,7 @@ def test_one_changed_byte_of_a_recorded_batch_is_found_and_its_step_named(run: R
 
 def change_a_byte(log: Path, batch: int, random: Random) -> None:
     """One bit of one experience, on an embedded log."""
-    database = sqlite3.connect(next(log.glob("*.sqlite*")))
+    database = sqlite3.connect(log / "log.sqlite")
     with database:
         rows = [
             (number, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,10 +22,12 @@ from rftstream import config as configs
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, TransportError
 from rftstream.messages import RunFinished, VersionName
+from rftstream.modelfolder import prepare_model
 from rftstream.runtime import host
 from rftstream.runtime import logging as logs
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.launch import write_config
+from rftstream.runtime.manifest import check_worker, data_digests, digests_for, make_manifest
 from rftstream.runtime.runs import RunFolder, create_log, open_transport
 
 RUN_FILE = """
@@ -124,6 +127,63 @@ def test_other_roles_wait_for_the_first_record_of_the_run(run_file: Path, tmp_pa
     _, error = worker.communicate(timeout=20)
     assert worker.returncode == 3
     assert "is a feeder alive?" in error
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "said"),
+    [
+        ("verifier", {"trainer__shares": 2, "run__seed": 7}, "trainer.shares 1 -> 2; run.seed 0 -> 7; start it with"),
+        ("buffer", {"tasksets": {"others": {"source": "arithmetic"}}}, "tasksets ['sums'] -> ['others']"),
+        ("trainer", {"model__dtype": "float32"}, "model.dtype 'bfloat16' -> 'float32'"),
+        ("trainer", {"model__make__width": 32}, "another model: model.make.width 16 -> 32"),
+        ("explorer", {"model__make__characters": "0123456789+-*/= ."}, "another tokenizer: model.make.characters"),
+        (
+            "evaluator",
+            {"model__chat_template": "{{ messages }}"},
+            "another chat_template: model.chat_template unset",
+        ),
+        ("explorer", {"tasksets__sums__chat_template": "{{ 1 }}"}, "another chat_template.sums: tasksets.sums.chat_te"),
+        ("explorer", {"explorer__max_concurrent": 3, "trainer__lr": 1.0, "model__make__width": 32}, ""),
+    ],
+)
+def test_a_worker_with_another_run_file_than_the_run_is_refused(
+    tmp_path: Path, role: str, change: dict[str, object], said: str
+) -> None:
+    """As on a host that has a run file of its own."""
+    run = configs.from_dict({
+        "run": {"name": "run", "steps": 3}, "model": {"make": {"layers": 1, "width": 16, "heads": 2}},
+        "tasksets": {"sums": {"source": "arithmetic", "chat_template": "{{ 0 }}"}},
+    })  # fmt: skip
+    digests = data_digests(run, prepare_model(run.model, tmp_path / "model", 0))
+    manifest = make_manifest(run, "run", digests, 1.0)
+    theirs = configs.replace(run, **change)
+
+    def check() -> None:
+        used = digests_for(role, theirs, lambda: prepare_model(theirs.model, tmp_path / "there", theirs.run.seed))
+        check_worker(manifest, theirs, used)
+
+    if not said:
+        check()  # what may differ: weights are announced to an explorer
+        return
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check()
+
+
+def test_a_refused_worker_says_why_and_exits_2(run_file: Path, tmp_path: Path) -> None:
+    config, folder = configs.load([run_file], env={}), RunFolder(tmp_path / "run")
+    make_run(config, folder)
+    transport = open_transport(config, folder)
+    producer = transport.producer("feeder")
+    producer.start()
+    digests = data_digests(config, prepare_model(config.model, folder.model, 0))
+    producer.commit([codec.to_record(make_manifest(config, "run", digests, 1.0), "control", 0, run="run")])
+    producer.close()
+    transport.close()
+    write_config(configs.replace(config, run__seed=7), folder)
+    worker = start_worker("--run-dir", str(folder.path), "--role", "trainer")
+    _, told = worker.communicate(timeout=60)
+    assert worker.returncode == 2, told
+    assert "this worker was given other settings than the run was started with: run.seed 0 -> 7" in told
 
 
 def test_a_second_signal_ends_a_worker_at_once(run_file: Path, tmp_path: Path) -> None:
