@@ -12,7 +12,9 @@ from rftstream import codec
 from rftstream.errors import ConfigError
 from rftstream.messages import GroupOutcome, GroupResult, Rollout, RolloutStatus, RunManifest, TasksEnded
 from rftstream.runtime import imported
+from rftstream.runtime.derived import copy_model
 from rftstream.runtime.imported import RolloutImport
+from rftstream.runtime.runs import RunFolder
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene
@@ -140,3 +142,18 @@ def test_old_versions_do_not_expire_in_an_imported_run(source: Scene, tmp_path: 
     report = target.audit()
     assert report.fine, report.to_text()
     assert report.groups.admitted == 7
+
+
+def test_the_model_folder_comes_along_once(tmp_path: Path) -> None:
+    """What it was made from, or fetched from, may be gone."""
+    source, target = RunFolder(tmp_path / "source"), RunFolder(tmp_path / "target")
+    target.path.mkdir()
+    copy_model(source, target)
+    assert not target.model.exists(), "a model that lies elsewhere"
+    source.model.mkdir(parents=True)
+    (source.model / "initial.json").write_text("{}")
+    copy_model(source, target)
+    (source.model / "initial.json").write_text("changed")
+    copy_model(source, target)
+    assert [path.name for path in target.path.iterdir()] == ["model"]
+    assert (target.model / "initial.json").read_text() == "{}"
