@@ -15,7 +15,7 @@ from rftstream.errors import ConfigError
 from rftstream.modelfolder import prepare_model
 from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
-from rftstream.replay.recorded import read_recorded
+from rftstream.replay.recorded import read_recorded, settings_of
 from rftstream.runtime import launch
 from rftstream.runtime.derived import OWN, copy_model, derive_config, differences
 from rftstream.runtime.host import add_import_paths
@@ -41,6 +41,10 @@ CHANGEABLE = ("trainer", "algorithms", "backends", "evaluations", "evaluator", "
 """Sections and settings that do not tell how the data came to be."""
 FIXED = ("trainer.shares", "transport.partitions")
 """Of these, all the same, how the data lies on the log."""
+
+
+TRAINED_BY = ("trainer.", "algorithms.", "backends.", "run.steps ")
+"""Settings on which the weights depend; a resume may have changed them in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +102,18 @@ class Replay:
         return Plan(
             run=str(self._source.folder.path), run_dir=str(self._folder.path), first=extent.first, last=extent.last,
             num_batches=extent.last - extent.first, num_groups=extent.num_groups, num_rollouts=extent.num_rollouts,
-            changed=differences(self._source, self.config),
+            changed=self._changed(),
         )  # fmt: skip
+
+    def _changed(self) -> tuple[str, ...]:
+        """Against what each trainer of these batches worked by, and for the rest against what the run has now."""
+        now = self._source.config
+        lines = [line for line in differences(self._source, self.config) if not line.startswith(TRAINED_BY)]
+        versions = range(self._extent.first + 1, self._extent.last + 1)
+        for epoch in sorted({self._recorded.epoch_of(version) for version in versions}):
+            then = settings_of(self._recorded.anchors.get(epoch), now)
+            lines += [line for line in changed_settings(then, self.config) if line.startswith(TRAINED_BY)]
+        return tuple(sorted(set(lines)))
 
     # ------------------------------------------------------------------------------------------ the settings
 

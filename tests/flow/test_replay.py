@@ -231,6 +231,23 @@ def test_the_command(run: RunFolder) -> None:
     assert "newest version in force" in wrong.output
 
 
+def test_a_new_run_is_compared_with_the_settings_that_trained_these_batches(run: RunFolder) -> None:
+    """Not with those that a resume has brought since."""
+
+    def changed(*sets: str) -> list[str]:
+        planned = command(run, "--into", str(run.path.with_name("into")), "--dry-run", "--json",
+                          *(word for one in sets for word in ("--set", one)))  # fmt: skip
+        assert planned.exit_code == 0, planned.output
+        found: list[str] = json.loads(planned.stdout)["changed"]
+        return found
+
+    assert changed() == []
+    config = configs.load([run.config_file], env={})
+    run.config_file.write_text(configs.to_toml(configs.replace(config, trainer__lr=0.5, evaluator__threads=2)))
+    assert changed() == ["trainer.lr 1e-06 -> 0.5"]
+    assert changed("trainer.lr=1e-6", "evaluator.threads=3") == ["evaluator.threads 2 -> 3"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_one_changed_byte_of_a_recorded_batch_is_found_and_its_step_named(run: RunFolder, seed: int) -> None:
     random = Random(seed)
