@@ -51,14 +51,24 @@ class Import:
         """Nothing, if it is complete."""
         if read_control(self._target).ended is not None:
             return
-        self._producer = self._target.producer(f"{self._run_id}.{GROUP}")
-        self._producer.start()
+        self._open()
         try:
-            if not self._into.committed(GROUP):
+            self._begun = self._into.committed(GROUP)
+            if not self._begun:
                 self._begin(manifest())
             self.copy()
         finally:
             self._producer.close()
+
+    def _open(self) -> None:
+        self._producer = self._target.producer(f"{self._run_id}.{GROUP}")
+        self._producer.start()
+
+    def settle(self) -> None:
+        """What was committed can be read from now on: a broker answers a commit before its records are visible, and
+        lets nobody begin again under this name before they are."""
+        self._producer.close()
+        self._open()
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
         """From where to where each partition of the source is copied, as it is now. ConfigError if it is not whole."""
@@ -70,11 +80,9 @@ class Import:
 
     def _begin(self, manifest: RunManifest) -> None:
         """Fixes how much there is to copy."""
-        self._producer.commit(
-            [codec.to_record(manifest, "control", 0, run=self._run_id)],
-            positions={place: Position(start, str(end)) for place, (start, end) in self.bounds().items()},
-            group=GROUP,
-        )
+        self._begun = {place: Position(start, str(end)) for place, (start, end) in self.bounds().items()}
+        record = codec.to_record(manifest, "control", 0, run=self._run_id)
+        self._producer.commit([record], positions=self._begun, group=GROUP)
 
     def check_whole(self, *topics: str) -> None:
         for topic in topics:
@@ -83,7 +91,7 @@ class Import:
 
     def copy_topic(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
         """From where it was left. `change`: the record for this run, None for one that does not belong here."""
-        committed = {place: one for place, one in self._into.committed(GROUP).items() if place.topic == topic}
+        committed = {place: one for place, one in self._begun.items() if place.topic == topic}
         ends = {place: int(position.metadata) for place, position in committed.items()}
         starts = {place: position.offset for place, position in committed.items()}
         if all(starts[place] >= ends[place] for place in ends):
@@ -104,6 +112,7 @@ class Import:
                 records, positions, num_bytes = [], {}, 0
         whole = {place: Position(end, str(end)) for place, end in ends.items()}
         self._producer.commit(records, positions=whole, group=GROUP)
+        self.settle()
         self._say(f"{topic}: {total + len(records):,} records copied")
 
     def as_it_is(self, record: Record) -> NewRecord | None:
@@ -119,6 +128,8 @@ class Import:
         for some in _by_transaction(records):
             self._producer.commit(some)
             total += len(some)
+        if total:
+            self.settle()
         return total
 
     def end(self) -> None:
@@ -132,6 +143,7 @@ class Import:
             [codec.to_record(end, "control", 0, run=self._run_id)], positions={STEPS: Position(0, metadata)},
             group="feeder",
         )  # fmt: skip
+        self.settle()
         self._say(f"{admitted:,} groups imported")
 
 
