@@ -22,7 +22,7 @@ from rftstream.cli.options import (
 from rftstream.cli.words import ROLES, RunPath, Word
 
 if TYPE_CHECKING:
-    from rftstream.runtime.launch import RunResult
+    from rftstream.runtime.stretch import RunResult
 
 
 @examples(

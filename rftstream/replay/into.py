@@ -17,6 +17,7 @@ from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
 from rftstream.replay.recorded import read_recorded, settings_of
 from rftstream.runtime import launch
+from rftstream.runtime.creation import write_config
 from rftstream.runtime.derived import OWN, copy_model, derive_config, differences
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.imported import Say
@@ -33,6 +34,7 @@ from rftstream.runtime.runs import (
     open_transport,
     read_config,
 )
+from rftstream.runtime.stretch import RunResult
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 
@@ -187,9 +189,9 @@ class Replay:
                 )  # fmt: skip
                 changed = self.plan.changed
                 copy.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
-            launch.write_config(config, folder)
+            write_config(config, folder)
 
-    def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> launch.RunResult:
+    def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
         """What `rftstream resume` does with it; of one that has ended, how it ended."""
         return launch.see_to_its_end(self._folder.path, progress=progress, stream=stream)
 

@@ -1,36 +1,26 @@
-"""A whole run on this machine: its folder, its log, its processes, its end. `rftstream.run` and the commands are this.
-
-The order makes a kill at any point harmless: lock, model, log, and config.toml last, for a folder without one is no
-run yet, and workers wait for it.
+"""A whole run on this machine, begun, gone on with, or made for workers that others start. `rftstream.run` and the
+commands are this.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rftstream import codec
 from rftstream import config as configs
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.messages import DesiredState, EvalResult, RunState, StepRecord
+from rftstream.messages import DesiredState, RunState
 from rftstream.modelfolder import prepare_model
-from rftstream.runtime import zygote
+from rftstream.runtime.creation import begin, write_config
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
-from rftstream.runtime.logging import TextFormatter
 from rftstream.runtime.manifest import changes_of_resume, check_same_run, data_digests
-from rftstream.runtime.observer import ControlView, Observer
+from rftstream.runtime.observer import Observer
 from rftstream.runtime.preflight import (
     check_part_names,
     choose_folder,
@@ -39,83 +29,19 @@ from rftstream.runtime.preflight import (
     shown_path,
     standing,
 )
-from rftstream.runtime.processes import PlainSpawner, Spawner
-from rftstream.runtime.progress import Progress, Watch, open_progress
+from rftstream.runtime.processes import Spawner
 from rftstream.runtime.rollback import roll_back
 from rftstream.runtime.runs import (
     RunFolder,
-    create_log,
     find_run,
     next_folder,
     open_store,
     open_transport,
     read_config,
 )
-from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
-from rftstream.runtime.targets import Targets
-from rftstream.trackers import Tracker, check_trackers, open_trackers
+from rftstream.runtime.stretch import DEADLINE_S, RunResult, Stretch, result_of
+from rftstream.trackers import check_trackers
 from rftstream.transport.base import NewRecord, Transport
-
-LOOK_EVERY_S = 0.1
-DEADLINE_S = 35.0
-"""For all to leave; a little more than each of them takes by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    run_dir: Path
-    steps: int
-    """Trained in all, before a resume too."""
-    version: int
-    reward_first: float | None
-    """Mean over the first tenth of the steps; None if nothing was scored."""
-    reward_last: float | None
-    wall_s: float
-    """Of this command, the start of the processes included."""
-    reason: str
-    """steps, hours, reward, taskset, ...; interrupted, failed."""
-    exit_code: int = 0
-    final: Path | None = None
-    """The trained model, an ordinary Hugging Face model folder."""
-    error: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-
-    def summary(self) -> str:
-        """For people."""
-        folder = shown_path(self.run_dir)
-        lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
-        if self.reward_first is not None and self.reward_last is not None:
-            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
-        if self.final is not None:
-            lines.append(f"the model is in {shown_path(self.final)}")
-        if not RunFolder(self.run_dir).exists():
-            lines.append(f"nothing was begun; the logs are in {folder}/logs")
-        elif self.reason == "interrupted" or self.exit_code:
-            lines.append(f"go on with: rftstream resume {folder}")
-        else:
-            lines.append(f"look closer with: rftstream audit {folder}")
-        return "\n".join(lines)
-
-
-def result_of(
-    folder: RunFolder, observer: Observer, reason: str, exit_code: int, began: float, error: str | None = None
-) -> RunResult:
-    """As the log says."""
-    curve, finished = observer.curve, observer.control.finished
-    return RunResult(
-        run_dir=folder.path,
-        steps=curve.num_steps,
-        version=curve.version,
-        reward_first=curve.reward_first(),
-        reward_last=curve.reward_last(),
-        wall_s=round(time.monotonic() - began, 3),
-        reason=reason,
-        exit_code=exit_code,
-        final=folder.final if finished is not None and folder.final.is_dir() else None,
-        error=error,
-    )
 
 
 def run(
@@ -154,8 +80,8 @@ def run(
     with folder.held():
         if folder.exists():
             raise ConfigError(f"{folder.path}: another run was started there just now; try again")
-        launch = _Launch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
-        return launch.run(new=True)
+        stretch = Stretch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        return stretch.run(new=True)
 
 
 def resume(
@@ -208,12 +134,12 @@ def _go_on(
         finally:
             transport.close()
         write_config(config, folder)
-        launch = _Launch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        stretch = Stretch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
         for line in changes_of_resume(before, config):
-            launch.note(f"changed: {line}")
+            stretch.note(f"changed: {line}")
         if version is not None:
-            launch.note(f"goes on from version {version}")
-        return launch.run(new=False)
+            stretch.note(f"goes on from version {version}")
+        return stretch.run(new=False)
 
 
 def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:
@@ -253,45 +179,10 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
         prepare_model(config.model, folder.model, config.run.seed)
         transport = open_transport(config, folder, create=True)
         try:
-            _begin(transport, config, folder)
+            begin(transport, config, folder)
         finally:
             transport.close()
     return folder, True
-
-
-# ------------------------------------------------------------------------------------------------ the folder
-
-
-def write_config(config: RunConfig, folder: RunFolder) -> None:
-    """At once or not at all; whoever sees it sees all of it."""
-    partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(configs.to_toml(config), encoding="utf-8")
-    partial.replace(folder.config_file)
-
-
-def _begin(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
-    """The log of a new run, then the file that makes the folder a run."""
-    _check_unused(transport, folder)
-    create_log(transport, config)
-    write_config(config, folder)
-
-
-def _check_unused(transport: Transport, folder: RunFolder) -> None:
-    """On a log that others share the name may be somebody else's. ConfigError if a run has begun under it."""
-    if "control" in transport.admin.topics() and any(transport.admin.end_offsets("control").values()):
-        raise ConfigError(
-            f"{folder.run_id}: the log has a run of this name already, but {shown_path(folder.path)} is new; take"
-            " another name with --run-dir, or delete the topics of the old one"
-        )
-
-
-def _discard(folder: RunFolder, transport: Transport) -> None:
-    """Of a run that failed before its first rollout only the logs are of use, and the name stays free."""
-    folder.config_file.unlink()
-    if not folder.log.exists():
-        transport.admin.delete_topics(list(transport.admin.topics()))
-    for part in (folder.log, folder.model, folder.path / "weights"):
-        shutil.rmtree(part, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------ resume
@@ -335,183 +226,3 @@ def reopen(
         producer.start()
         producer.commit(records)
         producer.close()
-
-
-# ------------------------------------------------------------------------------------------------ running
-
-
-class _Launch:
-    """One supervised stretch of a run, under its lock."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        progress: str,
-        stream: TextIO,
-        deadline_s: float,
-        spawner: Spawner | None,
-        began: float,
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._progress_kind = progress
-        self._stream = stream
-        self._deadline_s = deadline_s
-        self._began = began
-        self._progress: Progress | None = None
-        self._trackers: list[Tracker] = []
-        self._interrupts = 0
-        self._is_answered = False
-        self._notes = _notes_file(folder)
-        self._spawner = spawner or self._default_spawner()
-
-    def run(self, *, new: bool) -> RunResult:
-        transport: Transport | None = None
-        try:
-            if isinstance(self._spawner, zygote.ZygoteSpawner):
-                self._spawner.warm()  # it imports while we prepare
-            if new:
-                fetch_initial(self._config, self._folder.model)
-            model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
-            transport = open_transport(self._config, self._folder, create=new)
-            if new:
-                _begin(transport, self._config, self._folder)
-            result = self._supervise(transport, model.folder)
-            if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
-                _discard(self._folder, transport)
-            return result
-        finally:
-            self._spawner.close()
-            if transport is not None:
-                transport.close()
-            for handler in self._notes.handlers:
-                handler.close()
-
-    def _default_spawner(self) -> Spawner:
-        if zygote.is_supported():
-            return zygote.ZygoteSpawner(self._folder.logs / "zygote.log", report=self.note)
-        return PlainSpawner()
-
-    def _supervise(self, transport: Transport, model: Path) -> RunResult:
-        supervisor = Supervisor(
-            worker_commands(self._config, self._folder, model), self._spawner, report=self.note,
-            deadline_s=self._deadline_s, lock_holder=_lock_holder(transport),
-        )  # fmt: skip
-        observer = Observer(transport)
-        watch = Watch(self._config, transport, observer, supervisor.slots, title=self._folder.run_id)
-        self._progress = open_progress(self._progress_kind, watch, self._stream)
-        targets = Targets(self._folder.targets_file, self._folder.run_id)
-        self._trackers = open_trackers(self._config, self._folder.path)
-        try:
-            with self._signals():
-                while not supervisor.all_left:
-                    news = observer.poll()
-                    self._heed_interrupts(supervisor)
-                    supervisor.poll(observer.control, observer.curve.version)
-                    self._progress.update(news)
-                    targets.update(supervisor.slots)
-                    self._track(news)
-                    transport.wait([observer.reader], LOOK_EVERY_S)
-                self._progress.update(news := observer.poll())
-                self._track(news)
-        finally:
-            if not supervisor.all_left:
-                supervisor.kill()
-            self._progress.close()
-            targets.close()
-            for tracker in self._trackers:
-                tracker.close()
-            observer.close()
-        if supervisor.failure is not None:
-            self._notes.error(supervisor.failure.text)
-        return self._result(observer, supervisor.failure)
-
-    def _track(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """A tracker that fails is given up: the log has it all, and showing it must not end a run."""
-        for tracker in list(self._trackers):
-            try:
-                tracker.update(news)
-            except Exception as error:
-                self._trackers.remove(tracker)
-                self.note(f"{type(tracker).__name__}: {error}; no longer written, `rftstream plot --tensorboard` does")
-
-    def _heed_interrupts(self, supervisor: Supervisor) -> None:
-        if self._interrupts and not supervisor.stopping:
-            self.note(f"stopping: {self._deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once")
-            self._is_answered = True
-            supervisor.stop()
-        elif self._interrupts > 1 and not supervisor.killed:
-            self.note("ended at once, as asked")
-            supervisor.kill()
-
-    def _result(self, observer: Observer, failure: Failure | None) -> RunResult:
-        reason, exit_code = self._reason(observer.control, failure)
-        error = failure.text if failure is not None else None
-        return result_of(self._folder, observer, reason, exit_code, self._began, error)
-
-    def _reason(self, control: ControlView, failure: Failure | None) -> tuple[str, int]:
-        if control.finished is not None:
-            return control.finished.reason, control.finished.exit_code or (failure.exit_code if failure else 0)
-        if failure is not None:
-            return "failed", failure.exit_code
-        return ("interrupted", 0 if self._interrupts == 1 else 1) if self._interrupts else ("left", 1)
-
-    def note(self, text: str) -> None:
-        """To logs/run.log and to whoever watches."""
-        self._notes.warning(text)
-        if self._progress is not None:
-            self._progress.note(text)
-        else:
-            print(text, file=self._stream, flush=True)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Counts ctrl-C and its like; in another thread than the main one nothing is caught. One that comes before
-        the first was answered is the same one: who started this process passes it on to it, too (uv run, timeout)."""
-
-        def on_signal(signum: int, frame: FrameType | None) -> None:
-            self._interrupts = 2 if self._is_answered else 1
-
-        before: dict[signal.Signals, Any] = {}
-        try:
-            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-                    before[signum] = signal.signal(signum, on_signal)
-        except ValueError:
-            pass
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
-
-def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
-    """Asks an embedded log which process holds its write lock."""
-    ask = getattr(transport, "lock_holder", None)
-    if ask is None:
-        return None
-
-    def holder() -> int | None:
-        found = ask()
-        return None if found is None else int(found.pid)
-
-    return holder
-
-
-class _QuietHandler(logging.FileHandler):
-    """On a full disk a note is shown, though it cannot be kept."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the library calls it so
-        pass
-
-
-def _notes_file(folder: RunFolder) -> logging.Logger:
-    """logs/run.log: what the supervisor had to say."""
-    folder.logs.mkdir(parents=True, exist_ok=True)
-    logger = logging.Logger("rftstream.run")  # one of each run, outside the tree that users configure
-    handler = _QuietHandler(folder.logs / "run.log", encoding="utf-8", delay=True)
-    handler.setFormatter(TextFormatter("run"))
-    logger.addHandler(handler)
-    return logger

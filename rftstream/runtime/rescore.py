@@ -11,10 +11,10 @@ from rftstream.clock import SystemClock
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import prepare_model
+from rftstream.runtime.creation import write_config
 from rftstream.runtime.derived import copy_model, derive_config, differences
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.imported import RolloutImport, Say
-from rftstream.runtime.launch import write_config
 from rftstream.runtime.manifest import data_digests, make_manifest
 from rftstream.runtime.preflight import check_part_names, shown_path
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_run, open_transport, read_config

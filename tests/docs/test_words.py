@@ -14,8 +14,8 @@ from rftstream.cli import COMMANDS
 from rftstream.config import RunConfig, load
 from rftstream.messages import MESSAGES, StepRecord
 from rftstream.metrics import REGISTRY
-from rftstream.runtime.launch import RunResult
 from rftstream.runtime.runs import OpenRun
+from rftstream.runtime.stretch import RunResult
 from rftstream.testing import MemoryRun, Simulation
 from rftstream.topics import TOPICS
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown

@@ -25,8 +25,8 @@ from rftstream.messages import RunFinished, VersionName
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime import host
 from rftstream.runtime import logging as logs
+from rftstream.runtime.creation import write_config
 from rftstream.runtime.health import Health, HealthServer
-from rftstream.runtime.launch import write_config
 from rftstream.runtime.manifest import check_worker, data_digests, digests_for, make_manifest
 from rftstream.runtime.runs import RunFolder, create_log, open_transport
 

@@ -11,7 +11,7 @@ from rftstream import config as configs
 from rftstream import secrets
 from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.runtime.launch import write_config
+from rftstream.runtime.creation import write_config
 from rftstream.runtime.manifest import make_manifest
 from rftstream.runtime.runs import RunFolder, open_transport, read_config
 

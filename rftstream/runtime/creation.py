@@ -1,0 +1,54 @@
+"""What makes a folder a run, and what is left of one that failed before it had begun.
+
+The order makes a kill at any point harmless: lock, model, log, and config.toml last, for a folder without one is no
+run yet, and workers wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.runtime.preflight import (
+    shown_path,
+)
+from rftstream.runtime.runs import (
+    RunFolder,
+    create_log,
+)
+from rftstream.transport.base import Transport
+
+
+def write_config(config: RunConfig, folder: RunFolder) -> None:
+    """At once or not at all; whoever sees it sees all of it."""
+    partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(configs.to_toml(config), encoding="utf-8")
+    partial.replace(folder.config_file)
+
+
+def begin(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
+    """The log of a new run, then the file that makes the folder a run."""
+    _check_unused(transport, folder)
+    create_log(transport, config)
+    write_config(config, folder)
+
+
+def _check_unused(transport: Transport, folder: RunFolder) -> None:
+    """On a log that others share the name may be somebody else's. ConfigError if a run has begun under it."""
+    if "control" in transport.admin.topics() and any(transport.admin.end_offsets("control").values()):
+        raise ConfigError(
+            f"{folder.run_id}: the log has a run of this name already, but {shown_path(folder.path)} is new; take"
+            " another name with --run-dir, or delete the topics of the old one"
+        )
+
+
+def discard(folder: RunFolder, transport: Transport) -> None:
+    """Of a run that failed before its first rollout only the logs are of use, and the name stays free."""
+    folder.config_file.unlink()
+    if not folder.log.exists():
+        transport.admin.delete_topics(list(transport.admin.topics()))
+    for part in (folder.log, folder.model, folder.path / "weights"):
+        shutil.rmtree(part, ignore_errors=True)
