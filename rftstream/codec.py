@@ -45,13 +45,16 @@ from rftstream.messages import (
     StepRecord,
     Task,
     TasksEnded,
+    Trimmed,
     VerifiedRollout,
     WeightsAnnounced,
 )
 from rftstream.topics import MAX_DEAD_BYTES, TOPICS
 from rftstream.transport.base import Headers, NewRecord, Record
 
-VERSIONS: dict[str, int] = {**dict.fromkeys(MESSAGES, 1), "step_record": 2, "run_manifest": 2}
+VERSIONS: dict[str, int] = {
+    **dict.fromkeys(MESSAGES, 1), "group_outcome": 2, "run_manifest": 2, "step_record": 2, "weights_announced": 2,
+}  # fmt: skip
 """Contract -> the newest version that this code writes and reads; all versions up to it can be read."""
 
 CONTRACTS: dict[type, str] = {cls: contract for contract, cls in MESSAGES.items()}
@@ -230,6 +233,7 @@ _KEYS: dict[type, Callable[[Any], str]] = {
     Request: lambda m: f"request/{m.request_id}",
     DeadLetter: lambda m: f"{m.role}/{m.topic}/{m.partition}/{m.offset}",
     DeadDropped: lambda m: f"dropped/{_digest(*m.letters, '', *m.groups)}",
+    Trimmed: lambda m: "trimmed",
 }
 """Type of a message -> its record key, as the table of topics names it."""
 

@@ -510,6 +510,8 @@ class GroupOutcome:
     """For siblings that arrived after the outcome."""
     decided_at: float = 0.0
     """When the buffer decided."""
+    group_size: int = 0
+    """Siblings that the feeder admitted; 0: not told, before version 2."""
 
 
 class WeightsKind(StrEnum):
@@ -557,6 +559,8 @@ class WeightsAnnounced:
     """True for the anchor that a trainer publishes when it starts."""
     announced_at: float = 0.0
     """When the object was durable."""
+    gone: tuple[VersionName, ...] = ()
+    """Older versions whose objects are deleted once this record stands here, by whomever and whenever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -781,6 +785,32 @@ class DeadDropped:
     """When it was asked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimmed:
+    """What was deleted of the run so far, said before it goes. `control`, key `trimmed`; the newest says all of it.
+
+    What it names counts as gone from here on, whether it is still there or not: a process that was away may delete it
+    at any time."""
+
+    name: VersionName
+    """Of the newest checkpoint when this was written."""
+    checkpoints: tuple[VersionName, ...]
+    """Those that are kept; any other that is older than `name` is gone."""
+    offsets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Topic -> the first offset that is kept, per partition. Topics that are not named are whole."""
+    version: int = 0
+    """Batches below are gone: the earliest version that can be trained on from."""
+    sequence: int = 0
+    """All groups below are through: each has its outcome, its siblings have been seen, its batch was trained. Records
+    of `tasks`, `rollouts` and `verified` that are gone belong to these."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """What became of the groups below `sequence`: trained, expired, filtered, dead -> how many."""
+    rollouts: dict[str, int] = field(default_factory=dict)
+    """What became of their rollouts, likewise."""
+    trimmed_at: float = 0.0
+    """When this was written."""
+
+
 MESSAGES: dict[str, type] = {
     "task": Task,
     "rollout": Rollout,
@@ -802,6 +832,7 @@ MESSAGES: dict[str, type] = {
     "request": Request,
     "dead_letter": DeadLetter,
     "dead_dropped": DeadDropped,
+    "trimmed": Trimmed,
 }
 """Contract name -> type. The name travels in the header `contract`; `schemas/<name>.json` is the contract."""
 
@@ -826,4 +857,5 @@ Message = (
     | Request
     | DeadLetter
     | DeadDropped
+    | Trimmed
 )

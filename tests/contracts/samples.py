@@ -49,6 +49,7 @@ from rftstream.messages import (
     StepRecord,
     Task,
     TasksEnded,
+    Trimmed,
     Turn,
     UnscorableReason,
     Verdict,
@@ -194,6 +195,13 @@ SAMPLES: dict[str, Message] = {
         ),
         late=True, decided_at=1767225699.0,
     ),
+    "group_outcome.v2": GroupOutcome(
+        group_id="gsm8k/0/19/0", taskset="gsm8k", sequence=19, result=GroupResult.expired, reason="deadline",
+        rollouts=(
+            RolloutSummary(rollout_id="gsm8k/0/19/0/2", num_tokens=90, status=RolloutStatus.completed, reward=0.0),
+        ),
+        decided_at=1767225699.0, group_size=8,
+    ),
     "weights_announced.v1": WeightsAnnounced(
         model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.delta,
         parent=VersionName(trainer_epoch=2, version=3), object="weights/2-4.delta", num_bytes=612_000,
@@ -204,6 +212,12 @@ SAMPLES: dict[str, Message] = {
         model="SmolLM2-135M-Instruct", name=VersionName(trainer_epoch=2, version=3), kind=WeightsKind.full,
         parent=None, object="weights/2-3.safetensors", num_bytes=269_060_552, digest="sha256:" + "1f" * 32,
         weights_digest="sha256:" + "b2" * 32, dtype="bfloat16", resumed=True, announced_at=1767225590.0,
+    ),
+    "weights_announced.v2": WeightsAnnounced(
+        model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.full, parent=None,
+        object="versions/000002-00000004.safetensors", num_bytes=269_060_552, digest="sha256:" + "1e" * 32,
+        weights_digest="sha256:" + "c4" * 32, dtype="bfloat16", announced_at=1767225620.0,
+        gone=(VersionName(trainer_epoch=1, version=1), VersionName(trainer_epoch=1, version=2)),
     ),
     "step_record.v1": StepRecord(
         name=STEP, batch_sequence=3, positions=(40, 41), trained_groups=16, trained_rollouts=127,
@@ -252,6 +266,13 @@ SAMPLES: dict[str, Message] = {
     "dead_dropped.v1": DeadDropped(
         letters=("verifier/rollouts/1/8172",), groups=("gsm8k/0/17/0",), by="ada", reason="bad problem",
         dropped_at=1767225900.0,
+    ),
+    "trimmed.v1": Trimmed(
+        name=VersionName(trainer_epoch=2, version=60),
+        checkpoints=(VersionName(trainer_epoch=1, version=40), VersionName(trainer_epoch=2, version=60)),
+        offsets={"tasks": (640, 648), "rollouts": (632, 640), "verified": (632, 640), "batches": (1312, 1300)},
+        version=40, sequence=161, groups={"trained": 160, "dead": 1}, rollouts={"trained": 1271, "dead": 17},
+        trimmed_at=1767225950.0,
     ),
 }  # fmt: skip
 """`<contract>.v<N>` or `<contract>.v<N>-<form>`, the stem of the golden files -> the message in them."""

@@ -28,8 +28,10 @@ KEYS_AND_IDS = {
     "batch_manifest.v1": ("3", "manifest"),
     "group_outcome.v1": ("gsm8k/0/17/0", "gsm8k/0/17/0"),
     "group_outcome.v1-late": ("gsm8k/0/18/0", "gsm8k/0/18/0#late/gsm8k/0/18/0/7"),
+    "group_outcome.v2": ("gsm8k/0/19/0", "gsm8k/0/19/0"),
     "weights_announced.v1": ("SmolLM2-135M-Instruct/4/2", "SmolLM2-135M-Instruct/4/2"),
     "weights_announced.v1-anchor": ("SmolLM2-135M-Instruct/3/2", "SmolLM2-135M-Instruct/3/2"),
+    "weights_announced.v2": ("SmolLM2-135M-Instruct/4/2", "SmolLM2-135M-Instruct/4/2"),
     "step_record.v1": ("4/2", "4/2"),
     "step_record.v1-resumed": ("3/2", "3/2"),
     "step_record.v2": ("3/2", "3/2"),
@@ -43,6 +45,7 @@ KEYS_AND_IDS = {
     "request.v1": ("request/retry-1", "request/retry-1"),
     "dead_letter.v1": ("verifier/rollouts/1/8172", "verifier/rollouts/1/8172"),
     "dead_dropped.v1": (DROPPED, DROPPED),
+    "trimmed.v1": ("trimmed", "trimmed"),
 }
 
 IDS_HEADERS = {
