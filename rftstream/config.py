@@ -273,6 +273,16 @@ class WeightsSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RetentionSection:
+    """Deletes from the log what nobody needs to go on with, after each checkpoint. Without this section the log keeps
+    everything, and replay, rescore and trace reach back to the beginning."""
+
+    checkpoints: Annotated[int, Meta(ge=2)] = 2
+    """Batches are kept from the oldest of the newest so many checkpoints on, so that each of them can be resumed from
+    and replayed; tasks and rollouts until their group was trained below it. At most `trainer.keep_checkpoints`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackersSection:
     """Where curves are shown outside of the run. `run` and `resume` write them; for others there is `plot`."""
 
@@ -301,6 +311,7 @@ class RunConfig:
     evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
     transport: TransportSection = field(default_factory=TransportSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
+    retention: RetentionSection | None = None
     trackers: TrackersSection = field(default_factory=TrackersSection)
     log: LogSection = field(default_factory=LogSection)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -443,6 +454,11 @@ def _check_whole(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.keep_best: got {best!r}, expected an evaluation; "
             + (plugins.suggest(best, config.evaluations) if config.evaluations else "add [evaluations.NAME]")
+        )
+    if config.retention is not None and config.retention.checkpoints > config.trainer.keep_checkpoints:
+        raise ConfigError(
+            f"retention.checkpoints: got {config.retention.checkpoints}, expected at most trainer.keep_checkpoints = "
+            f"{config.trainer.keep_checkpoints}; there are no more to begin with"
         )
     if not any(section.weight for section in config.tasksets.values()):
         raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")

@@ -14,6 +14,8 @@ object_written                  weights are in the store, nobody was told
 before_checkpoints              of each file of a checkpoint, the manifest included: after the first, in the middle
 checkpoint_files_written        its files are there, its manifest is not
 checkpoint_manifest_written     it is complete, and the older ones are still there
+trim_said                       the log says what is deleted, and all of it is still there
+trim_log_done                   records are deleted, checkpoints not yet
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ VARIABLE = "RFTSTREAM_FAULTS"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 POINTS = (
     "before_start", "after_start", "before_commit", "in_commit", "after_commit", "object_written",
-    "before_checkpoints", "checkpoint_files_written", "checkpoint_manifest_written",
+    "before_checkpoints", "checkpoint_files_written", "checkpoint_manifest_written", "trim_said", "trim_log_done",
 )  # fmt: skip
 
 _armed: Callable[[str], None] | None = None

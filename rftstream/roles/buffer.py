@@ -315,6 +315,7 @@ class BufferStep:
                         rollouts=group.summaries,
                         decided_at=now,
                         batch_sequence=self._next_batch if result is GroupResult.batched else None,
+                        group_size=group.size,
                     ),
                 )
             )

@@ -52,6 +52,7 @@ def late_outcome(verified: VerifiedRollout, now: float) -> GroupOutcome:
         rollouts=(sibling_of(verified, TopicPartition("verified", 0), 0).summary,),
         late=True,
         decided_at=now,
+        group_size=ids.group_size,
     )
 
 

@@ -1,7 +1,8 @@
 """Dead groups that are to be put back: requests on `control`, each done once as a group with the next attempt.
 
-Which attempts were admitted stands on `tasks` alone, which is read (headers only) when the first request comes. A
-request that is done is taken back in the transaction that admits its tasks.
+Which attempts were admitted stands on `tasks`, which is read (headers only) when the first request comes, and on
+`outcomes`, where retention has deleted the tasks. A request that is done is taken back in the transaction that admits
+its tasks.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ class Retries:
         self._asked: dict[bytes, _Asked] = {}
         """By the key of the request, in order."""
         self._dead: set[str] = set()
+        self._decided_attempts: set[str] = set()
+        """Groups with an attempt above 0 that have an outcome."""
         self._attempted: set[str] | None = None
-        """Groups with an attempt above 0 that were admitted; None until that has to be known."""
+        """Groups with an attempt above 0 whose tasks are on the log; None until that has to be known."""
         self._log: Log | None = None
 
     def __len__(self) -> int:
@@ -68,6 +71,8 @@ class Retries:
     def decided(self, outcome: GroupOutcome) -> None:
         if outcome.result is GroupResult.dead and not outcome.late:
             self._dead.add(outcome.group_id)
+        if not outcome.group_id.endswith("/0"):
+            self._decided_attempts.add(outcome.group_id)
 
     def admitted(self, group: str) -> None:
         if self._attempted is not None and not group.endswith("/0"):
@@ -87,7 +92,7 @@ class Retries:
             taken = {self._asked[other].group for other in answered}
             answered.append(key)
             group = next_attempt(asked.group)
-            if asked.group in taken or group in self._admitted_attempts():
+            if asked.group in taken or group in self._decided_attempts or group in self._admitted_attempts():
                 continue
             parts = split_group_id(group)
             assert parts is not None

@@ -2,7 +2,8 @@
 
 Order of writing: object durable -> announcement and StepRecord in one transaction -> every so often a checkpoint,
 before which the log is made durable. Order of starting: claim, read `steps` and `weights`, load the newest good
-checkpoint in force, publish its state as the anchor of the new epoch, train the recorded batches from there.
+checkpoint in force, publish its state as the anchor of the new epoch, train the recorded batches from there. What is
+deleted was named by a committed record before: `gone` of an announcement, or `Trimmed` (keeping.py).
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from rftstream.messages import (
     RunManifest,
     StepRecord,
     TasksEnded,
+    Trimmed,
     VersionName,
     WeightsAnnounced,
 )
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch, BatchAssembly
 from rftstream.roles.final import leave_final
+from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import learning_rate
 from rftstream.roles.training import Training
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.transport.base import Record, TopicPartition
-from rftstream.weights.checkpoints import CheckpointStore
-from rftstream.weights.publisher import publish
+from rftstream.weights.publisher import object_name, publish
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -50,8 +52,6 @@ BATCHES_AHEAD = 2
 
 
 class TrainerStep:
-    outlives_the_run = False
-
     def __init__(
         self,
         *,
@@ -70,7 +70,6 @@ class TrainerStep:
         self._store = store
         self._final = final
         self._clock = clock
-        self._checkpoints = CheckpointStore(store, keep=self._settings.keep_checkpoints)
         self._paused = False
         self._opened = False
         self._touched = False
@@ -81,7 +80,10 @@ class TrainerStep:
         self._epoch = 0
         self._progress = Progress()
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
-        self._kept_checkpoints: list[VersionName] = []
+        self._keeping = Keeping(self._config, self._store, self._clock)
+        self._trim_due = False
+        """After a checkpoint, until it is said and done what goes."""
+        self._finished_said = False
         self._assembly = BatchAssembly(self._settings.shares, 0)
         self._created_at: float | None = None
         self._ended: TasksEnded | None = None
@@ -97,6 +99,10 @@ class TrainerStep:
     def done(self) -> bool:
         return self._done
 
+    @property
+    def outlives_the_run(self) -> bool:
+        return self._trim_due
+
     # ------------------------------------------------------------------------------------------ recovering
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
@@ -109,13 +115,13 @@ class TrainerStep:
         if not self._opened:
             self._backend.open()
             self._opened = True
-        begins = sorted(log_.transport.admin.begin_offsets("batches").items())
-        places = [place for place, _ in begins]
-        ends = log_.ends("batches")
-        self._kept_checkpoints = self._checkpoints.names()
-        self._load([ends[place] for place in places])
+        self._keeping.begin(log_)
+        offsets = log_.transport.admin.begin_offsets("batches")
+        places, ends = sorted(offsets), log_.ends("batches")
+        begins = tuple(offsets[place] for place in places)
+        self._load(begins, tuple(ends[place] for place in places))
         if not self._progress.positions:
-            self._progress.positions = tuple(offset for _, offset in begins)
+            self._progress.positions = begins
         self._assembly = BatchAssembly(self._settings.shares, self._progress.version)
         log.info("starts from version %d (epoch %d)", self._progress.version, self._epoch)
         return {
@@ -123,31 +129,17 @@ class TrainerStep:
             **log_.ends("evals"),
         }
 
-    def _load(self, ends: list[int]) -> None:
-        """The newest good checkpoint that is in force by `steps` and whose positions the log has."""
-        refused: set[VersionName] = set()
-
-        def usable(name: VersionName) -> bool:
-            return self._versions.in_force(name) and name not in refused
-
-        while (found := self._checkpoints.newest(usable)) is not None:
-            name, state = found
-            progress = Progress.from_state(state)
-            if all(position <= end for position, end in zip(progress.positions, ends, strict=True)):
-                with self._store.scratch() as folder:
-                    self._checkpoints.read(name, folder)
-                    self._touched = True
-                    self._backend.load(folder)
-                self._progress = progress
-                return
-            log.warning(
-                "checkpoint %d/%d: positions %s lie beyond the end %s of the log; the one before is taken",
-                name.trainer_epoch,
-                name.version,
-                progress.positions,
-                ends,
-            )
-            refused.add(name)
+    def _load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
+        """The newest good checkpoint that is in force by `steps`, and whose positions the log has."""
+        found = self._keeping.newest(self._versions.in_force, begins, ends)
+        if found is not None:
+            name, progress = found
+            with self._store.scratch() as folder:
+                self._keeping.read(name, folder)
+                self._touched = True
+                self._backend.load(folder)
+            self._progress = progress
+            return
         if self._versions.any_recorded:
             log.warning("no usable checkpoint; training all recorded batches again from version 0")
         if self._touched:
@@ -164,13 +156,15 @@ class TrainerStep:
             case StepRecord() as step:
                 self._versions.record(step)
             case WeightsAnnounced() as announced:
-                self._versions.announce(announced.name)
+                self._versions.announce(announced)
             case EvalResult() as result:
                 self._versions.evaluate(result)
             case RunManifest() as manifest:
                 self._created_at = manifest.created_at
             case TasksEnded() as ended:
                 self._ended = ended
+            case Trimmed() as trimmed:
+                self._keeping.absorb(trimmed)
             case None if received.record.key == b"end":
                 self._ended = None
 
@@ -185,7 +179,9 @@ class TrainerStep:
             raise self._stop
         if self._anchor_due:
             return self._anchor()
-        if self._paused:
+        if self._trim_due and (trimming := self._trim()) is not None:
+            return trimming
+        if self._paused or self._finished_said:
             return None
         batch = self._assembly.next()
         if batch is None:
@@ -287,6 +283,7 @@ class TrainerStep:
             self._model.dtype,
             resumed=resumed,
             announced_at=self._clock.now(),
+            gone=self._versions.to_delete(self._store, name, self._keeping.names),
         )
         metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - started)
         return announced
@@ -329,6 +326,7 @@ class TrainerStep:
 
     def committed(self, transaction: Transaction) -> None:
         if self._next is None:
+            self._trimmed(transaction)
             return
         trained = self._next is not self._progress
         self._progress, self._next = self._next, None
@@ -342,7 +340,9 @@ class TrainerStep:
                     for metric, value in step.metrics.items():
                         metrics.TRAIN.labels(metric).set(value)
                 case WeightsAnnounced() as announced:
-                    self._versions.announce(announced.name)
+                    self._versions.announce(announced)
+                    for name in announced.gone:
+                        self._store.delete(object_name(name))
                 case RunFinished():
                     finished = True
         self._anchor_due = False
@@ -352,26 +352,39 @@ class TrainerStep:
         due = self._progress.version % self._settings.checkpoint_every == 0
         if (trained and due) or finished or self._stop is not None:
             self._checkpoint()
-        self._versions.trim(self._store, self._kept_checkpoints)
-        self._done = finished
+        self._finished_said = finished
+        self._done = finished and not self._trim_due
         self._waited_since = self._clock.now()
 
+    def _trimmed(self, transaction: Transaction) -> None:
+        for output in transaction.outputs:
+            if isinstance(output.message, Trimmed):
+                self._keeping.absorb(output.message)
+                self._keeping.carry_out()
+                self._trim_due = False
+                self._done = self._finished_said
+
     def _checkpoint(self) -> None:
-        assert self._log is not None
         name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
-        if name in self._kept_checkpoints:
-            return
-        self._log.transport.admin.make_durable()
-        self._checkpoints.write(name, self._backend.save, self._progress.to_state())
-        in_force = self._versions.in_force
-        self._kept_checkpoints = self._checkpoints.trim(also=self._precious(), in_force=in_force)
+        if name not in self._keeping.names:
+            self._keeping.write(name, self._backend.save, self._progress.to_state())
+            self._trim_due = True
+
+    def _trim(self) -> Transaction | None:
+        """Says what goes after a checkpoint; deleted it is once that is on the log."""
+        trimmed = self._keeping.plan(self._precious(), self._versions.in_force)
+        if trimmed is None:
+            self._trim_due = False
+            self._done = self._finished_said
+            return None
+        return Transaction((Publish("control", 0, trimmed),))
 
     def _precious(self) -> set[VersionName]:
         """Checkpoints that are kept beside the newest: every so often, and the best."""
         every, evaluation = self._settings.keep_every, self._settings.keep_best
         if every is None and evaluation is None:
             return set()
-        names = list(filter(self._versions.in_force, self._checkpoints.names()))
+        names = list(filter(self._versions.in_force, self._keeping.names))
         kept = {name for name in names if every is not None and name.version % every == 0}
         return kept | (self._versions.best_or_due(evaluation, names) if evaluation is not None else set())
 
@@ -393,7 +406,7 @@ class TrainerStep:
     def leave(self) -> None:
         """Saves where it is, so that whoever goes on trains nothing again."""
         version = self._progress.version
-        saved = any(one.version == version and self._versions.in_force(one) for one in self._kept_checkpoints)
+        saved = any(one.version == version and self._versions.in_force(one) for one in self._keeping.names)
         if saved or not version or self._anchor_due or self._done or self._stop is not None:
             return
         try:

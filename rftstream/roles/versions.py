@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 
 from rftstream.config import EvaluationSection
-from rftstream.messages import EvalResult, StepRecord, VersionName
+from rftstream.messages import EvalResult, StepRecord, VersionName, WeightsAnnounced
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.retention import to_delete
 from rftstream.weights.store import ObjectStore
@@ -29,6 +29,8 @@ class Versions:
         self._best: dict[str, VersionName] = {}
         self._means: dict[tuple[str, int], tuple[float, VersionName]] = {}
         """Evaluation and version -> its newest mean."""
+        self._gone: set[VersionName] = set()
+        """Whose objects were given up, and may still be there."""
 
     @property
     def any_recorded(self) -> bool:
@@ -42,7 +44,9 @@ class Versions:
             self._lineage.start(step.name)
         self._recorded.add(step.name)
 
-    def announce(self, name: VersionName) -> None:
+    def announce(self, announced: WeightsAnnounced) -> None:
+        name = announced.name
+        self._gone |= set(announced.gone)
         if not self._lineage.in_force(name):
             return
         if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
@@ -81,18 +85,25 @@ class Versions:
         """Whether a checkpoint of this version counts. Version 0 always does: it is what every trainer begins with."""
         return (name in self._recorded or name.version == 0) and self._lineage.in_force(name)
 
-    def trim(self, store: ObjectStore, kept_checkpoints: Collection[VersionName]) -> None:
-        """Deletes weight objects that nothing needs any more."""
+    def to_delete(
+        self, store: ObjectStore, name: VersionName, kept_checkpoints: Collection[VersionName]
+    ) -> tuple[VersionName, ...]:
+        """Whose objects nothing needs any more once `name` is announced; what was given up before stays given up."""
+
+        def stays(one: VersionName) -> bool:
+            passed = one.trainer_epoch < name.trainer_epoch and one.version > name.version
+            return self._lineage.in_force(one) and not passed and one not in self._gone
+
         gone = to_delete(
             store.list("versions/"),
-            in_force=list(self._newest),
+            in_force=[*filter(stays, self._newest), name],
             newest_keep=self._keep,
-            kept_checkpoints=kept_checkpoints,
-            due_evaluations=[name for _, name in self._due],
-            best=self._best.values(),
+            kept_checkpoints=filter(stays, kept_checkpoints),
+            due_evaluations=[one for _, one in self._due if stays(one)],
+            best=[one for one in self._best.values() if one not in self._gone],
         )
-        for name in gone:
-            store.delete(name)
+        self._gone.intersection_update(gone)  # what is not there needs not be remembered
+        return tuple(gone)
 
     def _has_result(self, evaluation: str, name: VersionName) -> bool:
         """As the evaluator sees it: of an older trainer too, if it is the state that the newer one began with."""

@@ -20,6 +20,7 @@ from rftstream.messages import (
     RunState,
     StepRecord,
     TasksEnded,
+    Trimmed,
 )
 from rftstream.runtime.role import Log
 from rftstream.transport.base import Reader, Record, TopicPartition, Transport
@@ -39,6 +40,7 @@ class ControlView:
     finished: RunFinished | None = None
     ended: TasksEnded | None = None
     state: RunState | None = None
+    trimmed: Trimmed | None = None
     claims: dict[str, Claim] = field(default_factory=dict)
     retries: dict[bytes, Request] = field(default_factory=dict)
     """Requests to put dead groups back that were not answered, by their keys."""
@@ -53,6 +55,8 @@ class ControlView:
                 self.ended = message
             case RunState():
                 self.state = message
+            case Trimmed():
+                self.trimmed = message
             case Claim():
                 known = self.claims.get(message.role)
                 if known is None or message.epoch > known.epoch:

@@ -112,8 +112,9 @@ class Transaction:
 
 
 class SingleStep(Protocol):
-    outlives_the_run: bool
-    """Whether it has work left when the run is finished (`done` says when that is done, too)."""
+    @property
+    def outlives_the_run(self) -> bool:
+        """Whether it has work left when the run is finished (`done` says when that is done, too)."""
 
     def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Builds its state from the log (again, after a lost producer); says from where it reads on."""

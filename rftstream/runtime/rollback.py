@@ -16,15 +16,27 @@ from rftstream.errors import ConfigError
 from rftstream.messages import Claim, StepRecord, VersionName
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log
-from rftstream.transport.base import Transport
-from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.transport.base import Producer, Transport
+from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.store import ObjectStore
 
 
 def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: int) -> None:
     """Makes `version` the newest in force. ConfigError, naming those there are, if it has no good checkpoint."""
-    checkpoints = CheckpointStore(store)
+    producer = transport.producer(f"{run_id}.trainer", timeout_s=60.0)
+    producer.start()  # from here on no trainer gives up a checkpoint
+    try:
+        _roll_back(transport, producer, CheckpointStore(store), run_id, version)
+    finally:
+        producer.close()
+
+
+def _roll_back(
+    transport: Transport, producer: Producer, checkpoints: CheckpointStore, run_id: str, version: int
+) -> None:
+    control = read_control(transport)
+    said = control.trimmed
     lineage, recorded = Lineage(), set()
     for received in Log(transport).messages("steps"):
         step = received.message
@@ -34,22 +46,21 @@ def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: in
             recorded.add(step.name)
 
     def usable(name: VersionName) -> bool:
-        return name.version == version and name in recorded and lineage.in_force(name)
+        whole = said is None or name.version >= said.version
+        return whole and name in recorded and lineage.in_force(name) and not is_gone(name, said)
 
-    found = checkpoints.newest(usable) if version else None
-    if found is None and version:
-        there = sorted({one.version for one in checkpoints.names() if one in recorded and lineage.in_force(one)})
-        raise ConfigError(
-            f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, [0, *there]))}"
-        )
+    found = checkpoints.newest(lambda name: name.version == version and usable(name)) if version else None
     begins = sorted(transport.admin.begin_offsets("batches").items())
-    if found is None and any(offset for _, offset in begins):
-        raise ConfigError("run.resume: version 0: its batches are deleted, expected all; name a checkpoint's version")
+    deleted = any(offset for _, offset in begins) or (said is not None and said.version > 0)
+    if found is None and (version or deleted):
+        there = sorted({one.version for one in checkpoints.names() if usable(one)} | (set() if deleted else {0}))
+        raise ConfigError(
+            f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, there))}"
+            + (f"; batches below version {said.version} are deleted" if said is not None and said.version else "")
+        )
     state: dict[str, Any] = found[1] if found is not None else {"positions": [0] * len(begins), "trained_groups": 0,
                                                 "trained_rollouts": 0}  # fmt: skip
-    producer = transport.producer(f"{run_id}.trainer", timeout_s=60.0)
-    producer.start()
-    before = read_control(transport).claims.get("trainer")
+    before = control.claims.get("trainer")
     epoch = max(before.epoch if before else 0, lineage.epoch) + 1
     claim = Claim(role="trainer", epoch=epoch, host=socket.gethostname(), pid=os.getpid(), process="resume",
                   claimed_at=time.time())  # fmt: skip
@@ -67,4 +78,3 @@ def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: in
     )
     for message, topic in ((claim, "control"), (anchor, "steps")):
         producer.commit([codec.to_record(message, topic, 0, run=run_id, writer_epoch=epoch)])
-    producer.close()

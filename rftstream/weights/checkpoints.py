@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rftstream import faults
 from rftstream.errors import WeightsError
-from rftstream.messages import VersionName
+from rftstream.messages import Trimmed, VersionName
 from rftstream.weights.publisher import Fault
 from rftstream.weights.store import CHUNK_BYTES, ObjectStore
 
@@ -27,9 +27,8 @@ def _always(name: VersionName) -> bool:
 class CheckpointStore:
     """Checkpoints lie in `checkpoints/<epoch>-<version>/`; `manifest.json` has digest and size of each file."""
 
-    def __init__(self, store: ObjectStore, keep: int = 2, *, fault: Fault = faults.at) -> None:
+    def __init__(self, store: ObjectStore, *, fault: Fault = faults.at) -> None:
         self._store = store
-        self._keep = keep
         self._fault = fault
 
     def write(self, name: VersionName, fill: Callable[[Path], None], state: dict[str, Any]) -> None:
@@ -91,28 +90,21 @@ class CheckpointStore:
             self._copy(name, manifest, file, target=target)
         return manifest["state"]  # type: ignore[no-any-return]
 
-    def trim(
-        self,
-        keep: int | None = None,
-        also: Collection[VersionName] = (),
-        in_force: Callable[[VersionName], bool] = _always,
-    ) -> list[VersionName]:
-        """Deletes all but the newest `keep` in force and those in `also`; returns the names of those kept.
+    def state(self, name: VersionName) -> dict[str, Any]:
+        """The checkpoint's state, its files unseen."""
+        return self._manifest(name)["state"]  # type: ignore[no-any-return]
 
-        The newest of all is never deleted, nor anything beyond it, such as what a newer trainer is just writing.
-        """
-        names = self.names()
-        if not names:
-            return []
-        wanted = [name for name in names if in_force(name)][-max(keep if keep is not None else self._keep, 1) :]
-        kept = {names[-1], *wanted, *also}
-        objects = self._store.list("checkpoints/")
-        objects.sort(key=lambda text: not text.endswith("/manifest.json"))  # first the manifest: then it is gone
-        for text in objects:
-            name = _parse(text)
-            if name is not None and name not in kept and _age(name) < _age(names[-1]):
-                self._store.delete(text)
-        return [name for name in names if name in kept]
+    def older_than(self, name: VersionName) -> set[VersionName]:
+        """All that has left something in the store, complete or not, but for `name` and what is newer: another
+        process may just be writing that."""
+        found = filter(None, map(_parse, self._store.list("checkpoints/")))
+        return {one for one in found if _age(one) < _age(name)}
+
+    def delete(self, name: VersionName) -> None:
+        """The manifest first: then it is gone."""
+        self._store.delete(f"{_folder(name)}/manifest.json")
+        for text in self._store.list(f"{_folder(name)}/"):
+            self._store.delete(text)
 
     def _manifest(self, name: VersionName) -> dict[str, Any]:
         where = f"{_folder(name)}/manifest.json"
@@ -141,6 +133,11 @@ class CheckpointStore:
         expected = manifest["files"][file]
         if (num_bytes, f"sha256:{sha256.hexdigest()}") != (expected["bytes"], expected["digest"]):
             raise WeightsError(f"{where}: found {num_bytes} other bytes, expected {expected['bytes']}; it is damaged")
+
+
+def is_gone(name: VersionName, said: Trimmed | None) -> bool:
+    """Whether a checkpoint was given up, be it still there or not; `said`: the newest record of what was deleted."""
+    return said is not None and name not in said.checkpoints and _age(name) < _age(said.name)
 
 
 def _folder(name: VersionName) -> str:

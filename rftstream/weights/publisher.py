@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rftstream import faults
 from rftstream.messages import VersionName, WeightsAnnounced, WeightsKind
@@ -37,9 +37,11 @@ def publish(
     *,
     resumed: bool = False,
     announced_at: float = 0.0,
+    gone: Sequence[VersionName] = (),
     fault: Fault = faults.at,
 ) -> WeightsAnnounced:
-    """Puts the version into the store. The object is durable when this returns; announcing it is the caller's part.
+    """Puts the version into the store. The object is durable when this returns; announcing it is the caller's part, and
+    so is deleting what the announcement says is `gone`.
 
     This is the one place where a version's form is chosen; so far it is always a full snapshot, without a parent.
     """
@@ -58,4 +60,5 @@ def publish(
         dtype=dtype,
         resumed=resumed,
         announced_at=announced_at,
+        gone=tuple(gone),
     )

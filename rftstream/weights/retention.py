@@ -1,4 +1,5 @@
-"""Which weight objects may be deleted. A pure function; the trainer calls it after a checkpoint counts."""
+"""Which weight objects may be deleted. A pure function; the trainer calls it before it announces a version, which says
+what goes."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ def to_delete(
     due_evaluations: Iterable[VersionName] = (),
     best: Iterable[VersionName] = (),
     pinned: Iterable[VersionName] = (),
-) -> list[str]:
-    """Names out of `objects` that nothing needs any more, sorted.
+) -> list[VersionName]:
+    """Versions out of `objects` that nothing needs any more, oldest first.
 
     Kept are the newest `newest_keep` of the announced versions in force (`in_force`, oldest first), those of kept
     checkpoints, due evaluations, best results and `pinned` (another run's start), and version 0 of the first trainer.
@@ -29,11 +30,11 @@ def to_delete(
         return []
     newest = in_force[-1]
     keep = {*in_force[-newest_keep:], *kept_checkpoints, *due_evaluations, *best, *pinned}
-    found = {name: version for name in objects if (version := parse_object_name(name)) is not None}
-    beginnings = [version for version in (*found.values(), *in_force) if version.version == 0]
+    found = [version for name in objects if (version := parse_object_name(name)) is not None]
+    beginnings = [version for version in (*found, *in_force) if version.version == 0]
     if beginnings:
         keep.add(min(beginnings, key=_age))
-    return sorted(name for name, version in found.items() if version not in keep and _age(version) < _age(newest))
+    return sorted((one for one in found if one not in keep and _age(one) < _age(newest)), key=_age)
 
 
 def _age(name: VersionName) -> tuple[int, int]:

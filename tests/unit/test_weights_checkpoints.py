@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rftstream.errors import WeightsError
-from rftstream.messages import VersionName
-from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.messages import Trimmed, VersionName
+from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.store import ObjectStore
 
 
@@ -48,7 +48,7 @@ def test_read_gives_back_what_was_written(store: ObjectStore, tmp_path: Path) ->
 
 
 def test_newest_is_the_newest_in_force(store: ObjectStore) -> None:
-    checkpoints = CheckpointStore(store, keep=9)
+    checkpoints = CheckpointStore(store)
     for one in (name(1, 20), name(1, 40), name(2, 30)):
         checkpoints.write(one, fill, {"version": one.version})
     assert checkpoints.names() == [name(1, 20), name(1, 40), name(2, 30)]
@@ -120,33 +120,33 @@ def test_a_damaged_one_is_skipped(damage: str, tmp_path: Path, caplog: pytest.Lo
         checkpoints.read(name(1, 40), restored)
 
 
-def test_trim(store: ObjectStore) -> None:
-    checkpoints = CheckpointStore(store, keep=2)
-    for version in (10, 20, 30, 40, 50):
-        checkpoints.write(name(1, version), fill, {})
-    assert checkpoints.trim(also=[name(1, 20)]) == [name(1, 20), name(1, 40), name(1, 50)]
-    assert checkpoints.names() == [name(1, 20), name(1, 40), name(1, 50)]
-    assert checkpoints.trim(keep=1) == [name(1, 50)]
-    assert {one.split("/")[1] for one in store.list("checkpoints/")} == {"000001-00000050"}
-    assert checkpoints.trim(keep=0) == [name(1, 50)]
+def test_what_is_deleted_leaves_nothing(store: ObjectStore) -> None:
+    checkpoints = CheckpointStore(store)
+    for version in (10, 20, 30):
+        checkpoints.write(name(1, version), fill, {"version": version})
+    assert checkpoints.state(name(1, 20)) == {"version": 20}
+    assert checkpoints.older_than(name(1, 30)) == {name(1, 10), name(1, 20)}
+    checkpoints.delete(name(1, 20))
+    assert checkpoints.names() == [name(1, 10), name(1, 30)]
+    assert {one.split("/")[1] for one in store.list("checkpoints/")} == {"000001-00000010", "000001-00000030"}
 
 
-def test_trim_counts_those_in_force_and_never_takes_the_newest(store: ObjectStore) -> None:
-    checkpoints = CheckpointStore(store, keep=2)
-    for one in (name(1, 10), name(1, 20), name(1, 30), name(2, 25), name(3, 12)):
-        checkpoints.write(one, fill, {})
-    kept = checkpoints.trim(in_force=lambda one: one in (name(1, 10), name(1, 20), name(2, 25)))
-    assert kept == [name(1, 20), name(2, 25), name(3, 12)]
-
-
-def test_trim_clears_up_what_never_was_complete(store: ObjectStore) -> None:
+def test_what_was_never_complete_is_old_too_and_what_is_being_written_is_not(store: ObjectStore) -> None:
     store.put("checkpoints/000001-00000015/files/half", b"1")
     store.put("checkpoints/000002-00000030/files/just-being-written", b"1")
     checkpoints = CheckpointStore(store)
     checkpoints.write(name(1, 20), fill, {})
-    checkpoints.trim()
+    assert checkpoints.older_than(name(1, 20)) == {name(1, 15)}
+    checkpoints.delete(name(1, 15))
     assert not store.list("checkpoints/000001-00000015/")
-    assert store.list("checkpoints/000002-00000030/")
+
+
+def test_gone_is_what_was_not_named_among_the_older_ones() -> None:
+    said = Trimmed(name=name(2, 30), checkpoints=(name(1, 10), name(2, 30)))
+    ages = {name(1, 10): False, name(1, 20): True, name(1, 40): True, name(2, 25): True, name(2, 30): False,
+            name(2, 31): False, name(3, 5): False}  # fmt: skip
+    assert {one: is_gone(one, said) for one in ages} == ages
+    assert not is_gone(name(1, 20), None)
 
 
 def test_a_state_that_is_no_json_is_refused(store: ObjectStore) -> None:
