@@ -131,9 +131,15 @@ TOPICS: dict[str, Topic] = {
         Topic(
             name="control",
             messages=(
-                "run_manifest", "claim", "run_state", "tasks_ended", "run_finished", "request", "dead_dropped",
+                "run_manifest",
+                "claim",
+                "run_state",
+                "tasks_ended",
+                "run_finished",
+                "request",
+                "dead_dropped",
                 "trimmed",
-            ),  # fmt: skip
+            ),
             key="see messages.py",
             width=Width.one,
             twin=None,

@@ -124,14 +124,15 @@ class Keeping:
         kept = tuple(name for name in there if name in {*wanted, *also})
         now = self._said or Trimmed(name=wanted[-1], checkpoints=())
         planned = replace(now, name=wanted[-1], checkpoints=kept, trimmed_at=self._clock.now())
-        if self._retention is not None and len(wanted) >= self._retention.checkpoints:
-            planned = self._plan_log(planned, wanted[-self._retention.checkpoints])
+        if self._retention is not None:
+            self._mark()
+            if len(wanted) >= self._retention.checkpoints:
+                planned = self._plan_log(planned, wanted[-self._retention.checkpoints])
         leftovers = self._checkpoints.older_than(planned.name) - set(kept)
         return planned if leftovers or planned.offsets != now.offsets else None
 
     def _plan_log(self, now: Trimmed, oldest: VersionName) -> Trimmed:
         """Batches before the oldest of these checkpoints, and the flow of all groups that were through before."""
-        self._mark()
         try:
             positions = Progress.from_state(self._checkpoints.state(oldest)).positions
         except WeightsError as error:

@@ -28,7 +28,7 @@ class SettledGroups:
     A group is through when it has its outcome, each of its siblings is named by it or by a late record, and its batch,
     if it is in one, lies below the version from which on batches are kept."""
 
-    def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:  # noqa: B006
+    def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:
         """As a predecessor counted them."""
         self.sequence = sequence
         self.groups = Counter(groups)

@@ -23,7 +23,8 @@ class Faults:
 
     share: float = 0.02
     """Chance, at each point, that something happens. Points: between two ticks of a process; before and after each
-    commit, each start of a producer, each question to the log, and each object that is put into the store."""
+    commit, each start of a producer, each question to the log, and each object that is put into the store; before each
+    deletion."""
     roles: tuple[str, ...] = ()
     """What happens to a process happens to those of these roles alone; (): to all."""
     kills: int = 0

@@ -32,7 +32,7 @@ from rftstream.transport.memory import MemoryLog
 from rftstream.weights.store import ObjectStore
 
 if TYPE_CHECKING:
-    from rftstream.views.audit import AuditReport
+    from rftstream.views.balance import AuditReport
 
 START_TIME_S = 1_700_000_000.0
 
@@ -61,7 +61,7 @@ class MemoryStore(ObjectStore):
         self.objects: dict[str, bytes] = {}
         self.fault: Callable[[str], None] | None = None
         """Called as fault("before_versions") and fault("after_versions") when an object is put into the folder
-        `versions`, and so on; what it raises comes out of the put."""
+        `versions`, and so on, and as fault("before_delete") of each object; what it raises comes out of the call."""
         self._files = _MemoryFiles(self)
 
 
@@ -167,6 +167,7 @@ class _MemoryFiles:
         yield from [name for name in self._store.objects if name.startswith(f"{folder}/" if folder else "")]
 
     def delete(self, name: str) -> None:
+        self._fault("before_delete")
         self._get(name)
         del self._store.objects[name]
 

@@ -73,17 +73,20 @@ class MemoryAdmin:
             }
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
-        with self._log.changed:
-            for place, offset in offsets.items():
-                self._log.check_place(place)
+        for place in offsets:
+            self._log.check_place(place)
+        for place, offset in offsets.items():
+            self._log.deleting(self._process)
+            with self._log.changed:
                 partition = self._log.partitions[place]
                 if offset > partition.end:
                     raise PositionMissing(
                         f"{place}@{offset}: beyond the end of the log ({partition.end}); delete up to there"
                     )
-                partition.keep(lambda record, offset=offset: record.offset >= offset)  # type: ignore[misc]
-                partition.begin = max(partition.begin, offset)
-            self._log.note_change()
+                if offset > partition.begin:
+                    partition.keep(lambda record, offset=offset: record.offset >= offset)  # type: ignore[misc]
+                    partition.begin = offset
+                    self._log.note_change()
 
     def compact(self, topic: str) -> None:
         """Tombstones stay for a day after they were written, as in the embedded log."""

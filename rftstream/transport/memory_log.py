@@ -57,7 +57,8 @@ class MemoryLog:
         self.fault: Fault | None = None
         """Called as fault(point, process) at "before_commit" (nothing written yet) and "after_commit" (all visible,
         the caller has not heard of it yet), "before_start" and "after_start" of a producer, and "question" when ends
-        or positions are asked for; what it raises comes out of `commit`, `start` or the question."""
+        or positions are asked for, "before_delete" of each partition's records; what it raises comes out of `commit`,
+        `start`, the question or `delete_before`."""
         self.changed = threading.Condition(threading.RLock())
         self.num_changes = 0
         self.settings: dict[str, TopicSettings] = {}
@@ -69,6 +70,10 @@ class MemoryLog:
     def asked(self, process: str) -> None:
         if self.fault is not None:
             self.fault("question", process)
+
+    def deleting(self, process: str) -> None:
+        if self.fault is not None:
+            self.fault("before_delete", process)
 
     def connect(self, process: str = "") -> MemoryTransport:
         """What one simulated process holds of it; `process` is what `fault` is told."""

@@ -9,147 +9,85 @@ and not just pending.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rftstream.messages import Trimmed, VersionName
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Transport
 from rftstream.views import ledger
+from rftstream.views.balance import STAGES, AuditReport, Balance, Lengths
 from rftstream.views.index import Index, read_kept_table
-from rftstream.views.layout import columns, number, plural
+from rftstream.views.layout import plural
 from rftstream.views.ledger import BATCHED, DEAD, EXPIRED, FILTERED, PENDING, TRAINED, Digests, InForce, Outcomes, Rows
 from rftstream.views.rows import Table
 
-STAGES = ("to_be_sampled", "sampled", "verified", "batched")
-"""Where pending ones stand; a group stands where its last sibling does."""
-
 OUTCOMES = {"trained": TRAINED, "expired": EXPIRED, "filtered": FILTERED, "dead": DEAD}
+
+MAX_TRIES = 5
 
 NUM_EXAMPLES = 3
 """Names given in the sentence about a problem."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """Rollouts or groups: how many were admitted, and what became of them."""
-
-    admitted: int
-    pending_by_stage: Mapping[str, int]
-    trained: int
-    expired: int
-    filtered: int
-    dead: int
-
-    @property
-    def pending(self) -> int:
-        return sum(self.pending_by_stage.values())
-
-    @property
-    def balanced(self) -> bool:
-        return self.admitted == self.pending + self.trained + self.expired + self.filtered + self.dead
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "admitted": self.admitted,
-            "pending": self.pending,
-            "pending_by_stage": dict(self.pending_by_stage),
-            "trained": self.trained,
-            "expired": self.expired,
-            "filtered": self.filtered,
-            "dead": self.dead,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """Completion tokens of the rollouts that were sampled; None where there are none."""
-
-    count: int
-    mean: float | None = None
-    p50: float | None = None
-    p95: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean, "p50": self.p50, "p95": self.p95}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditReport:
-    trainer_epoch: int
-    version: int
-    """In force."""
-    rollouts: Balance
-    groups: Balance
-    twins: Mapping[str, int]
-    """Topic -> records too many."""
-    lengths: Mapping[str, Lengths]
-    """By outcome, pending included."""
-    unreadable: Mapping[str, int] = field(default_factory=dict)
-    """Topic -> records without id headers, which belong to nobody."""
-    problems: tuple[str, ...] = ()
-    """Each broken promise in a sentence, twins included."""
-    balanced: bool
-    """The law holds, and nothing on the log contradicts it."""
-
-    @property
-    def fine(self) -> bool:
-        return self.balanced and not any(self.twins.values())
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "balanced": self.balanced,
-            "trainer_epoch": self.trainer_epoch,
-            "version": self.version,
-            "rollouts": self.rollouts.to_json(),
-            "groups": self.groups.to_json(),
-            "twins": dict(self.twins),
-            "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
-            "unreadable": dict(self.unreadable),
-            "problems": list(self.problems),
-        }
-
-    def to_text(self) -> str:
-        return "\n".join(_text(self))
-
-
 def audit(transport: Transport, index: Index | None = None) -> AuditReport:
     """Reads the whole log once, or with an index what has come since; without bodies but for `outcomes`.
 
-    Memory grows by some 350 bytes per rollout."""
+    Memory grows by some 400 bytes per rollout. Groups whose records were deleted count as `control` says; where a
+    trainer deletes more while they are read, they are read again."""
+    for _ in range(MAX_TRIES):
+        said = read_control(transport).trimmed or Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
+        report = _audit(transport, index, said)
+        if not _deleted(transport, said) or read_control(transport).trimmed == said:
+            break
+    return report
+
+
+def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditReport:
+    """`said`: of what was deleted, as the log had it before anything else was read."""
     log = Log(transport)
 
     def table(topic: str) -> Table:
         return read_kept_table(log, topic, index)
 
+    def standing(topic: str) -> Table:
+        """Without groups that are through: of these more may be deleted at any time."""
+        return table(topic).where(lambda rows: (rows["sequence"] < 0) | (rows["sequence"] >= said.sequence))
+
     done_by_explorers, done_by_verifiers, done_by_buffer = map(log.committed, ("explorer", "verifier", "buffer"))
     ended = read_control(transport).ended
     steps = ledger.read_steps(log)
-    outcomes = ledger.outcomes_of(table("outcomes"), steps.version)
-    batches, shares = _batches(table("batches"))
-    verified = ledger.rows_of("verified", table("verified"), done_by_buffer)
-    rollouts = ledger.rows_of("rollouts", table("rollouts"), done_by_verifiers)
-    partials = ledger.rows_of("partials", table("partials"))
-    tasks = ledger.rows_of("tasks", table("tasks"), done_by_explorers)
+    decided = table("outcomes")
+    outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
+    through = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] < said.sequence), steps.version)
+    batches, shares = _batches(
+        table("batches").where(lambda rows: (rows["number"] < 0) | (rows["number"] >= said.version))
+    )
+    verified = ledger.rows_of("verified", standing("verified"), done_by_buffer)
+    rollouts = ledger.rows_of("rollouts", standing("rollouts"), done_by_verifiers)
+    partials = ledger.rows_of("partials", standing("partials"))
+    tasks = ledger.rows_of("tasks", standing("tasks"), done_by_explorers)
     rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback", "weights")]
 
     rows = (tasks, rollouts, verified, batches)
-    fates = _fates(tasks, rollouts, verified, outcomes)
+    fates = _fates(tasks, rollouts, verified, outcomes, said, through)
     twins = {
-        "steps": steps.twins, "outcomes": outcomes.twins,
+        "steps": steps.twins, "outcomes": np.concatenate([through.twins, outcomes.twins]),
         **{one.topic: one.twins for one in (*rows, partials, *rest)},
     }  # fmt: skip
     contradictions = [
-        *_trimmed(transport),
+        *_deleted(transport, said),
+        *_counted(said, through),
         *(f"{text}; it was left out" for text in outcomes.broken),
         *_foreign(log, rows, partials, outcomes),
         *_lost(log, rows, outcomes),
         *_incomplete(log, tasks),
-        *_outcomes_against_batches(log, outcomes, batches),
-        *_batches_against_steps(steps, outcomes, shares, num_shares=len(log.ends("batches"))),
+        *_outcomes_against_batches(log, outcomes, batches, said.version),
+        *_batches_against_steps(steps, outcomes, shares, said, num_shares=len(log.ends("batches"))),
     ]
     if ended is not None and fates.groups.admitted < ended.admitted:
         found = plural(fates.groups.admitted, "group")
@@ -159,6 +97,9 @@ def audit(transport: Transport, index: Index | None = None) -> AuditReport:
         version=steps.version,
         rollouts=fates.rollouts,
         groups=fates.groups,
+        deleted_groups=said.sequence,
+        deleted_rollouts=sum(said.rollouts.values()),
+        earliest_version=said.version,
         twins={topic: len(twins[topic]) for topic in TOPICS if topic in twins},
         lengths=fates.lengths,
         unreadable={one.topic: one.num_unreadable for one in rows if one.num_unreadable},
@@ -181,8 +122,9 @@ class _Fates:
     lengths: dict[str, Lengths]
 
 
-def _fates(tasks: Rows, rollouts: Rows, verified: Rows, outcomes: Outcomes) -> _Fates:
-    """Everybody who was admitted or who got an outcome, so that an outcome too many does not balance."""
+def _fates(tasks: Rows, rollouts: Rows, verified: Rows, outcomes: Outcomes, said: Trimmed, through: Outcomes) -> _Fates:
+    """Everybody who was admitted or who got an outcome, so that an outcome too many does not balance; and those of
+    whom the log says only how many they were."""
     known = ledger.distinct(np.concatenate([tasks.rollout_R, outcomes.rollout_N]))
     fate = np.full(len(known), PENDING, np.int8)
     named, first = np.unique(outcomes.rollout_N, return_index=True)
@@ -198,26 +140,30 @@ def _fates(tasks: Rows, rollouts: Rows, verified: Rows, outcomes: Outcomes) -> _
     siblings = np.searchsorted(known, tasks.rollout_R)
     np.minimum.at(group_stage, np.searchsorted(groups, tasks.group_R), stage[siblings])
     return _Fates(
-        rollouts=_balance(len(ledger.distinct(tasks.rollout_R)), fate, stage),
-        groups=_balance(len(ledger.distinct(tasks.group_R)), group_fate, group_stage),
-        lengths=_lengths(rollouts, known, fate),
+        rollouts=_balance(len(ledger.distinct(tasks.rollout_R)), fate, stage, said.rollouts),
+        groups=_balance(len(ledger.distinct(tasks.group_R)), group_fate, group_stage, said.groups),
+        lengths=_lengths(rollouts, known, fate, through),
     )
 
 
-def _balance(admitted: int, fate: Any, stage: Any) -> Balance:
+def _balance(admitted: int, fate: Any, stage: Any, counted: Mapping[str, int]) -> Balance:
     by_stage = {name: int(np.sum((fate == PENDING) & (stage == i))) for i, name in enumerate(STAGES[:3])}
     return Balance(
-        admitted=admitted,
+        admitted=admitted + sum(counted.values()),
         pending_by_stage={**by_stage, "batched": int(np.sum(fate == BATCHED))},
-        **{name: int(np.sum(fate == code)) for name, code in OUTCOMES.items()},
+        **{name: int(np.sum(fate == code)) + counted.get(name, 0) for name, code in OUTCOMES.items()},
     )
 
 
-def _lengths(rollouts: Rows, known: Digests, fate: Any) -> dict[str, Lengths]:
+def _lengths(rollouts: Rows, known: Digests, fate: Any, through: Outcomes) -> dict[str, Lengths]:
+    """By the headers of `rollouts`; of those that are through, by their outcomes."""
     sampled, first = np.unique(rollouts.rollout_R, return_index=True)
     tokens = rollouts.number_R[first]
     keep = (tokens >= 0) & ledger.isin(sampled, known)
     tokens, codes = tokens[keep], fate[np.searchsorted(known, sampled[keep])]
+    with_length = through.tokens_N >= 0
+    tokens = np.concatenate([tokens, through.tokens_N[with_length]])
+    codes = np.concatenate([codes, through.fate_N[with_length]])
     picked = {name: tokens[codes == code] for name, code in OUTCOMES.items()}
     picked["pending"] = tokens[(codes == PENDING) | (codes == BATCHED)]
     return {
@@ -233,14 +179,34 @@ def _lengths(rollouts: Rows, known: Digests, fate: Any) -> dict[str, Lengths]:
 # --------------------------------------------------------------------------------------------- promises
 
 
-def _trimmed(transport: Transport) -> list[str]:
-    begins = {topic: transport.admin.begin_offsets(topic) for topic in ("tasks", "rollouts", "verified", "outcomes")}
-    return [
-        f"{topic}: {plural(sum(places.values()), 'offset')} at the beginning deleted, expected all records; "
-        "what they held cannot be counted"
-        for topic, places in begins.items()
-        if any(places.values())
-    ]
+def _deleted(transport: Transport, said: Trimmed) -> list[str]:
+    """Records that are gone, and of which nothing was said."""
+    sentences = []
+    for topic in ("tasks", "rollouts", "verified", "batches", "outcomes"):
+        begins = transport.admin.begin_offsets(topic)
+        told = dict(enumerate(said.offsets.get(topic, ())))
+        beyond = sum(max(0, begin - told.get(place.partition, 0)) for place, begin in begins.items())
+        if beyond:
+            sentences.append(
+                f"{topic}: {plural(beyond, 'offset')} at the beginning deleted of which `control` says nothing, "
+                "expected all records; what they held cannot be counted"
+            )
+    return sentences
+
+
+def _counted(said: Trimmed, through: Outcomes) -> list[str]:
+    """What was said of the groups whose records are gone, against their outcomes, which stay."""
+    sentences = []
+    if sum(said.groups.values()) != said.sequence:
+        sentences.append(f"control: trimmed counts {sum(said.groups.values()):,} groups, expected {said.sequence:,}")
+    for what, told, fates in (("group", said.groups, through.fate_G), ("rollout", said.rollouts, through.fate_N)):
+        for name, code in OUTCOMES.items():
+            if (found := int(np.sum(fates == code))) != told.get(name, 0):
+                sentences.append(
+                    f"outcomes: {plural(found, f'{name} {what}')} below sequence {said.sequence}, expected "
+                    f"{told.get(name, 0):,} as `trimmed` says"
+                )
+    return sentences
 
 
 def _foreign(log: Log, rows: tuple[Rows, ...], partials: Rows, outcomes: Outcomes) -> list[str]:
@@ -298,10 +264,11 @@ def _incomplete(log: Log, tasks: Rows) -> list[str]:
     ]
 
 
-def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows) -> list[str]:
-    """Written in one transaction: what an outcome batched is in the batch, and nothing else is."""
+def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows, first: int) -> list[str]:
+    """Written in one transaction: what an outcome batched is in the batch, and nothing else is. Batches below `first`
+    are deleted."""
     sentences = []
-    batched = outcomes.batch_N >= 0
+    batched = outcomes.batch_N >= first
     promised = ledger.in_batch(outcomes.rollout_N[batched], outcomes.batch_N[batched])
     held = ledger.in_batch(batches.rollout_R, batches.number_R)
     absent = ~ledger.isin(promised, held)
@@ -322,10 +289,12 @@ def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: Rows) -> li
     return sentences
 
 
-def _batches_against_steps(steps: InForce, outcomes: Outcomes, shares: ledger.Shares, *, num_shares: int) -> list[str]:
+def _batches_against_steps(
+    steps: InForce, outcomes: Outcomes, shares: ledger.Shares, said: Trimmed, *, num_shares: int
+) -> list[str]:
     """Every version stands on whole batches."""
     sentences = []
-    places = ((share, batch) for batch in range(steps.version) for share in range(num_shares))
+    places = ((share, batch) for batch in range(said.version, steps.version) for share in range(num_shares))
     if absent := [place for place in places if place not in shares.announced]:
         sentences.append(
             f"batches: {plural(len(absent), 'manifest')} missing below version {steps.version}, first of "
@@ -339,7 +308,7 @@ def _batches_against_steps(steps: InForce, outcomes: Outcomes, shares: ledger.Sh
             f"batches[{share}]: {plural(shares.counted[share, batch], 'experience')} of batch {batch}, "
             f"expected {expected}"
         )
-    trained = len(ledger.distinct(outcomes.group_G[outcomes.fate_G == TRAINED]))
+    trained = len(ledger.distinct(outcomes.group_G[outcomes.fate_G == TRAINED])) + said.groups.get("trained", 0)
     if trained != steps.trained_groups:
         sentences.append(
             f"steps: {plural(steps.trained_groups, 'trained group')} by version {steps.version}, "
@@ -369,35 +338,3 @@ def _examples(log: Log, topic: str, digests: Digests, *headers: str) -> str:
     more = len(ledger.distinct(digests)) - len(places)
     shown = [f"{name} ({', '.join(where[:4])})" for name, where in places.items()]
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 and shown else "")
-
-
-# --------------------------------------------------------------------------------------------- text
-
-
-def _text(report: AuditReport) -> list[str]:
-    law = "admitted = pending + trained + expired + filtered + dead"
-    names = ("admitted", "pending", "trained", "expired", "filtered", "dead")
-    both: tuple[tuple[str, Balance], ...] = (("groups", report.groups), ("rollouts", report.rollouts))
-    lines = [
-        f"balanced: {law}" if report.balanced else f"NOT BALANCED: expected {law}",
-        f"version {report.version} in force (trainer epoch {report.trainer_epoch})",
-        "",
-        *columns([("", *names), *((label, *(f"{getattr(one, name):,}" for name in names)) for label, one in both)]),
-    ]
-    if report.groups.pending or report.rollouts.pending:
-        lines += ["", *columns([
-            ("pending", *(stage.replace("_", " ") for stage in STAGES)),
-            *((label, *(f"{one.pending_by_stage[stage]:,}" for stage in STAGES)) for label, one in both),
-        ])]  # fmt: skip
-    lines += ["", *columns([
-        ("completion tokens", "rollouts", "mean", "p50", "p95"),
-        *((name, f"{one.count:,}", *(number(x, 1) if x is not None else "-" for x in (one.mean, one.p50, one.p95)))
-          for name, one in report.lengths.items() if one.count),
-    ])]  # fmt: skip
-    twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
-    lines += ["", f"twins: {twins or 'none'}"]
-    for topic, count in report.unreadable.items():
-        lines.append(f"{topic}: {plural(count, 'record')} without id headers, not counted")
-    if report.problems:
-        lines += ["", "problems:", *(f"  {sentence}" for sentence in report.problems)]
-    return lines

@@ -76,7 +76,7 @@ def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
         and received.message.result is GroupResult.dead
         and not received.message.late
     }
-    attempts = _attempts(log) if outcomes else frozenset()
+    attempts = _attempts(log) if outcomes else set()
 
     def state(group_id: str) -> State:
         if next_attempt(group_id) in attempts:
@@ -112,10 +112,14 @@ def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
     return dropped, set(asked.values())
 
 
-def _attempts(log: Log) -> frozenset[str]:
-    """Groups on `tasks` that are not a first attempt."""
-    groups = {record.header("group_id") or b"" for record in log.read("tasks", bodies=False)}
-    return frozenset(group.decode("ascii", "replace") for group in groups if not group.endswith(b"/0"))
+def _attempts(log: Log) -> set[str]:
+    """Groups that are not a first attempt: on `tasks`, or on `outcomes` where their tasks were deleted."""
+    groups = {
+        record.header("group_id") or b"/0"
+        for topic in ("outcomes", "tasks")
+        for record in log.read(topic, bodies=False)
+    }
+    return {group.decode("ascii", "replace") for group in groups if not group.endswith(b"/0")}
 
 
 def _letter(record: Record) -> Letter | None:

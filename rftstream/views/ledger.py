@@ -171,6 +171,8 @@ class Outcomes:
     fate_N: Fates
     batch_N: Numbers
     """Batch sequence of the rollouts that are in a batch, else -1."""
+    tokens_N: Numbers
+    """-1 where none was sampled."""
     twins: Digests
     broken: tuple[str, ...]
     """Records that cannot be decoded."""
@@ -201,6 +203,7 @@ def outcomes_of(table: Table, version: int) -> Outcomes:
         rollout_N=column(named, "rollout"),
         fate_N=fate_N,
         batch_N=np.where(scored_N & ~late_N, named["number"], -1),
+        tokens_N=column(named, "count").astype(np.int64),
         twins=twins,
         broken=tuple(text for _, text in table.broken),
     )

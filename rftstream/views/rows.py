@@ -1,4 +1,4 @@
-"""A topic as a table: a row of 56 bytes for each record that says what it belongs to, made from its headers.
+"""A topic as a table: a row of 64 bytes for each record that says what it belongs to, made from its headers.
 
 Ids become 64-bit digests, the same in every process, so that tables can be kept (index.py); with ten million ids two
 share a digest once in 300,000 audits. A row depends on its record alone: what changes afterwards (the version in
@@ -36,12 +36,13 @@ RESULT_MASK, LATE, SCORED = 3, 4, 8
 ROW = np.dtype([
     ("rollout", "<u8"), ("group", "<u8"), ("key", "<u8"),  # digests; key: what must be unique on the topic
     ("number", "<i8"),  # the topic's own (NUMBERS), -1 where there is none
-    ("offset", "<i8"), ("partition", "<i4"),
-    ("share", "<i4"), ("count", "<i4"),  # on batches; count: as a manifest says
+    ("offset", "<i8"), ("sequence", "<i8"),  # of the group, -1 where there is none
+    ("partition", "<i4"),
+    ("share", "<i4"), ("count", "<i4"),  # on batches; count: as a manifest says; tokens of NAMED ones, -1 if unsampled
     ("kind", "u1"), ("code", "u1"), ("", "V2"),
 ])  # fmt: skip
 _from_bytes = int.from_bytes
-_pack = struct.Struct("<QQQqqiiiBBxx").pack
+_pack = struct.Struct("<QQQqqqiiiBBxx").pack
 
 NUMBERS = {
     "tasks": "group_size", "rollouts": "num_tokens", "verified": "num_tokens", "batches": "batch_sequence",
@@ -78,6 +79,9 @@ class Table:
     """By partition."""
     broken: list[tuple[int, str]] = field(default_factory=list)
     """Outcomes that cannot be decoded: offset, and why."""
+
+    def where(self, wanted: Callable[[RowArray], Any]) -> Table:
+        return Table(self.rows[wanted(self.rows)], self.marks, self.broken)
 
     def kept(self, begins: Mapping[TopicPartition, int]) -> Table:
         """Without the rows of records that were deleted at the beginning."""
@@ -191,7 +195,7 @@ def _record_encoder(topic: str) -> Callable[[Record], bytes]:
         text = None if contract not in contracts else rollout_id if by_rollout else twin_key(topic, headers)
         if text is None:
             # Without any headers: the tombstone of a partial.
-            return _pack(0, 0, 0, -1, record.offset, record.partition, -1, -1, UNREADABLE, 0) if headers else b""
+            return _pack(0, 0, 0, -1, record.offset, -1, record.partition, -1, -1, UNREADABLE, 0) if headers else b""
         key = digest(text)
         group_id = headers.get("group_id")
         rollout = group = 0
@@ -203,10 +207,11 @@ def _record_encoder(topic: str) -> Callable[[Record], bytes]:
                 last_group = (group_id, digest(group_id))
             group = last_group[1]
         number = -1 if headers.get("status") in UNSAMPLED else integer(headers.get(number_name))
+        place = (record.offset, integer(headers.get("sequence")), record.partition)
         if not has_shares:
-            return _pack(rollout, group, key, number, record.offset, record.partition, -1, -1, kind, 0)
+            return _pack(rollout, group, key, number, *place, -1, -1, kind, 0)
         share, count = integer(headers.get("share")), integer(headers.get("count"))
-        return _pack(rollout, group, key, number, record.offset, record.partition, share, count, kind, 0)
+        return _pack(rollout, group, key, number, *place, share, count, kind, 0)
 
     return encode
 
@@ -220,15 +225,16 @@ def _outcome_rows(record: Record, broken: list[tuple[int, str]]) -> bytes:
     except ContractError as error:
         broken.append((record.offset, str(error)))
         return b""
-    place = (record.offset, record.partition, -1, -1)
+    place = (record.offset, min(outcome.sequence, 1 << 62), record.partition, -1)
     key = digest(twin_key("outcomes", headers_of(record)) or str(record).encode())
     group = digest(outcome.group_id.encode())
     batch = -1 if outcome.batch_sequence is None else min(outcome.batch_sequence, 1 << 62)
     code = RESULTS.index(outcome.result) | (LATE if outcome.late else 0)
-    found = _pack(0, group, key, batch, *place, OUTCOME, code)
+    found = _pack(0, group, key, batch, *place, -1, OUTCOME, code)
     for one in outcome.rollouts:
         flags = code | (SCORED if one.reason is None and one.reward is not None else 0)
-        found += _pack(digest(one.rollout_id.encode()), group, key, batch, *place, NAMED, flags)
+        tokens = -1 if one.status.encode() in UNSAMPLED else min(one.num_tokens, (1 << 31) - 1)
+        found += _pack(digest(one.rollout_id.encode()), group, key, batch, *place, tokens, NAMED, flags)
     return found
 
 

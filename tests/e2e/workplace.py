@@ -36,7 +36,8 @@ from rftstream.runtime.observer import ControlView, Curve, Observer, read_contro
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder, open_run
 from rftstream.transport.base import NewRecord, Record
-from rftstream.views.audit import AuditReport, audit
+from rftstream.views.audit import audit
+from rftstream.views.balance import AuditReport
 
 COMMAND = str(Path(sys.executable).with_name("rftstream"))
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rftstream.messages import GroupResult, StepRecord, Task
 from rftstream.topics import TOPICS
-from rftstream.views.audit import AuditReport
+from rftstream.views.balance import AuditReport
 from tests.e2e.workplace import RunView
 
 SINGLE_WRITERS = {"tasks": "feeder", "batches": "buffer", "outcomes": "buffer", "steps": "trainer",

@@ -94,6 +94,9 @@ def draw_config(random: Random) -> RunConfig:
     if random.random() < 0.2:  # never so short that no group can be made in time
         quick = values["policies"]["fake"]["tokens_per_s"] == 0.0
         values["buffer"]["group_deadline_s"] = random.choice([0.3, 1.0, 5.0] if quick else [10.0, 30.0])
+    if random.random() < 0.5:
+        values["trainer"]["keep_checkpoints"] = random.randint(2, 3)
+        values["retention"] = {"checkpoints": random.randint(2, values["trainer"]["keep_checkpoints"])}
     return configs.from_dict(values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +21,14 @@ from rftstream.messages import (
     StepRecord,
     Task,
     TasksEnded,
+    Trimmed,
     VerifiedRollout,
     WeightsAnnounced,
 )
 from rftstream.testing import Simulation
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
+from tests.simulation.deletions import Deletions
 
 STEPS = TopicPartition("steps", 0)
 
@@ -56,6 +59,8 @@ class Laws:
         self.num_retried = 0
         self.num_copied = 0
         """Rollouts that were not sampled again."""
+        self.sampled: dict[str, tuple[Record, Rollout]] = {}
+        """By the place of the record."""
         self.letters: set[bytes | None] = set()
         self.rewards: dict[str, float] = {}
         self.steps: list[StepRecord] = []
@@ -72,6 +77,7 @@ class Laws:
         """Group -> batch and share."""
         self.ended: TasksEnded | None = None
         self.finished: RunFinished | None = None
+        self.deletions = Deletions(self)
 
     def __call__(self) -> None:
         log = self.simulation.log
@@ -80,11 +86,12 @@ class Laws:
         self._num_changes = log.num_changes
         new_tasks: list[Task] = []
         for place, partition in log.partitions.items():
-            for record in partition.records[self._seen[place] :]:
+            for record in partition.records[bisect_left(partition.offsets, self._seen[place]) :]:
                 self._look(record, new_tasks)
-            self._seen[place] = len(partition.records)
+            self._seen[place] = partition.end
         if new_tasks:
             self._admission(new_tasks)
+        self.kept()
         if self._num_changes >= self._audit_at:
             self._audit_at = self._num_changes + AUDIT_EVERY
             report = self.simulation.audit()
@@ -92,6 +99,7 @@ class Laws:
 
     def _look(self, record: Record, new_tasks: list[Task]) -> None:
         self._twin(record)
+        self.deletions.look(record)
         if record.value is None:
             return
         message = codec.from_record(record)
@@ -129,6 +137,12 @@ class Laws:
                 assert self.finished is None, "it is said once that a run is finished"
                 self.finished = message
                 assert self.simulation.folder.final.is_dir()
+
+            case Trimmed():
+                self.deletions.say(message)
+
+    def kept(self) -> None:
+        self.deletions.check()
 
     def _twin(self, record: Record) -> None:
         names = TOPICS[record.topic].twin
@@ -176,6 +190,7 @@ class Laws:
         assert ids == self.tasks[ids.rollout_id].ids
         assert record.partition == ids.sequence % self.config.transport.partitions
         self._copy(rollout)
+        self.sampled[str(record)] = record, rollout
         for segment in rollout.segments:
             for span in segment.versions:
                 assert (span.trainer_epoch, span.version) in self.announced
@@ -186,12 +201,11 @@ class Laws:
         place = self.tasks[rollout.ids.rollout_id].stored_rollout
         if place is None or rollout.status is RolloutStatus.skipped:
             return
-        stored = next(one for one in self.simulation.records("rollouts") if str(one) == place)
-        then = codec.from_record(stored)
-        assert isinstance(then, Rollout)
+        record, then = self.sampled[place]
         oldest = min((span.version for segment in then.segments for span in segment.versions), default=None)
-        if oldest is None or oldest >= rollout.ids.min_version:
-            assert replace(then, ids=rollout.ids) == rollout, "scored again, not sampled again"
+        same, deleted = replace(then, ids=rollout.ids) == rollout, self.deletions.is_deleted(record)
+        if not (deleted and not same) and (oldest is None or oldest >= rollout.ids.min_version):
+            assert same, "scored again, not sampled again"
             self.num_copied += 1
 
     def _verified(self, verified: VerifiedRollout) -> None:
@@ -260,6 +274,7 @@ class Laws:
         name = step.name
         self.steps.append(step)
         assert name.trainer_epoch >= epoch, "an older trainer wrote"
+        self.deletions.step(step)
         if step.resumed:
             assert name.trainer_epoch > epoch
             assert name.version <= version
@@ -280,6 +295,7 @@ class Laws:
         assert name.trainer_epoch > self.epoch_announced or not message.resumed
         self.epoch_announced = name.trainer_epoch
         self.announced.add((name.trainer_epoch, name.version))
+        self.deletions.announced(message)
         assert message.object in self.simulation.store.objects, "the object comes first"
 
     # ------------------------------------------------------------------------------------------ at the end
@@ -304,6 +320,7 @@ class Laws:
         """Of a run that came to its end by itself."""
         report = self.simulation.audit()
         assert report.fine, report.to_text()
+        self.deletions.check_end()
         assert report.groups.admitted == len(self.admitted)
         assert report.groups.trained == sum(map(len, self.batches()[: self.version]))
         assert self.finished is not None

@@ -101,7 +101,7 @@ def test_the_grid_has_all_that_may_matter() -> None:
             "ends": config.run.steps is None, "deterministic": is_deterministic(config),
             "deadline": config.buffer.group_deadline_s is None, "fails": config.policies["fake"]["fail_share"],
             "nan": bool(config.backends["fake"]["nan_at"]), "evaluations": bool(config.evaluations),
-            "tasksets": len(config.tasksets),
+            "tasksets": len(config.tasksets), "retention": config.retention,
         }.items():  # fmt: skip
             settings.setdefault(name, set()).add(value)
         faults += Counter({name: getattr(planned, name) for name in KINDS})

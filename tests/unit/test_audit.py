@@ -22,7 +22,8 @@ from rftstream.messages import (
 )
 from rftstream.transport.base import NewRecord, TopicPartition, Transport
 from rftstream.transport.memory import MemoryLog
-from rftstream.views.audit import AuditReport, Balance, audit
+from rftstream.views.audit import audit
+from rftstream.views.balance import AuditReport, Balance
 from tests.unit.synthetic import SyntheticLog, experience, outcome, rollout, task, verified
 
 

@@ -23,7 +23,8 @@ from rftstream.runtime.runs import OpenRun, RunFolder
 from rftstream.transport.base import NewRecord, TopicPartition
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.views import index as indexes
-from rftstream.views.audit import AuditReport, audit
+from rftstream.views.audit import audit
+from rftstream.views.balance import AuditReport
 from rftstream.views.index import Index, folder_of, opened_index
 from rftstream.views.rows import ROW
 from rftstream.views.trace import trace

@@ -1,0 +1,114 @@
+"""What a simulated run deletes: said before, needed by nobody, and never by a trainer that was replaced."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from rftstream.messages import GroupResult, StepRecord, Trimmed, VersionName, WeightsAnnounced
+from rftstream.transport.base import Record, TopicPartition
+from rftstream.weights.checkpoints import CheckpointStore, is_gone
+from rftstream.weights.lineage import Lineage
+
+if TYPE_CHECKING:
+    from tests.simulation.laws import Laws
+
+READERS = {"tasks": "explorer", "rollouts": "verifier", "verified": "buffer"}
+
+
+class Deletions:
+    def __init__(self, laws: Laws) -> None:
+        self._laws = laws
+        self._lineage = Lineage()
+        self._recorded: set[VersionName] = set()
+        self._sequences: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
+        """Offset -> sequence of the group, on the topics of the flow."""
+        self._begins: Counter[TopicPartition] = Counter()
+        self._newest: WeightsAnnounced | None = None
+        self.said: Trimmed | None = None
+        self.num_deleted = 0
+        """Records of the flow."""
+
+    def look(self, record: Record) -> None:
+        sequence = record.header("sequence")
+        if record.topic in READERS and sequence is not None:
+            self._sequences[record.place][record.offset] = int(sequence)
+
+    def is_deleted(self, record: Record) -> bool:
+        return record.offset < self._begins[record.place]
+
+    def step(self, step: StepRecord) -> None:
+        if step.resumed:
+            self._lineage.start(step.name)
+        self._recorded.add(step.name)
+
+    def announced(self, message: WeightsAnnounced) -> None:
+        assert all(name != message.name for name in message.gone)
+        self._newest = message
+
+    def say(self, trimmed: Trimmed) -> None:
+        """It only grows, and it is true."""
+        before, laws = self.said, self._laws
+        self.said = trimmed
+        if before is not None:
+            assert trimmed.sequence >= before.sequence
+            assert trimmed.version >= before.version
+            for topic, offsets in before.offsets.items():
+                assert all(map(int.__ge__, trimmed.offsets[topic], offsets))
+            assert not [name for name in trimmed.checkpoints if is_gone(name, before)], "what is gone comes not back"
+        assert bool(trimmed.offsets) <= (laws.config.retention is not None)
+        groups = [one for one in laws.outcomes.values() if one.sequence < trimmed.sequence]
+        fates = Counter("trained" if one.result is GroupResult.batched else str(one.result) for one in groups)
+        assert dict(fates) == trimmed.groups
+        assert sum(fates.values()) == trimmed.sequence
+        sizes = sum(len(laws.admitted[one.group_id]) for one in groups)
+        assert sum(trimmed.rollouts.values()) == sizes
+        assert all(one.batch_sequence is None or one.batch_sequence < trimmed.version for one in groups)
+        assert trimmed.version <= laws.version
+
+    def check(self) -> None:
+        """After every change of the log."""
+        laws, said = self._laws, self.said
+        if self._newest is not None:
+            assert self._newest.object in laws.simulation.store.objects, "the newest weights are gone"
+        if said is not None:
+            for name in said.checkpoints:
+                where = f"checkpoints/{name.trainer_epoch:06d}-{name.version:08d}/manifest.json"
+                assert where in laws.simulation.store.objects, f"{name} was to be kept"
+        partitions = laws.simulation.log.partitions
+        moved = [place for place, one in partitions.items() if one.begin > self._begins[place]]
+        for place in moved:
+            self._deleted(place, partitions[place].begin)
+        if any(place.topic == "batches" for place in moved):
+            self._checkpoints()
+
+    def _deleted(self, place: TopicPartition, begin: int) -> None:
+        assert self.said is not None
+        assert begin <= self.said.offsets[place.topic][place.partition], "deleted before it was said"
+        if place.topic in READERS:
+            group = self._laws.simulation.log.groups[READERS[place.topic]]
+            assert begin <= group.positions[place].offset, f"{place}: its readers are not there yet"
+            for offset in range(self._begins[place], begin):
+                sequence = self._sequences[place].pop(offset)
+                assert sequence < self.said.sequence, f"{place}@{offset}: of a group that is not through"
+                self.num_deleted += 1
+        self._begins[place] = begin
+
+    def _checkpoints(self) -> None:
+        """The newest ones in force can be begun with."""
+        retention = self._laws.config.retention
+        assert retention is not None
+        store = CheckpointStore(self._laws.simulation.store)
+        names = [one for one in store.names() if one in self._recorded and self._lineage.in_force(one)]
+        names = [one for one in names if not is_gone(one, self.said)][-retention.checkpoints :]
+        assert names
+        for name in names:
+            positions = store.state(name)["positions"]
+            for share, position in enumerate(positions):
+                assert position >= self._begins[TopicPartition("batches", share)], f"batches after {name} are gone"
+
+    def check_end(self) -> None:
+        if self._laws.config.retention is None:
+            assert not any(self._begins.values()), "deleted without being asked to"
+        elif self._begins:
+            self._checkpoints()
