@@ -54,6 +54,8 @@ class ConcurrentService(Service):
         self._trackers: dict[TopicPartition, tuple[int, PartitionTracker]] = {}
         self._in_hand: dict[int, _InHand] = {}
         self._next_number = 0
+        self._polled: list[Record] = []
+        """Delivered, and not yet looked at."""
         self._results: list[_Result] = []
         self._is_unsure = False
         """Whether results may be on the log already."""
@@ -167,8 +169,9 @@ class ConcurrentService(Service):
         """Keeps the membership up and takes as many records as there is room for."""
         assert self._member is not None
         room = 0 if self._draining else max(0, self.step.room)
-        records = self._member.poll(max_records=room)
-        changed = self._follow_assignment()
+        self._polled += self._member.poll(max_records=max(0, room - len(self._polled)))
+        changed = self._follow_assignment()  # may fail for now: what was polled is not delivered again
+        records, self._polled = self._polled, []
         for record in records:
             entry = self._trackers.get(record.place)
             if entry is not None and record.place not in changed and entry[1].deliver(record.offset):

@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 from rftstream import codec, metrics
-from rftstream.errors import ContractError, ProducerLost, TakenOver, TransportError
+from rftstream.errors import ContractError, ProducerLost, RftError, TakenOver, TransportError
 from rftstream.ids import derive_seed
 from rftstream.messages import Claim, DesiredState
+from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log, Publish, Received, Role, RoleContext, SingleStep, Transaction, dead_letter
 from rftstream.runtime.service import MAX_IDLE_S, Service, begin_positions
 from rftstream.transport.base import Producer, Record, TopicPartition
@@ -206,12 +208,29 @@ class SingleService(Service):
             f"{newest.epoch} (this one knew {known}); this process ends"
         )
 
+    @contextmanager
+    def _unless_taken_over(self) -> Iterator[None]:
+        """What looks like a broken log or a rule to stop by may be the view of a process that was away: its successor
+        has gone on meanwhile, and deleted what itself needs no more."""
+        try:
+            yield
+        except RftError as error:
+            if error.retriable or isinstance(error, TakenOver):
+                raise
+            self._recovered = False  # should the log not answer now, everything is read again
+            newest = read_control(self.transport).claims.get(self.role)
+            if newest is not None:
+                self.claims[self.role] = newest
+            self._check_taken_over()
+            raise
+
     def _recover(self) -> None:
         assert self.claim is not None
         self._pending = None
         self._letters = []
         self._buried = None
-        positions: Mapping[TopicPartition, int] = self.step.recover(Log(self.transport), self.claim)
+        with self._unless_taken_over():
+            positions: Mapping[TopicPartition, int] = self.step.recover(Log(self.transport), self.claim)
         if self._reader is not None:
             control = {place: self._reader.position(place) for place in self.transport.admin.end_offsets("control")}
             self._reader.close()
@@ -233,16 +252,17 @@ class SingleService(Service):
             self._full = self.step.full
             (self._reader.pause if self._full else self._reader.resume)(self._consumed)
         records = self._reader.poll()
-        for record in records:
-            received = self.decode(record)
-            if record.topic == "control":
-                self._absorb_control(received)
+        with self._unless_taken_over():
+            for record in records:
+                received = self.decode(record)
+                if record.topic == "control":
+                    self._absorb_control(received)
+                    if isinstance(received, ContractError):
+                        continue
                 if isinstance(received, ContractError):
-                    continue
-            if isinstance(received, ContractError):
-                self._bury(record, received)
-            else:
-                self.step.absorb(received)
+                    self._bury(record, received)
+                else:
+                    self.step.absorb(received)
         if any(record.topic == "control" for record in records):
             self._check_taken_over()
             self.step.paused(self.desired is DesiredState.paused)
@@ -278,7 +298,7 @@ class SingleService(Service):
     def _publish_next(self) -> bool:
         """One slice of the step's work and its transaction; False when there is nothing to publish now."""
         if self._pending is None:
-            with self._step_seconds.time():
+            with self._step_seconds.time(), self._unless_taken_over():
                 transaction = self.step.advance()
             if transaction is None and self._letters:
                 transaction = Transaction(())

@@ -11,6 +11,7 @@ from rftstream.testing.conformance_bench import (
     by_place,
     new,
     places_of,
+    position_new,
     take,
     texts,
 )
@@ -247,6 +248,60 @@ class ReadingConformance(BenchFixtures):
         # Positions before the first one kept are moved to it.
         reader = bench.transport.reader({place: 0})
         assert texts(take(bench.transport, reader, 5)) == ["10", "12", "14", "16", "18"]
+
+    def test_deleting_goes_on_where_it_was_left_and_never_back(self, bench: Bench) -> None:
+        topic = bench.topic(2)
+        left, right = places_of(bench.transport, topic)
+        bench.write([new(topic, number % 2, f"{number}") for number in range(12)])
+        offsets = {record.key: record.offset for record in bench.all_records(topic)}
+        admin = bench.transport.admin
+        admin.delete_before({left: offsets[b"8"], right: 0})
+        for again in (offsets[b"8"], offsets[b"4"], 0):  # whoever was away may come late
+            admin.delete_before({left: again})
+        assert admin.begin_offsets(topic) == {left: offsets[b"8"], right: 0}
+        ends = admin.end_offsets(topic)
+        with pytest.raises(PositionMissing, match="beyond the end"):
+            admin.delete_before({right: ends[right] + 1})
+        assert [record.key for record in bench.all_records(topic) if record.partition == 1] == [
+            b"%d" % number for number in range(1, 12, 2)
+        ]
+        admin.delete_before(ends)
+        assert admin.begin_offsets(topic) == ends == admin.end_offsets(topic)
+        assert bench.all_records(topic) == []
+        bench.write([new(topic, 0, "next")])
+        (record,) = bench.all_records(topic)
+        assert record.offset >= ends[left]
+
+    def test_who_reads_what_is_deleted_goes_on_at_the_first_record_kept(self, bench: Bench) -> None:
+        topic = bench.topic()
+        (place,) = places_of(bench.transport, topic)
+        bench.write([new(topic, 0, f"{number}") for number in range(20)])
+        offsets = {record.key: record.offset for record in bench.all_records(topic)}
+        reader = bench.transport.reader({place: 0})
+        seen: list[str] = []
+        bench.await_true("the first record", lambda: seen.extend(texts(reader.poll(1))) or seen == ["0"])
+        bench.connect().admin.delete_before({place: offsets[b"15"]})
+        # What it had fetched it may still deliver; then it goes on behind the gap, and nothing twice.
+        bench.await_true("the last record", lambda: seen.extend(texts(reader.poll(1))) or "19" in seen)
+        assert seen[-5:] == ["15", "16", "17", "18", "19"]
+        assert sorted(set(seen), key=int) == seen
+        late = bench.transport.reader({place: offsets[b"19"]})
+        late.seek(place, offsets[b"3"])
+        assert texts(take(bench.transport, late, 5)) == ["15", "16", "17", "18", "19"]
+
+    def test_a_group_goes_on_after_what_it_has_done_was_deleted(self, bench: Bench) -> None:
+        topic = bench.topic()
+        (place,) = places_of(bench.transport, topic)
+        group = bench.group(topic)
+        bench.write([new(topic, 0, f"{number}") for number in range(10)])
+        offsets = {record.key: record.offset for record in bench.all_records(topic)}
+        bench.producer().commit([], positions={place: Position(offsets[b"6"])}, group=group)
+        bench.transport.admin.delete_before({place: offsets[b"6"]})
+        assert bench.transport.admin.lag(group, topic) == {place: 4}
+        transport, member = bench.join(group, topic)
+        bench.settle([(transport, member)], topic)
+        position_new(member, {})
+        assert texts(take(transport, member, 4)) == ["6", "7", "8", "9"]
 
     def test_newest_per_key_survives_compaction(self, bench: Bench) -> None:
         topic = bench.topic(compacted=True)

@@ -16,6 +16,9 @@ from rftstream.transport.embedded_store import OFFSET_BITS, Store
 
 TOMBSTONE_KEPT_S = 86_400.0
 
+DELETED_AT_ONCE = 2000
+"""Records that one transaction deletes at most: nobody else can write meanwhile."""
+
 
 class EmbeddedAdmin:
     def __init__(self, store: Store) -> None:
@@ -86,24 +89,36 @@ class EmbeddedAdmin:
         return lag
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The file does not become smaller: SQLite keeps the pages and fills them with what comes next."""
         ids = {place: self._store.partition_id(place) for place in offsets}
         for place, offset in offsets.items():
-            base = ids[place] << OFFSET_BITS
-            with self._store.write() as db:
-                begin, end = db.execute(
-                    "SELECT begin_offset, next_offset FROM partitions WHERE id = ?", (ids[place],)
-                ).fetchone()
-                if offset > end:
-                    raise PositionMissing(f"{place}@{offset}: beyond the end of the log ({end}); delete up to there")
-                if offset <= begin:
-                    continue
-                num_deleted = db.execute(
-                    "DELETE FROM records WHERE id >= ? AND id < ?", (base + begin, base + offset)
-                ).rowcount
-                db.execute(
-                    "UPDATE partitions SET begin_offset = ?, num_removed = num_removed - ? WHERE id = ?",
-                    (offset, offset - begin - num_deleted, ids[place]),
-                )
+            while self._delete_some(place, ids[place], offset):
+                pass  # between two slices the others get their turn to write
+
+    def _delete_some(self, place: TopicPartition, partition_id: int, offset: int) -> bool:
+        """A slice of the records before the offset; whether there are more."""
+        base = partition_id << OFFSET_BITS
+        with self._store.write() as db:
+            begin, end = db.execute(
+                "SELECT begin_offset, next_offset FROM partitions WHERE id = ?", (partition_id,)
+            ).fetchone()
+            if offset > end:
+                raise PositionMissing(f"{place}@{offset}: beyond the end of the log ({end}); delete up to there")
+            if offset <= begin:
+                return False
+            row = db.execute(
+                "SELECT id FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT 1 OFFSET ?",
+                (base + begin, base + offset, DELETED_AT_ONCE),
+            ).fetchone()
+            upto = offset if row is None else row[0] - base
+            num_deleted = db.execute(
+                "DELETE FROM records WHERE id >= ? AND id < ?", (base + begin, base + upto)
+            ).rowcount
+            db.execute(
+                "UPDATE partitions SET begin_offset = ?, num_removed = num_removed - ? WHERE id = ?",
+                (upto, upto - begin - num_deleted, partition_id),
+            )
+            return bool(upto < offset)
 
     def compact(self, topic: str) -> None:
         row = self._store.topic(topic)
