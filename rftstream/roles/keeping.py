@@ -52,6 +52,8 @@ class Keeping:
         self._read_outcomes: dict[TopicPartition, int] = {}
         self._marks: deque[tuple[int, dict[str, tuple[int, ...]]]] = deque()
         """How many groups were admitted when the topics of the flow ended at these offsets, oldest first."""
+        self._through: Mapping[str, tuple[int, ...]] = {}
+        """Where the topics of the flow ended when no group was admitted that is not through by now."""
 
     def absorb(self, trimmed: Trimmed) -> None:
         self._said = trimmed
@@ -141,10 +143,9 @@ class Keeping:
         version = max(now.version, oldest.version)
         self._settle(version)
         offsets = {"batches": _larger(self._offsets("batches"), positions)}
-        flow: Mapping[str, tuple[int, ...]] = {}
         while self._marks and self._marks[0][0] <= self._settled.sequence:
-            flow = self._marks.popleft()[1]
-        for topic, found in flow.items():
+            self._through = self._marks.popleft()[1]
+        for topic, found in self._through.items():
             offsets[topic] = _larger(self._offsets(topic), self._done(topic, found))
         settled = self._settled
         return replace(

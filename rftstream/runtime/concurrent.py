@@ -55,7 +55,7 @@ class ConcurrentService(Service):
         self._in_hand: dict[int, _InHand] = {}
         self._next_number = 0
         self._polled: list[Record] = []
-        """Delivered, and not yet looked at."""
+        """Delivered, and not begun."""
         self._results: list[_Result] = []
         self._is_unsure = False
         """Whether results may be on the log already."""
@@ -170,13 +170,16 @@ class ConcurrentService(Service):
         assert self._member is not None
         room = 0 if self._draining else max(0, self.step.room)
         self._polled += self._member.poll(max_records=max(0, room - len(self._polled)))
-        changed = self._follow_assignment()  # may fail for now: what was polled is not delivered again
-        records, self._polled = self._polled, []
-        for record in records:
+        changed = self._follow_assignment()
+        self._polled = [record for record in self._polled if record.place not in changed]
+        num_polled = len(self._polled)
+        while self._polled:  # whoever asks the log may fail for now, and what was polled is not delivered again
+            record = self._polled[0]
             entry = self._trackers.get(record.place)
-            if entry is not None and record.place not in changed and entry[1].deliver(record.offset):
+            if entry is not None and entry[1].deliver(record.offset):
                 self._begin(record, entry[0])
-        return bool(records or changed)
+            del self._polled[0]
+        return bool(num_polled or changed)
 
     def _follow_assignment(self) -> set[TopicPartition]:
         """Drops what was lost and positions what is new; a partition that was away begins again from its position."""
@@ -211,14 +214,16 @@ class ConcurrentService(Service):
     def _begin(self, record: Record, assignment: int) -> None:
         number = self._next_number
         self._next_number += 1
-        self._in_hand[number] = _InHand(record.place, assignment, record.offset)
+        work = _InHand(record.place, assignment, record.offset)
         received = self.decode(record)
         if not isinstance(received, ContractError) and received.message is None:
             received = ContractError("$: got no value (a tombstone), expected a message", where=str(record))
         if isinstance(received, ContractError):
+            self._in_hand[number] = work
             self._collect([self._undecodable(number, record, received)])
         else:
             self.step.start(Item(number, received))
+            self._in_hand[number] = work
 
     def _undecodable(self, number: int, record: Record, error: ContractError) -> Done:
         log.error("%s; message sent to dead", error)

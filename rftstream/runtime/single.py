@@ -252,23 +252,30 @@ class SingleService(Service):
             self._full = self.step.full
             (self._reader.pause if self._full else self._reader.resume)(self._consumed)
         records = self._reader.poll()
-        with self._unless_taken_over():
-            for record in records:
-                received = self.decode(record)
-                if record.topic == "control":
-                    self._absorb_control(received)
-                    if isinstance(received, ContractError):
-                        continue
-                if isinstance(received, ContractError):
-                    self._bury(record, received)
-                else:
-                    self.step.absorb(received)
+        try:
+            with self._unless_taken_over():
+                for record in records:
+                    self._take(record)
+        except TransportError:
+            self._recovered = False  # what was polled is not delivered again, so everything is read anew
+            raise
         if any(record.topic == "control" for record in records):
             self._check_taken_over()
             self.step.paused(self.desired is DesiredState.paused)
             if self.desired is DesiredState.draining:
                 self.step.draining()
         return bool(records)
+
+    def _take(self, record: Record) -> None:
+        received = self.decode(record)
+        if record.topic == "control":
+            self._absorb_control(received)
+            if isinstance(received, ContractError):
+                return
+        if isinstance(received, ContractError):
+            self._bury(record, received)
+        else:
+            self.step.absorb(received)
 
     def _bury(self, record: Record, error: ContractError) -> None:
         letter = dead_letter(

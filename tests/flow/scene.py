@@ -131,7 +131,7 @@ class Scene(MemoryRun):
         siblings = self.siblings(sequence)[-1:] if late else self.siblings(sequence)
         self.put("outcomes", GroupOutcome(
             group_id=siblings[0].group_id, taskset="sums", sequence=sequence, result=result, reason="test", late=late,
-            batch_sequence=batch,
+            batch_sequence=batch, group_size=self.group_size,
             rollouts=tuple(RolloutSummary(rollout_id=one.rollout_id, num_tokens=1, status=RolloutStatus.completed,
                                           reward=1.0) for one in siblings),
         ))  # fmt: skip

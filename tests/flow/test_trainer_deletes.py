@@ -1,0 +1,300 @@
+"""What a trainer deletes: said first, and nothing that anybody needs, however late somebody who was away comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftstream.errors import ConfigError, TakenOver
+from rftstream.messages import GroupResult, Trimmed, VersionName, WeightsAnnounced
+from rftstream.replay.again import replay
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.rollback import roll_back
+from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from rftstream.transport.base import Position, TopicPartition
+from rftstream.weights.checkpoints import CheckpointStore
+from tests.flow.scene import Scene
+from tests.flow.test_replay import InMemory
+from tests.flow.trained import checkpoints_of, digests_of, names, steps_of, versions_kept
+
+KEEPING = {"trainer__checkpoint_every": 2, "retention": {"checkpoints": 2}}
+
+
+def trained(folder: Path, batches: int = 8, **settings: object) -> Scene:
+    scene = Scene(folder, **{**KEEPING, **settings})
+    for number in range(batches):
+        scene.batch(number)
+    RoleDriver(scene, "trainer").work()
+    return scene
+
+
+def said_of(scene: Scene) -> Trimmed:
+    said = read_control(scene.transport()).trimmed
+    assert said is not None
+    return said
+
+
+def begin_of_batches(scene: Scene) -> tuple[int, ...]:
+    return tuple(offset for _, offset in sorted(scene.transport().admin.begin_offsets("batches").items()))
+
+
+def name(epoch: int, version: int) -> VersionName:
+    return VersionName(trainer_epoch=epoch, version=version)
+
+
+# --------------------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_batches_below_the_oldest_of_the_kept_checkpoints_go(tmp_path: Path, shares: int) -> None:
+    scene = trained(tmp_path, trainer__shares=shares)
+    said = said_of(scene)
+    assert (said.name, said.checkpoints, said.version) == (name(1, 8), (name(1, 6), name(1, 8)), 6)
+    step = next(one for one in steps_of(scene) if one.name.version == 6)
+    assert begin_of_batches(scene) == said.offsets["batches"] == step.positions
+    assert checkpoints_of(scene) == [(1, 6), (1, 8)]
+
+
+def test_without_the_section_the_log_stays_whole(tmp_path: Path) -> None:
+    scene = trained(tmp_path, retention=None)
+    assert checkpoints_of(scene) == [(1, 6), (1, 8)]
+    assert not any(begin_of_batches(scene))
+    assert (said_of(scene).offsets, said_of(scene).version) == ({}, 0)
+
+
+def test_more_checkpoints_than_are_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"retention.checkpoints: got 3, expected at most trainer.keep_checkpoints"):
+        Scene(tmp_path, retention={"checkpoints": 3})
+
+
+@pytest.mark.parametrize("version", [4, 6, 8])
+def test_each_kept_checkpoint_can_be_gone_back_to_and_gives_the_same_weights(tmp_path: Path, version: int) -> None:
+    """With three of them; the run goes on two batches further than it was."""
+    settings = {"trainer__keep_checkpoints": 3, "retention": {"checkpoints": 3}}
+    calm, scene = trained(tmp_path / "calm", 10, retention=None), trained(tmp_path / "trimmed", **settings)
+    assert begin_of_batches(scene) == next(one for one in steps_of(calm) if one.name.version == 4).positions
+    roll_back(scene.transport(), scene.store, scene.folder.run_id, version)
+    for number in (8, 9):
+        scene.batch(number)
+    RoleDriver(scene, "trainer").work()
+    assert names(steps_of(scene))[-1] == (3, 10)
+    assert digests_of(scene) == digests_of(calm)
+
+
+def test_what_was_given_up_is_not_gone_back_to(tmp_path: Path) -> None:
+    scene = trained(tmp_path, trainer__keep_every=4)
+    assert checkpoints_of(scene) == [(1, 4), (1, 6), (1, 8)]
+    for version in (0, 4):
+        with pytest.raises(ConfigError, match=f"version {version} has no good checkpoint, expected one of 6, 8; batch"):
+            roll_back(scene.transport(), scene.store, scene.folder.run_id, version)
+
+
+def test_damaged_ones_are_passed_over_and_without_any_it_says_what_is_missing(tmp_path: Path) -> None:
+    scene = trained(tmp_path, trainer__keep_every=4)
+    for one in scene.store.list("checkpoints/000001-00000008/files"):
+        scene.store.objects[one] = b"damaged"
+    trainer = RoleDriver(scene, "trainer")
+    trainer.work()
+    assert names(steps_of(scene))[-3:] == [(2, 6), (2, 7), (2, 8)]
+    for one in scene.store.list("checkpoints/"):
+        if "files" in one and "00000004" not in one:
+            scene.store.objects[one] = b"damaged"
+    with pytest.raises(ConfigError, match=r"no usable checkpoint, .* expected a checkpoint of version 6 or above"):
+        RoleDriver(scene, "trainer").work()
+
+
+def test_replay_says_from_which_version_it_can_begin(tmp_path: Path) -> None:
+    scene = trained(tmp_path)
+    with pytest.raises(ConfigError, match="replay with --from 6"):
+        replay(InMemory(scene), first=3)
+    found = replay(InMemory(scene), first=6)
+    assert found.equal
+    assert (found.start, found.num_batches) == (6, 2)
+
+
+# --------------------------------------------------------------------------------------------- the flow
+
+
+def read_up_to(scene: Scene, **groups: int) -> None:
+    """What the readers of the flow have committed: everything up to so many records of each partition."""
+    topics = {"explorer": "tasks", "verifier": "rollouts", "buffer": "verified"}
+    producer = scene.transport().producer("readers")
+    producer.start()
+    for group, offset in groups.items():
+        places = scene.transport().admin.end_offsets(topics[group])
+        producer.commit([], positions={place: Position(min(offset, end)) for place, end in places.items()}, group=group)
+
+
+def count_admitted(scene: Scene, admitted: int) -> None:
+    producer = scene.transport().producer("feeder")
+    producer.start()
+    cursor = f'{{"admitted":{admitted},"drawn":{{}},"left_out":{{}}}}'
+    producer.commit([], positions={TopicPartition("steps", 0): Position(0, cursor)}, group="feeder")
+
+
+def flow(scene: Scene, *sequences: int) -> None:
+    """Sampled and verified."""
+    scene.admit(*sequences)
+    for sequence in sequences:
+        scene.put("rollouts", *(scene.rollout(one) for one in scene.siblings(sequence)))
+        scene.verify(sequence)
+    count_admitted(scene, max(sequences) + 1)
+
+
+def begins(scene: Scene) -> dict[str, int]:
+    """Records that are gone, by topic."""
+    admin = scene.transport().admin
+    return {topic: sum(admin.begin_offsets(topic).values()) for topic in ("tasks", "rollouts", "verified")}
+
+
+def test_the_flow_goes_once_its_groups_are_through_and_everybody_has_read_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, **KEEPING)
+    trainer = RoleDriver(scene, "trainer")
+
+    def train_to(version: int) -> dict[str, int]:
+        while len(steps_of(scene)) - 1 < version:
+            scene.batch(max(0, len(steps_of(scene)) - 1))
+            trainer.work()
+        return begins(scene)
+
+    trainer.work()
+    flow(scene, *range(4))
+    assert train_to(2) == {"tasks": 0, "rollouts": 0, "verified": 0}
+    for sequence in range(3):
+        scene.decide(sequence, GroupResult.batched, batch=sequence)
+    flow(scene, 4, 5)
+    nothing = {"tasks": 0, "rollouts": 0, "verified": 0}
+    assert train_to(4) == nothing, "3 has no outcome"
+    scene.decide(3, GroupResult.dead)
+    assert train_to(6) == nothing, "nobody has committed that he read them"
+    read_up_to(scene, explorer=99, verifier=99, buffer=99)
+    assert train_to(8) == {"tasks": 8, "rollouts": 8, "verified": 8}
+    scene.decide(4, GroupResult.batched, batch=3)
+    scene.decide(5, GroupResult.expired)
+    assert train_to(10) == {"tasks": 12, "rollouts": 12, "verified": 12}
+    said = said_of(scene)
+    assert (said.sequence, said.version) == (6, 8)
+    assert said.groups == {"trained": 4, "dead": 1, "expired": 1}
+    assert said.rollouts == {"trained": 8, "dead": 2, "expired": 2}
+
+
+# --------------------------------------------------------------------------------------------- coming late
+
+
+def objects_of(scene: Scene) -> set[tuple[int, int]]:
+    """Checkpoints of which anything is there."""
+    folders = {one.split("/")[1] for one in scene.store.list("checkpoints/")}
+    return {(int(epoch), int(version)) for epoch, _, version in (one.partition("-") for one in folders)}
+
+
+class Successor:
+    """Runs inside a trainer that stands still at a point, and goes on far beyond it."""
+
+    def __init__(self, scene: Scene, point: str, occurrence: int, *, batches: int = 14) -> None:
+        self._scene, self._point, self._left, self._batches = scene, point, occurrence, batches
+        self.trainer: RoleDriver | None = None
+        scene.store.fault = self
+        scene.log.fault = lambda point, process: self(point) if process == "trainer" else None
+
+    def __call__(self, point: str) -> None:
+        if self.trainer is not None or point != self._point:
+            return
+        self._left -= 1
+        if self._left > 0:
+            return
+        self.trainer = RoleDriver(self._scene, "trainer", process="successor")
+        self.trainer.work()
+        for number in range(8, self._batches):
+            self._scene.batch(number)
+        self.trainer.work()
+
+
+POINTS = [("before_delete", n) for n in (1, 2, 5, 9, 14, 20)] + [
+    ("before_checkpoints", 7), ("after_checkpoints", 7), ("after_checkpoints", 6), ("before_versions", 8),
+    ("after_commit", 6), ("after_commit", 8), ("before_commit", 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("point", "occurrence"), POINTS)
+def test_one_that_was_away_takes_nothing_from_its_successor(tmp_path: Path, point: str, occurrence: int) -> None:
+    """Wherever it stood still, in the middle of its deletions, too: each of the successor's checkpoints is there."""
+    scene = Scene(tmp_path, **KEEPING, weights__keep=3)
+    for number in range(8):
+        scene.batch(number)
+    away = Successor(scene, point, occurrence)
+    zombie = RoleDriver(scene, "trainer")
+    with pytest.raises(TakenOver):
+        for _ in range(200):
+            zombie.tick()
+            scene.clock.advance(1.0)
+            if zombie.done:
+                break
+    assert away.trainer is not None
+    said = said_of(scene)
+    assert [one.version for one in said.checkpoints] == [12, 14]
+    assert {(one.trainer_epoch, one.version) for one in said.checkpoints} <= objects_of(scene)
+    store = CheckpointStore(scene.store)
+    assert all(store.verify(one)["version"] == one.version for one in said.checkpoints)
+    assert begin_of_batches(scene) == tuple(store.state(said.checkpoints[0])["positions"])
+    newest = [one for one in scene.messages("weights") if isinstance(one, WeightsAnnounced)][-3:]
+    assert {one.object for one in newest} <= set(scene.store.objects)
+    for version in (12, 14):
+        roll_back(scene.transport(), scene.store, scene.folder.run_id, version)
+        RoleDriver(scene, "trainer", process=f"from {version}").work()
+    assert all(len(digests) == 1 for digests in digests_of(scene).values())
+
+
+def test_going_back_sees_what_was_given_up_a_moment_before(tmp_path: Path) -> None:
+    """A trainer that stands still before it deletes comes back after somebody has chosen where to begin."""
+    scene = trained(tmp_path, batches=4, trainer__keep_every=2)
+    away = RoleDriver(scene, "trainer", process="away")
+    chosen: list[str] = []
+
+    def fault(point: str, process: str) -> None:
+        if point != "before_delete" or process != "away" or chosen or said_of(scene).version < 4:
+            return
+        for version in (2, 4):
+            try:
+                roll_back(scene.transport(), scene.store, scene.folder.run_id, version)
+            except ConfigError as error:
+                chosen.append(str(error))
+
+    for number in (4, 5):
+        scene.batch(number)
+    scene.log.fault = fault
+    with pytest.raises(TakenOver):
+        for _ in range(50):
+            away.tick()
+            scene.clock.advance(1.0)
+    assert len(chosen) == 1, "2 was given up; its batches were still there"
+    assert "version 2 has no good checkpoint, expected one of 4, 6" in chosen[0]
+
+
+@pytest.mark.parametrize("occurrence", range(1, 24, 3))
+def test_killed_between_saying_and_deleting_its_successor_does_it(tmp_path: Path, occurrence: int) -> None:
+    calm = trained(tmp_path / "calm", 12)
+    scene = Scene(tmp_path / "killed", **KEEPING)
+    left = [occurrence]
+
+    def fault(point: str) -> None:
+        left[0] -= point == "before_delete"
+        if not left[0]:
+            left[0] = -1000
+            raise Kill(point)
+
+    scene.store.fault = fault
+    scene.log.fault = lambda point, process: fault(point)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(12):
+        scene.batch(number)
+    try:
+        trainer.work()
+    except Kill:
+        trainer.restart()
+        trainer.work()
+    assert begin_of_batches(scene) == begin_of_batches(calm)
+    assert [version for _, version in checkpoints_of(scene)] == [10, 12]
+    assert {version for _, version in versions_kept(scene)} == {version for _, version in versions_kept(calm)}
+    assert digests_of(scene) == digests_of(calm)
