@@ -85,9 +85,14 @@ class Import:
         self._producer.commit([record], positions=self._begun, group=GROUP)
 
     def check_whole(self, *topics: str) -> None:
-        for topic in topics:
-            if any(self._source.admin.begin_offsets(topic).values()):
-                raise ConfigError(f"{topic}: the source's log was trimmed by retention, expected it whole")
+        """ConfigError if something of these was deleted, on a live run meanwhile."""
+        deleted = read_control(self._source).deleted
+        if deleted.sequence or any(any(self._source.admin.begin_offsets(topic).values()) for topic in topics):
+            raise ConfigError(
+                f"the records of the first {deleted.sequence:,} groups, from before version {deleted.version}, were "
+                "deleted by retention, expected all of them; a run that is to be scored or trained again keeps its "
+                "log: leave [retention] out of its run file"
+            )
 
     def copy_topic(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
         """From where it was left. `change`: the record for this run, None for one that does not belong here."""
@@ -113,6 +118,7 @@ class Import:
         whole = {place: Position(end, str(end)) for place, end in ends.items()}
         self._producer.commit(records, positions=whole, group=GROUP)
         self.settle()
+        self.check_whole(topic)  # a live run may have deleted meanwhile what was to be copied
         self._say(f"{topic}: {total + len(records):,} records copied")
 
     def as_it_is(self, record: Record) -> NewRecord | None:

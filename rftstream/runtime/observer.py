@@ -21,6 +21,7 @@ from rftstream.messages import (
     StepRecord,
     TasksEnded,
     Trimmed,
+    VersionName,
 )
 from rftstream.runtime.role import Log
 from rftstream.transport.base import Reader, Record, TopicPartition, Transport
@@ -44,6 +45,11 @@ class ControlView:
     claims: dict[str, Claim] = field(default_factory=dict)
     retries: dict[bytes, Request] = field(default_factory=dict)
     """Requests to put dead groups back that were not answered, by their keys."""
+
+    @property
+    def deleted(self) -> Trimmed:
+        """What the log says was deleted of the run."""
+        return self.trimmed or Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
 
     def absorb(self, key: bytes | None, message: Message | None) -> None:
         match message:

@@ -36,7 +36,7 @@ def _roll_back(
     transport: Transport, producer: Producer, checkpoints: CheckpointStore, run_id: str, version: int
 ) -> None:
     control = read_control(transport)
-    said = control.trimmed
+    said = control.deleted
     lineage, recorded = Lineage(), set()
     for received in Log(transport).messages("steps"):
         step = received.message
@@ -46,17 +46,16 @@ def _roll_back(
             recorded.add(step.name)
 
     def usable(name: VersionName) -> bool:
-        whole = said is None or name.version >= said.version
-        return whole and name in recorded and lineage.in_force(name) and not is_gone(name, said)
+        return name.version >= said.version and name in recorded and lineage.in_force(name) and not is_gone(name, said)
 
     found = checkpoints.newest(lambda name: name.version == version and usable(name)) if version else None
     begins = sorted(transport.admin.begin_offsets("batches").items())
-    deleted = any(offset for _, offset in begins) or (said is not None and said.version > 0)
+    deleted = said.version > 0 or any(offset for _, offset in begins)
     if found is None and (version or deleted):
         there = sorted({one.version for one in checkpoints.names() if usable(one)} | (set() if deleted else {0}))
         raise ConfigError(
             f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, there))}"
-            + (f"; batches below version {said.version} are deleted" if said is not None and said.version else "")
+            + (f"; batches below version {said.version} are deleted" if said.version else "")
         )
     state: dict[str, Any] = found[1] if found is not None else {"positions": [0] * len(begins), "trained_groups": 0,
                                                 "trained_rollouts": 0}  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rftstream.messages import Trimmed, VersionName
+from rftstream.messages import Trimmed
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log
 from rftstream.topics import TOPICS
@@ -40,9 +40,9 @@ def audit(transport: Transport, index: Index | None = None) -> AuditReport:
     Memory grows by some 400 bytes per rollout. Groups whose records were deleted count as `control` says; where a
     trainer deletes more while they are read, they are read again."""
     for _ in range(MAX_TRIES):
-        said = read_control(transport).trimmed or Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
+        said = read_control(transport).deleted
         report = _audit(transport, index, said)
-        if not _deleted(transport, said) or read_control(transport).trimmed == said:
+        if not _deleted(transport, said) or read_control(transport).deleted == said:
             break
     return report
 

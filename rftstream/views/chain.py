@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rftstream import codec
 from rftstream.errors import ConfigError, ContractError, WeightsError
-from rftstream.messages import Message, Segment, VersionName, WeightsAnnounced
+from rftstream.messages import GroupOutcome, Message, Segment, VersionName, WeightsAnnounced
 from rftstream.transport.base import Record, TopicPartition, Transport
 from rftstream.views.layout import moment, size
 from rftstream.views.rows import Mark, Table, fingerprint
@@ -282,3 +282,13 @@ def whereabouts(store: ObjectStore, announced: WeightsAnnounced) -> str:
     except WeightsError as error:
         return f"the store does not answer ({error})"
     return size(announced.num_bytes) if there else "deleted from the store"
+
+
+def last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
+def named_siblings(outcomes: Iterable[Message | str]) -> set[int]:
+    """Numbers of the rollouts that outcomes name."""
+    found = [one for outcome in outcomes if isinstance(outcome, GroupOutcome) for one in outcome.rollouts]
+    return {int(one.rollout_id.rpartition("/")[2]) for one in found}

@@ -219,6 +219,10 @@ def _json(status: Status) -> dict[str, Any]:
         "evaluations": _evaluations(history),
         "groups": dict(status.groups),
         "left_out": status.left_out,
+        "deleted": {
+            "groups": control.deleted.sequence, "rollouts": sum(control.deleted.rollouts.values()),
+            "earliest_version": control.deleted.version,
+        },
         "lag": dict(status.lag),
         "dead_letters": dict(status.dead_letters),
         "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
@@ -259,6 +263,9 @@ def _text(status: Status, now: float) -> list[str]:
     rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
     dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
     rows.append(("dead letters", dead or "none"))
+    deleted = status.control.deleted
+    if deleted.version:
+        rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))
     disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
     rows.append(("disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"))
     lines = [f"{status.run}  {status.folder}", "", *columns(rows, left=2, indent="  ")]

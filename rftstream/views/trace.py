@@ -25,10 +25,12 @@ from rftstream.messages import (
     Rollout,
     StepRecord,
     Task,
+    Trimmed,
     VerifiedRollout,
     VersionName,
     WeightsAnnounced,
 )
+from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import OpenRun
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
@@ -39,7 +41,9 @@ from rftstream.views.chain import (
     Target,
     count_stamps,
     header,
+    last_line,
     name_of,
+    named_siblings,
     number,
     parse_target,
     sampled_by,
@@ -91,7 +95,11 @@ class _Trace:
             raise ConfigError(f"trace: {text}: no such partition; topics: {', '.join(TOPICS)}")
         record = self._headers.record_at(place, target.offset)
         if record is None:
-            raise ConfigError(f"trace: {text}: no record there; the partition ends at {self._end(place)}")
+            begin = self._run.transport.admin.begin_offsets(place.topic)[place]
+            why = f"the partition begins at {begin}, what was before is deleted" if target.offset < begin else (
+                f"the partition ends at {self._end(place)}"
+            )  # fmt: skip
+            raise ConfigError(f"trace: {text}: no record there; {why}")
         if place.topic == "dead":
             letter = self._headers.message_of(record)
             if isinstance(letter, DeadLetter):
@@ -128,13 +136,15 @@ class _Trace:
         siblings = {
             found for records in flow.values() for one in records if (found := number(one, "sibling")) is not None
         }
+        if sequence < self._said.sequence:
+            siblings |= named_siblings(map(self._headers.message_of, outcomes))
         if target.sibling is not None and target.sibling not in siblings:
             last = max(siblings, default=0)
             raise ConfigError(f"trace: {text}: the group {target.group_id} has the rollouts 0 to {last}; did you mean "
                               f"{target.group_id}/{min(target.sibling, last)}?")  # fmt: skip
         wanted = sorted(siblings) if target.sibling is None else [target.sibling]
         batch = next((found for one in outcomes if (found := number(one, "batch_sequence")) is not None), None)
-        nodes = [self._rollout(target.group_id, sibling, flow) for sibling in wanted]
+        nodes = [self._rollout(target.group_id, sibling, flow, sequence) for sibling in wanted]
         last_part = [*self._outcomes(outcomes, target), *self._batch_of(batch, target)]
         if target.sibling is not None:
             nodes[0].children += last_part
@@ -162,17 +172,18 @@ class _Trace:
                 known.add(group.decode("ascii", "backslashreplace"))
         return found, known
 
-    def _rollout(self, group_id: str, sibling: int, flow: dict[str, list[Record]]) -> Node:
+    def _rollout(self, group_id: str, sibling: int, flow: dict[str, list[Record]], sequence: int) -> Node:
         own = {topic: [one for one in records if number(one, "sibling") == sibling] for topic, records in flow.items()}
         node = Node(kind="rollout", name=f"{group_id}/{sibling}")
+        missing = "deleted by retention" if sequence < self._said.sequence else "not yet"
         node.children += self._each(own["tasks"], "task", self._task_facts)
         sampled = self._each(own["rollouts"], "sampled", self._rollout_facts)
         for one, record in zip(sampled, own["rollouts"], strict=True):
             one.children += self._stamps(record)
-        node.children += sampled or [Node(kind="sampled", name="", facts={"is": "not yet"})]
+        node.children += sampled or [Node(kind="sampled", name="", facts={"is": missing})]
         if sampled:
             verified = self._each(own["verified"], "verified", self._verdict_facts)
-            node.children += verified or [Node(kind="verified", name="", facts={"is": "not yet"})]
+            node.children += verified or [Node(kind="verified", name="", facts={"is": missing})]
         node.children += self._dead(record for records in own.values() for record in records)
         return node
 
@@ -242,7 +253,7 @@ class _Trace:
             if tuple(place) in places:
                 message = self._headers.message_of(letter)
                 detail = message.detail if isinstance(message, DeadLetter) else str(message)
-                facts = {"role": role, "reason": header(letter, "reason"), "why": detail.strip().rpartition("\n")[2]}
+                facts = {"role": role, "reason": header(letter, "reason"), "why": last_line(detail)}
                 yield Node(kind="dead", name="", record=letter, facts=facts)
 
     def _not_found(self, target: Target, text: str, known: set[str]) -> str:
@@ -273,7 +284,9 @@ class _Trace:
         if node is None:
             newest = max((found for one in self._headers.all_of("outcomes")
                           if (found := number(one, "batch_sequence")) is not None), default=None)  # fmt: skip
-            range_ = "no batch yet" if newest is None else f"batches batch:0 to batch:{newest}"
+            first = self._said.version
+            range_ = "no batch yet" if newest is None else f"batches batch:{first} to batch:{newest}"
+            range_ += ", those before are deleted by retention" if first else ""
             raise ConfigError(f"trace: batch:{batch}: no such batch; the run {self._run.run_id} has {range_}")
         node.children += self._steps(batch)
         return node
@@ -415,6 +428,11 @@ class _Trace:
             yield Node(kind="evaluation", name=evaluation, record=record, facts=facts)
 
     # ------------------------------------------------------------------------------------------ small topics
+
+    @cached_property
+    def _said(self) -> Trimmed:
+        """Of what retention deleted."""
+        return read_control(self._run.transport).deleted
 
     @cached_property
     def _step_records(self) -> list[Record]:

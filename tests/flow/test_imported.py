@@ -124,7 +124,7 @@ def test_killed_at_any_commit_it_goes_on_where_it_was(
 def test_a_trimmed_source_is_refused(source: Scene, tmp_path: Path) -> None:
     place = source.records("tasks")[0].place
     source.transport().admin.delete_before({place: 1})
-    with pytest.raises(ConfigError, match="trimmed by retention"):
+    with pytest.raises(ConfigError, match="deleted by retention"):
         copy(source, target_of(tmp_path))
 
 

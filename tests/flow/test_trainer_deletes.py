@@ -211,6 +211,13 @@ class Successor:
         self.trainer.work()
 
 
+def go_on(trainer: RoleDriver) -> None:
+    """Until it notices that it was replaced."""
+    for _ in range(200):
+        trainer.tick()
+        trainer.run.clock.advance(1.0)
+
+
 POINTS = [("before_delete", n) for n in (1, 2, 5, 9, 14, 20)] + [
     ("before_checkpoints", 7), ("after_checkpoints", 7), ("after_checkpoints", 6), ("before_versions", 8),
     ("after_commit", 6), ("after_commit", 8), ("before_commit", 7),
@@ -226,11 +233,7 @@ def test_one_that_was_away_takes_nothing_from_its_successor(tmp_path: Path, poin
     away = Successor(scene, point, occurrence)
     zombie = RoleDriver(scene, "trainer")
     with pytest.raises(TakenOver):
-        for _ in range(200):
-            zombie.tick()
-            scene.clock.advance(1.0)
-            if zombie.done:
-                break
+        go_on(zombie)
     assert away.trainer is not None
     said = said_of(scene)
     assert [one.version for one in said.checkpoints] == [12, 14]
@@ -265,9 +268,7 @@ def test_going_back_sees_what_was_given_up_a_moment_before(tmp_path: Path) -> No
         scene.batch(number)
     scene.log.fault = fault
     with pytest.raises(TakenOver):
-        for _ in range(50):
-            away.tick()
-            scene.clock.advance(1.0)
+        go_on(away)
     assert len(chosen) == 1, "2 was given up; its batches were still there"
     assert "version 2 has no good checkpoint, expected one of 4, 6" in chosen[0]
 

@@ -1,0 +1,95 @@
+"""Runs that delete from their log, under faults: every law holds, and what is kept is enough to go on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rftstream import config as configs
+from rftstream.config import RunConfig
+from rftstream.runtime.observer import read_control
+from rftstream.runtime.rollback import roll_back
+from rftstream.testing import Faults, Simulation
+from rftstream.views.audit import audit
+from rftstream.views.index import Index
+from tests.simulation.laws import Laws
+
+FAULTS = Faults(share=0.05, kills=12, pauses=4, restarts=2, takeovers=4, aborts=3, unknowns=4, silences=4, retries=3)
+
+
+def make_config(seed: int, **settings: object) -> RunConfig:
+    random = Random(f"retention {seed}")
+    config = configs.from_dict({
+        "run": {"name": "simulated", "steps": 16, "seed": seed},
+        "model": {"path": "fake"},
+        "tasksets": {"sums": {"source": "arithmetic"}},
+        "feeder": {"groups_per_batch": 3, "group_size": 3, "max_staleness": random.randint(0, 2)},
+        "explorer": {"count": 2, "policy": "fake"},
+        "verifier": {"count": 2},
+        "trainer": {
+            "backend": "fake", "checkpoint_every": random.choice([1, 2, 3]), "keep_checkpoints": random.randint(2, 3),
+            "shares": random.randint(1, 2),
+        },
+        "transport": {"partitions": random.randint(1, 4)},
+        "policies": {"fake": {"answer_depends_on": "task", "tokens_per_s": 300.0, "mean_tokens": 6.0, "sigma": 1.0,
+                              "fail_share": random.choice([0.0, 0.2])}},
+        "retention": {},
+    })  # fmt: skip
+    return configs.replace(config, **settings)
+
+
+def laws_of(simulation: Simulation) -> Laws:
+    laws = simulation.watch
+    assert isinstance(laws, Laws)
+    return laws
+
+
+def simulated(folder: Path, seed: int, faults: Faults, **settings: object) -> Simulation:
+    simulation = Simulation(make_config(seed, **settings), folder=folder, seed=seed, faults=faults)
+    simulation.watch = Laws(simulation)
+    return simulation
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_laws_hold_and_an_index_made_before_a_deletion_says_the_same_after_it(tmp_path: Path, seed: int) -> None:
+    simulation = simulated(tmp_path, seed, FAULTS)
+    (tmp_path / "index").mkdir()
+    random = Random(seed)
+    counts: list[int] = []
+    while laws_of(simulation).finished is None:
+        stop = simulation.num_ticks + random.randint(50, 400)
+        simulation.run(until=lambda stop=stop: simulation.num_ticks >= stop)  # type: ignore[misc]
+        index = Index(tmp_path / "index", "this run")
+        report = audit(simulation.transport(), index)
+        assert report == simulation.audit()
+        assert report.fine, report.to_text()
+        assert [note for note in index.notes if "rebuilt" in note] == []
+        counts.append(report.deleted_groups)
+    simulation.run()
+    laws_of(simulation).check_end()
+    assert laws_of(simulation).deletions.num_deleted > 50
+    assert counts[-1] > 0
+    assert simulation.plan.happened.total() > 15
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_whoever_goes_on_from_a_kept_checkpoint_ends_with_the_same_weights(tmp_path: Path, place: int) -> None:
+    settings = {"trainer__keep_checkpoints": 3, "trainer__checkpoint_every": 2, "retention": {"checkpoints": 3},
+                "feeder__max_staleness": 0}  # fmt: skip
+    calm = simulated(tmp_path / "calm", 3, Faults(), **settings)
+    calm.run()
+    killed = simulated(tmp_path / "killed", 3, Faults(), **settings)
+    killed.run(until=lambda: laws_of(killed).version >= 11)
+    for process in killed.processes:
+        if process.service is not None:
+            killed.kill(process)
+    said = read_control(killed.transport()).deleted
+    assert len(said.checkpoints) == 3
+    assert said.sequence > 0
+    roll_back(killed.transport(), killed.store, killed.folder.run_id, said.checkpoints[place].version)
+    killed.run()
+    laws_of(killed).check_end()
+    assert laws_of(killed).version == laws_of(calm).version == 16
+    assert laws_of(killed).digests == laws_of(calm).digests
