@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_peer
-from rftstream.transport.base import Transport
+from rftstream.testing.conformance_bench import read_all
+from rftstream.transport.base import NewRecord, TopicSettings, Transport
 from rftstream.transport.embedded import EmbeddedTransport
 
 
@@ -43,3 +46,28 @@ class TestEmbedded(TransportConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path, pool: ProcessPoolExecutor) -> ConformanceHarness:
         return EmbeddedHarness(tmp_path / "log", pool)
+
+
+def test_pages_of_deleted_records_are_used_again_and_a_vacuum_gives_them_back(tmp_path: Path) -> None:
+    """20 rounds of 1 MB, of which two are kept."""
+    log = EmbeddedTransport(tmp_path)
+    log.admin.ensure_topics({"rounds": TopicSettings(partitions=2)})
+    producer = log.producer("writer")
+    producer.start()
+    pages: list[int] = []
+    for number in range(20):
+        producer.commit([NewRecord("rounds", i % 2, b"%d" % number, bytes(10_000)) for i in range(100)])
+        log.admin.delete_before({place: max(0, end - 100) for place, end in log.admin.end_offsets("rounds").items()})
+        with contextlib.closing(sqlite3.connect(tmp_path / "log.sqlite")) as database:
+            pages.append(database.execute("PRAGMA page_count").fetchone()[0])
+    assert max(pages) == max(pages[:4]), pages
+    log.admin.delete_before({place: end - 5 for place, end in log.admin.end_offsets("rounds").items()})
+    before = read_all(log, ["rounds"])
+    log.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.sqlite")) as database:
+        database.execute("VACUUM")
+    assert (tmp_path / "log.sqlite").stat().st_size < 300_000
+    log = EmbeddedTransport(tmp_path)
+    assert read_all(log, ["rounds"]) == before
+    assert len(before) == 10
+    log.close()
