@@ -53,13 +53,18 @@ def _section_classes() -> Iterator[tuple[str, type]]:
         if item.name in ("tasksets", "evaluations"):
             yield item.name, {"tasksets": config.TasksetSection, "evaluations": config.EvaluationSection}[item.name]
         elif "Section" in hints[item.name] or item.name == "sampling":
-            yield item.name, Sampling if item.name == "sampling" else getattr(config, hints[item.name])
+            yield (
+                item.name,
+                Sampling if item.name == "sampling" else getattr(config, hints[item.name].removesuffix(" | None")),
+            )
 
 
 def _section(name: str, cls: type) -> str:
     section = NAMES.get(name, name)
     rows = [_row(item, cls, section) for item in dataclasses.fields(cls) if (name, item.name) not in _subtable_keys()]
-    text = f"### [{section}]\n\n{table(HEAD, rows)}"
+    found = find_class(tree(cls.__module__).body, cls.__name__)
+    about = ast.get_docstring(found) if found is not None and cls is not Sampling else None
+    text = f"### [{section}]\n\n" + (f"{' '.join(about.split())}\n\n" if about else "") + table(HEAD, rows)
     if name in SUBTABLES:
         key, inner = SUBTABLES[name]
         about = first_paragraph(inner.__doc__)
