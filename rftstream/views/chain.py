@@ -292,3 +292,16 @@ def named_siblings(outcomes: Iterable[Message | str]) -> set[int]:
     """Numbers of the rollouts that outcomes name."""
     found = [one for outcome in outcomes if isinstance(outcome, GroupOutcome) for one in outcome.rollouts]
     return {int(one.rollout_id.rpartition("/")[2]) for one in found}
+
+
+def no_version(target: Target, names: Collection[VersionName], run_id: str) -> str:
+    """What to say when `names` are all versions that were recorded."""
+    epoch = "" if target.trainer_epoch is None else f"{target.trainer_epoch}/"
+    text = f"trace: {epoch or 'v'}{target.version}: no such version"
+    if not names:
+        return f"{text}; the run {run_id} has none yet"
+    swapped = VersionName(trainer_epoch=target.version, version=target.trainer_epoch or 0)
+    hint = f"; did you mean {name_of(swapped)}?" if target.trainer_epoch is not None and swapped in names else ""
+    epochs = ", ".join(str(epoch) for epoch in sorted({name.trainer_epoch for name in names}))
+    newest = max(name.version for name in names)
+    return f"{text}; the run {run_id} has v0 to v{newest}, of trainer epochs {epochs}{hint}"

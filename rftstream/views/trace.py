@@ -44,6 +44,7 @@ from rftstream.views.chain import (
     last_line,
     name_of,
     named_siblings,
+    no_version,
     number,
     parse_target,
     sampled_by,
@@ -387,24 +388,13 @@ class _Trace:
             if number(one, "version") == target.version and target.trainer_epoch in (None, number(one, "trainer_epoch"))
         ]
         if not wanted:
-            raise ConfigError(self._no_version(target))
+            names = [name for one in self._step_records if (name := version_of(one)) is not None]
+            raise ConfigError(no_version(target, names, self._run.run_id))
         node = Node(kind="version", name=f"v{target.version}", children=[self._step(one) for one in wanted])
         trained = any(number(one, "batch_sequence") is not None for one in wanted)
         if trained and (batch := self._batch(target.version - 1)) is not None:
             node.children.append(batch)
         return node
-
-    def _no_version(self, target: Target) -> str:
-        names = [name for one in self._step_records if (name := version_of(one)) is not None]
-        epoch = "" if target.trainer_epoch is None else f"{target.trainer_epoch}/"
-        text = f"trace: {epoch or 'v'}{target.version}: no such version"
-        if not names:
-            return f"{text}; the run {self._run.run_id} has none yet"
-        swapped = VersionName(trainer_epoch=target.version, version=target.trainer_epoch or 0)
-        hint = f"; did you mean {name_of(swapped)}?" if target.trainer_epoch is not None and swapped in names else ""
-        epochs = ", ".join(str(epoch) for epoch in sorted({name.trainer_epoch for name in names}))
-        newest = max(name.version for name in names)
-        return f"{text}; the run {self._run.run_id} has v0 to v{newest}, of trainer epochs {epochs}{hint}"
 
     def _weights(self, name: VersionName) -> Node:
         record = self._announcements.get(name)
