@@ -25,6 +25,7 @@ from rftstream.roles.settled import SettledGroups
 from rftstream.runtime.role import Log
 from rftstream.transport.base import TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
+from rftstream.weights.publisher import object_name
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Keeping:
     def __init__(self, config: RunConfig, store: ObjectStore, clock: Clock) -> None:
         self._retention = config.retention
         self._keep = config.trainer.keep_checkpoints
+        self._store = store
         self._checkpoints = CheckpointStore(store)
         self._clock = clock
         self._said: Trimmed | None = None
@@ -188,22 +190,31 @@ class Keeping:
     # ------------------------------------------------------------------------------------------ deleting
 
     def carry_out(self) -> None:
-        """Deletes what was said. What the log refuses for now goes the next time."""
+        """Deletes what was said. What cannot be deleted now stays said, and goes after the next checkpoint."""
         assert self._log is not None and self._said is not None
         said = self._said
         faults.at("trim_said")
-        try:
-            for topic, offsets in said.offsets.items():
-                places = {TopicPartition(topic, partition): offset for partition, offset in enumerate(offsets)}
+        for topic, offsets in said.offsets.items():
+            places = {TopicPartition(topic, partition): offset for partition, offset in enumerate(offsets)}
+            try:
                 self._log.transport.admin.delete_before(places)
-        except TransportError as error:
-            if not error.retriable:
-                raise
-            log.warning("%s; what can go from the log is deleted after the next checkpoint", error)
+            except TransportError as error:
+                log.warning("%s; records of %s are deleted after the next checkpoint", error, topic)
         faults.at("trim_log_done")
-        for name in self._checkpoints.older_than(said.name) - set(said.checkpoints):
-            self._checkpoints.delete(name)
+        try:
+            for name in self._checkpoints.older_than(said.name) - set(said.checkpoints):
+                self._checkpoints.delete(name)
+        except WeightsError as error:
+            log.warning("%s; old checkpoints are deleted after the next one", error)
         self.names = [name for name in self.names if not is_gone(name, said)]
+
+    def delete_weights(self, names: Collection[VersionName]) -> None:
+        """Of versions that an announcement said are gone. What cannot be deleted now is said again by the next one."""
+        try:
+            for name in names:
+                self._store.delete(object_name(name))
+        except WeightsError as error:
+            log.warning("%s; old weights are deleted after the next version", error)
 
 
 def _in_order(offsets: Mapping[TopicPartition, int]) -> tuple[int, ...]:

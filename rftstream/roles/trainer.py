@@ -42,7 +42,7 @@ from rftstream.roles.training import Training
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.transport.base import Record, TopicPartition
-from rftstream.weights.publisher import object_name, publish
+from rftstream.weights.publisher import publish
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -341,8 +341,7 @@ class TrainerStep:
                         metrics.TRAIN.labels(metric).set(value)
                 case WeightsAnnounced() as announced:
                     self._versions.announce(announced)
-                    for name in announced.gone:
-                        self._store.delete(object_name(name))
+                    self._keeping.delete_weights(announced.gone)
                 case RunFinished():
                     finished = True
         self._anchor_due = False

@@ -98,7 +98,7 @@ class _Trace:
         if record is None:
             begin = self._run.transport.admin.begin_offsets(place.topic)[place]
             why = f"the partition begins at {begin}, what was before is deleted" if target.offset < begin else (
-                f"the partition ends at {self._end(place)}"
+                f"the partition ends at {self._run.transport.admin.end_offsets(place.topic)[place]}"
             )  # fmt: skip
             raise ConfigError(f"trace: {text}: no record there; {why}")
         if place.topic == "dead":
@@ -114,9 +114,6 @@ class _Trace:
         if (version := version_of(record)) is not None:
             return self.of(parse_target(name_of(version)), name_of(version))
         raise ConfigError(f"trace: {text}: belongs to no chain; `rftstream inspect` shows it. Expected {FORMS}")
-
-    def _end(self, place: TopicPartition) -> int:
-        return self._run.transport.admin.end_offsets(place.topic)[place]
 
     # ------------------------------------------------------------------------------------------ rollouts, groups
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.errors import ConfigError, TakenOver
+from rftstream.errors import ConfigError, TakenOver, TransportError, WeightsError
 from rftstream.messages import GroupResult, Trimmed, VersionName, WeightsAnnounced
 from rftstream.replay.again import replay
 from rftstream.runtime.observer import read_control
@@ -299,3 +299,29 @@ def test_killed_between_saying_and_deleting_its_successor_does_it(tmp_path: Path
     assert [version for _, version in checkpoints_of(scene)] == [10, 12]
     assert {version for _, version in versions_kept(scene)} == {version for _, version in versions_kept(calm)}
     assert digests_of(scene) == digests_of(calm)
+
+
+def test_what_cannot_be_deleted_for_now_goes_later(tmp_path: Path) -> None:
+    calm = trained(tmp_path / "calm", 12)
+    scene = Scene(tmp_path / "refused", **KEEPING)
+    refused: list[type[Exception]] = []
+
+    def no_right(error: type[Exception], point: str) -> None:
+        if point == "before_delete" and len(steps_of(scene)) < 10:
+            refused.append(error)
+            raise error("simulated: no right to delete")
+
+    def refuse(point: str) -> None:
+        no_right(WeightsError, point)
+
+    def refuse_too(point: str, process: str) -> None:
+        no_right(TransportError, point)
+
+    scene.store.fault, scene.log.fault = refuse, refuse_too
+    for number in range(12):
+        scene.batch(number)
+    RoleDriver(scene, "trainer").work()
+    assert set(refused) == {WeightsError, TransportError}
+    assert begin_of_batches(scene) == begin_of_batches(calm)
+    assert checkpoints_of(scene) == checkpoints_of(calm)
+    assert versions_kept(scene) == versions_kept(calm)
