@@ -180,6 +180,40 @@ def test_the_flow_goes_once_its_groups_are_through_and_everybody_has_read_it(tmp
     assert said.rollouts == {"trained": 8, "dead": 2, "expired": 2}
 
 
+@pytest.mark.parametrize("question", range(1, 10))
+def test_a_group_that_comes_while_it_looks_is_not_taken_for_an_older_one(tmp_path: Path, question: int) -> None:
+    """Group 4 flows through everybody between two of the trainer's questions after the first checkpoint."""
+    scene = Scene(tmp_path, **KEEPING)
+    trainer = RoleDriver(scene, "trainer")
+    trainer.work()
+    flow(scene, *range(4))
+    left = [question]
+
+    def come(point: str, process: str) -> None:
+        if (point, process) != ("question", "trainer") or not checkpoints_of(scene):
+            return
+        left[0] -= 1
+        if left[0] == 0:
+            flow(scene, 4)
+
+    scene.log.fault = come
+    for number in range(2):
+        scene.batch(number)
+    trainer.work()
+    scene.log.fault = None
+    for sequence in range(4):
+        scene.decide(sequence, GroupResult.dead)
+    for number in range(2, 10):
+        read_up_to(scene, explorer=99, verifier=99, buffer=99)
+        scene.batch(number)
+        trainer.work()
+    assert said_of(scene).sequence == 4
+    assert all(count <= 8 for count in begins(scene).values())
+    if left[0] <= 0:
+        for topic in ("tasks", "rollouts", "verified"):
+            assert [one for one in scene.records(topic) if one.header("sequence") == b"4"], f"{topic}: group 4 is gone"
+
+
 # --------------------------------------------------------------------------------------------- coming late
 
 
