@@ -201,9 +201,11 @@ class _Play:
         self._hands: list[Process] = []
         _write(place, name, cluster.servers if cluster is not None else None)
         told = ",".join(map(str, schedule.points))
-        self._run = place.start("run", "run.toml", "--json", env={faults.VARIABLE: told})
+        # Who begins a run is told at once that a broker does not answer; these are to begin.
+        with cluster.turn if cluster is not None else contextlib.nullcontext():
+            self._run = place.start("run", "run.toml", "--json", env={faults.VARIABLE: told})
+            self._view: RunView = patiently(lambda: place.view(self._dir))
         self._env = {faults.VARIABLE: told}
-        self._view: RunView = patiently(lambda: place.view(self._dir))
         self._stops = {event.target.partition(" ")[2] for event in schedule.events if event.what == "zombie"} - {""}
 
     def to_the_end(self) -> Facts:
