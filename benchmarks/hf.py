@@ -38,6 +38,7 @@ from rftstream.rendering import open_renderer
 from rftstream.runtime.role import Log, RoleContext
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.runtime.service import role_builder, service_of
+from rftstream.sections import RunConfig
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.weights.publisher import publish
 from rftstream.weights.snapshot import RawTensor
@@ -54,7 +55,7 @@ MADE = {"characters": "0123456789+-*/= ", "layers": 30, "width": 576, "heads": 9
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    run: config.RunConfig
+    run: RunConfig
     tasks: tuple[Task, ...]
     prompts: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]

@@ -25,7 +25,7 @@ from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPartition
 
 from benchmarks.log import HEADERS, NUM_PARTITIONS, Load
-from rftstream.config import TransportSection
+from rftstream.sections import TransportSection
 from rftstream.transport.base import NewRecord, Position, TopicSettings
 from rftstream.transport.kafka import KafkaTransport
 from rftstream.transport.kafka_links import BACKOFF_MS

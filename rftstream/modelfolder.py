@@ -21,7 +21,7 @@ from rftstream.models import ModelSpec
 if TYPE_CHECKING:
     import numpy as np
 
-    from rftstream.config import EvaluationSection, MakeModel, ModelSection, TasksetSection
+    from rftstream.sections import EvaluationSection, MakeModel, ModelSection, TasksetSection
 
 FAKE = "fake"
 """`model.path = "fake"`: no model at all, for the fake policy and the fake backend."""

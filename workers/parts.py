@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rftstream.config import EvaluationSection, RunConfig, TasksetSection
 from rftstream.environments.base import Environment
 from rftstream.messages import Problem
 from rftstream.modelfolder import for_section, prepare_model
@@ -15,6 +14,7 @@ from rftstream.rendering import Renderer, open_renderer
 from rftstream.rewards.base import Scorer
 from rftstream.roles.turn_loop import TurnLoop
 from rftstream.runtime.role import RoleContext
+from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 
 
 def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -> ModelSpec:

@@ -13,6 +13,7 @@ from pages.source import field_docs, find_class, first_paragraph, table, tree
 from pages.types import in_words, toml
 from pages.words import WORDS
 from rftstream import config, plugins
+from rftstream import sections as declared
 from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 from rftstream.plugins import KINDS
@@ -20,7 +21,7 @@ from rftstream.views.listing import config_body
 
 HEAD = ("key", "value", "default", "meaning")
 NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
-SUBTABLES = {"model": ("make", config.MakeModel)}
+SUBTABLES = {"model": ("make", declared.MakeModel)}
 """Section -> a key that is a table with keys of its own."""
 TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
 """Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
@@ -48,14 +49,14 @@ def keys() -> set[str]:
 
 
 def _section_classes() -> Iterator[tuple[str, type]]:
-    hints = config.RunConfig.__annotations__
-    for item in dataclasses.fields(config.RunConfig):
+    hints = declared.RunConfig.__annotations__
+    for item in dataclasses.fields(declared.RunConfig):
         if item.name in ("tasksets", "evaluations"):
-            yield item.name, {"tasksets": config.TasksetSection, "evaluations": config.EvaluationSection}[item.name]
+            yield item.name, {"tasksets": declared.TasksetSection, "evaluations": declared.EvaluationSection}[item.name]
         elif "Section" in hints[item.name] or item.name == "sampling":
             yield (
                 item.name,
-                Sampling if item.name == "sampling" else getattr(config, hints[item.name].removesuffix(" | None")),
+                Sampling if item.name == "sampling" else getattr(declared, hints[item.name].removesuffix(" | None")),
             )
 
 

@@ -14,7 +14,7 @@ from rftstream.cli.words import RunFile, RunPath
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rftstream.config import RunConfig
+    from rftstream.sections import RunConfig
 
 DEFAULT_FILE = "rftstream.toml"
 

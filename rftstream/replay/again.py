@@ -12,7 +12,6 @@ from typing import Any
 
 from rftstream.backends.base import Update
 from rftstream.backends.numerics import computed_with, why_not_equal
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.messages import StepRecord, VersionName
 from rftstream.modelfolder import prepare_model
@@ -24,6 +23,7 @@ from rftstream.roles.schedule import learning_rate
 from rftstream.roles.training import Training, build_training
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun
+from rftstream.sections import RunConfig
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.snapshot import state_digest
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import prepare_model
 from rftstream.replay.again import Report, check_versions, save_state
@@ -35,6 +34,7 @@ from rftstream.runtime.runs import (
     read_config,
 )
 from rftstream.runtime.stretch import RunResult
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 

@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import StepRecord, VersionName
 from rftstream.runtime.role import Log
+from rftstream.sections import RunConfig
 from rftstream.views.history import decodable
 from rftstream.weights.lineage import Lineage
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftstream import plugins
-from rftstream.config import EvaluationSection, RunConfig, TasksetSection, WeightedReward
 from rftstream.errors import ConfigError, MissingChecker, RewardError
 from rftstream.rewards.base import Reward, RewardInput, Score
 from rftstream.rewards.functions import FunctionReward, Outcome, SpoiltBatch, to_score
 from rftstream.rewards.version import source_version
+from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, WeightedReward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rftstream.clock import Clock
-from rftstream.config import RunConfig, to_dict
+from rftstream.config import to_dict
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
 from rftstream.rewards.child import score_items
 from rftstream.rewards.frames import Item, Result, Setup, pack
 from rftstream.rewards.process import BatchSizes, Child, Pending
 from rftstream.rewards.resolve import build_rewards, reward_specs
+from rftstream.sections import RunConfig
 
 logger = logging.getLogger(__name__)
 

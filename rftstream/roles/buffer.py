@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from rftstream import codec, metrics
 from rftstream.clock import Clock
-from rftstream.config import BufferSection, FeederSection
 from rftstream.errors import ContractError, StopRule
 from rftstream.messages import (
     BatchManifest,
@@ -32,6 +31,7 @@ from rftstream.roles.bodies import Bodies
 from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, late_outcome, sibling_of
 from rftstream.roles.tally import Tally
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.sections import BufferSection, FeederSection
 from rftstream.transport.base import Position, Record, TopicPartition
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rftstream import metrics
 from rftstream.clock import Clock
-from rftstream.config import EvaluationSection, RunConfig, sampling_for
+from rftstream.config import sampling_for
 from rftstream.core.samples import summarise_samples
 from rftstream.errors import ContractError, WeightsError
 from rftstream.ids import derive_seed
@@ -39,6 +39,7 @@ from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.turn_loop import Attempt, TurnLoop
 from rftstream.roles.verifier import reward_input
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.sections import EvaluationSection, RunConfig
 from rftstream.tasksets.base import Taskset
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.follower import WeightsFollower

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from rftstream import metrics
 from rftstream.clock import Clock
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, ContractError
 from rftstream.ids import derive_seed, group_id, rollout_id
 from rftstream.messages import (
@@ -32,6 +31,7 @@ from rftstream.rendering import Renderer
 from rftstream.roles.admission import Admission, InForce
 from rftstream.roles.retries import Retries
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.sections import RunConfig
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import mix, order
 from rftstream.transport.base import Position, Record, TopicPartition

@@ -17,12 +17,12 @@ from typing import Any
 
 from rftstream import faults
 from rftstream.clock import Clock
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, TransportError, WeightsError
 from rftstream.messages import GroupOutcome, Trimmed, VersionName
 from rftstream.roles.progress import Progress
 from rftstream.roles.settled import SettledGroups
 from rftstream.runtime.role import Log
+from rftstream.sections import RunConfig
 from rftstream.transport.base import TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.publisher import object_name

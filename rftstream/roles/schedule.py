@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rftstream.config import TrainerSection
+from rftstream.sections import TrainerSection
 
 
 def learning_rate(settings: TrainerSection, version: int, steps: int | None) -> float:

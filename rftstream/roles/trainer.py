@@ -17,7 +17,7 @@ from pathlib import Path
 from rftstream import metrics
 from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
-from rftstream.config import RunConfig, to_toml
+from rftstream.config import to_toml
 from rftstream.errors import ContractError, StopRule, TransportError, WeightsError
 from rftstream.messages import (
     BatchManifest,
@@ -41,6 +41,7 @@ from rftstream.roles.schedule import learning_rate
 from rftstream.roles.training import Training
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import publish
 from rftstream.weights.store import ObjectStore

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rftstream.algorithms.base import Algorithm
 from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
-from rftstream.config import RunConfig, TrainerSection
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch
+from rftstream.sections import RunConfig, TrainerSection
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping
 
-from rftstream.config import EvaluationSection
 from rftstream.messages import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.sections import EvaluationSection
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.retention import to_delete
 from rftstream.weights.store import ObjectStore

@@ -10,7 +10,6 @@ import os
 import shutil
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runtime.preflight import (
     shown_path,
@@ -19,6 +18,7 @@ from rftstream.runtime.runs import (
     RunFolder,
     create_log,
 )
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import Claim
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import GROUPS, RunFolder, find_run, open_store, open_transport
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 from rftstream.transport.findings import ServerLook
 from rftstream.weights.store import ObjectStore

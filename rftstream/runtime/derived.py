@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Sequence
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runtime.manifest import changed_settings
 from rftstream.runtime.preflight import shown_path
 from rftstream.runtime.runs import OpenRun, RunFolder
+from rftstream.sections import RunConfig
 
 OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
 """Settings that such a run always has as it needs them."""

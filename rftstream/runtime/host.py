@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from rftstream import config as configs
 from rftstream import faults
 from rftstream.clock import SystemClock
-from rftstream.config import RunConfig
 from rftstream.errors import RftError, TransportError
 from rftstream.runtime import logging as logs
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.processes import is_orphan, limit_threads
 from rftstream.runtime.runs import RunFolder, candidates, open_transport, read_config
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:

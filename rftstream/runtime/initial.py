@@ -7,12 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, WeightsError
 from rftstream.messages import WeightsAnnounced
 from rftstream.modelfolder import INITIAL, copy_companions, initial_of, prepare_model
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun, open_run
+from rftstream.sections import RunConfig
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.snapshot import write_snapshot
 

@@ -12,7 +12,6 @@ from typing import TextIO
 
 from rftstream import codec
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import DesiredState, RunState
 from rftstream.modelfolder import prepare_model
@@ -40,6 +39,7 @@ from rftstream.runtime.runs import (
     read_config,
 )
 from rftstream.runtime.stretch import DEADLINE_S, RunResult, Stretch, result_of
+from rftstream.sections import RunConfig
 from rftstream.trackers import check_trackers
 from rftstream.transport.base import NewRecord, Transport
 

@@ -8,11 +8,12 @@ from itertools import zip_longest
 from typing import Any
 
 from rftstream import __version__
-from rftstream.config import RunConfig, to_dict, to_toml
+from rftstream.config import to_dict, to_toml
 from rftstream.errors import ConfigError
 from rftstream.messages import RunManifest
 from rftstream.modelfolder import for_section, model_digests, template_digest
 from rftstream.models import ModelSpec
+from rftstream.sections import RunConfig
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 

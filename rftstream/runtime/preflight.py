@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from rftstream import plugins
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import RunFinished
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import RunFolder, candidates, names_on_log, next_folder, open_transport
+from rftstream.sections import RunConfig
 
 
 def check_part_names(config: RunConfig) -> None:

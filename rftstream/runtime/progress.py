@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rftstream import codec
-from rftstream.config import RunConfig
 from rftstream.errors import ContractError, TransportError
 from rftstream.messages import EvalResult, StepRecord, VerifiedRollout
 from rftstream.runtime.observer import Observer
 from rftstream.runtime.supervisor import Slot
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:

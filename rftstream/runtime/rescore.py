@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rftstream.clock import SystemClock
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime.creation import write_config
@@ -19,6 +18,7 @@ from rftstream.runtime.manifest import data_digests, make_manifest
 from rftstream.runtime.preflight import check_part_names, shown_path
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_run, open_transport, read_config
 from rftstream.runtime.service import build_service
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 
 SAY_EVERY_S = 5.0

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from rftstream import codec
 from rftstream.clock import Clock
-from rftstream.config import RunConfig
 from rftstream.errors import ContractError
 from rftstream.messages import Claim, DeadLetter, Message, RolloutIds
 from rftstream.runtime.runs import RunFolder, open_store
+from rftstream.sections import RunConfig
 from rftstream.topics import MAX_RECORD_BYTES
 from rftstream.transport.base import Position, Record, TopicPartition, Transport
 

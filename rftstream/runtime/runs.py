@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 from rftstream import config as configs
 from rftstream import plugins, secrets
-from rftstream.config import RunConfig, TransportSection
 from rftstream.errors import ConfigError
+from rftstream.sections import RunConfig, TransportSection
 from rftstream.topics import TOPICS, num_partitions
 from rftstream.transport.base import TopicSettings, Transport
 

@@ -16,12 +16,12 @@ import prometheus_client
 
 from rftstream import codec, metrics, plugins
 from rftstream.clock import Clock
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, ContractError, ProducerLost, TransportError
 from rftstream.messages import Claim, DesiredState, RunFinished, RunManifest, RunState
 from rftstream.runtime.manifest import check_worker
 from rftstream.runtime.role import Publish, Received, Role, RoleContext
 from rftstream.runtime.runs import RunFolder
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Member, NewRecord, Reader, Record, TopicPartition, Transport
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from rftstream.config import RunConfig
 from rftstream.messages import EvalResult, StepRecord
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime import zygote
@@ -31,6 +30,7 @@ from rftstream.runtime.runs import (
 )
 from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
 from rftstream.runtime.targets import Targets
+from rftstream.sections import RunConfig
 from rftstream.trackers import Tracker, open_trackers
 from rftstream.transport.base import Transport
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream import plugins
-from rftstream.config import RunConfig
 from rftstream.runtime import logging as logs
 from rftstream.runtime.observer import ControlView
 from rftstream.runtime.processes import (
@@ -30,6 +29,7 @@ from rftstream.runtime.processes import (
     send_signal,
 )
 from rftstream.runtime.runs import RunFolder
+from rftstream.sections import RunConfig
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0

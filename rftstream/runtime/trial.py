@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from rftstream import codec, plugins
 from rftstream import config as configs
 from rftstream.clock import SystemClock
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import Message, StepRecord, TasksEnded, VerifiedRollout, VersionName, WeightsAnnounced
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.runtime.service import Service, begin_positions, build_service
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 from rftstream.transport.memory import MemoryLog
 from rftstream.weights.publisher import publish

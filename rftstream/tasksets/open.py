@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rftstream import plugins
-from rftstream.config import EvaluationSection, RunConfig, TasksetSection
 from rftstream.errors import ConfigError
+from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.tasksets import TASKSETS
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.order import mix, order

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rftstream import __version__, codec
-from rftstream.config import RunConfig
 from rftstream.messages import (
     BatchManifest,
     Claim,
@@ -26,6 +25,7 @@ from rftstream.messages import (
 )
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder, create_log
+from rftstream.sections import RunConfig
 from rftstream.topics import TOPICS, Width
 from rftstream.transport.base import NewRecord, Record, Transport
 from rftstream.transport.memory import MemoryLog

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from rftstream.config import RunConfig
 from rftstream.errors import ProducerLost, RftError, TransactionAborted, TransportError
 from rftstream.messages import DesiredState, RunState
 from rftstream.runtime.requests import retry_request
 from rftstream.runtime.role import Log
 from rftstream.runtime.service import Service, build_service
+from rftstream.sections import RunConfig
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill
 from rftstream.testing.memory_run import START_TIME_S, MemoryRun
 from rftstream.views.dead import read_dead, stored_rollouts

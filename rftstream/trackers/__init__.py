@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import EvalResult, StepRecord
+from rftstream.sections import RunConfig
 
 
 class Tracker(Protocol):

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rftstream import plugins
-from rftstream.config import EvaluationSection, RunConfig, TasksetSection, sampling_for
+from rftstream.config import sampling_for
+from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.views.estimate import DiskEstimate
 from rftstream.views.layout import plural, size
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import plugins
-from rftstream.config import EvaluationSection, RunConfig, TasksetSection
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, Problem
 from rftstream.modelfolder import for_section, prepare_model
@@ -23,6 +22,7 @@ from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.runtime.initial import fetch_initial
+from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 from rftstream.trackers import check_trackers

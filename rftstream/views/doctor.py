@@ -17,12 +17,12 @@ from typing import Any
 
 import psutil
 
-from rftstream.config import RunConfig
 from rftstream.errors import RftError
 from rftstream.modelfolder import FAKE, prepare_model
 from rftstream.rendering import open_renderer
 from rftstream.runtime.preflight import check_part_names
 from rftstream.runtime.runs import RunFolder, candidates_here, open_store, open_transport
+from rftstream.sections import RunConfig
 from rftstream.transport import embedded_findings
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.views.layout import columns, plural, size

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import codec
-from rftstream.config import RunConfig, sampling_for
+from rftstream.config import sampling_for
 from rftstream.errors import ConfigError
 from rftstream.messages import (
     Array,
@@ -35,6 +35,7 @@ from rftstream.messages import (
     VersionSpan,
 )
 from rftstream.models import ModelSpec
+from rftstream.sections import RunConfig
 
 MASTER_BYTES = 12
 """Per parameter of a checkpoint: master and two moments, float32."""

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import RunConfig
 from rftstream.messages import RunManifest
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import OpenRun
+from rftstream.sections import RunConfig
 from rftstream.views.chain import Node
 
 

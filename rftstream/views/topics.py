@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runtime.preflight import check_part_names
 from rftstream.runtime.runs import (
@@ -20,6 +19,7 @@ from rftstream.runtime.runs import (
     open_transport,
     wanted_topics,
 )
+from rftstream.sections import RunConfig
 from rftstream.topics import TOPICS, Width
 from rftstream.transport.base import TopicSettings, Transport
 from rftstream.transport.findings import ServerLook

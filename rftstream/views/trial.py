@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import RunConfig
 from rftstream.messages import Rollout, VerifiedRollout
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime.runs import RunFolder
 from rftstream.runtime.trial import trial_config, try_tasks
+from rftstream.sections import RunConfig
 from rftstream.views.check import Rendering
 from rftstream.views.layout import number, plural
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.config import TransportSection
+from rftstream.sections import TransportSection
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_peer
 from rftstream.transport.base import Transport
 from rftstream.transport.kafka import KafkaTransport

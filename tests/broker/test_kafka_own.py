@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from kafka.structs import OffsetAndMetadata
 
-from rftstream.config import TransportSection
 from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, TransportError
+from rftstream.sections import TransportSection
 from rftstream.testing.conformance_bench import await_true, new, read_all, take, texts
 from rftstream.transport.base import NewRecord, Position, Snapshot, TopicPartition, TopicSettings
 from rftstream.transport.kafka import KafkaTransport

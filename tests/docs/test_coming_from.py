@@ -11,7 +11,7 @@ import pytest
 
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch import TorchBackend
-from rftstream.config import EvaluationSection, ModelSection, RunConfig, RunSection, TasksetSection
+from rftstream.sections import EvaluationSection, ModelSection, RunConfig, RunSection, TasksetSection
 from tests.docs.reading import ROOT, read
 
 PAGE = ROOT / "docs" / "coming-from.md"

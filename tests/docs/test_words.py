@@ -11,11 +11,12 @@ import pytest
 from pages import configuration
 
 from rftstream.cli import COMMANDS
-from rftstream.config import RunConfig, load
+from rftstream.config import load
 from rftstream.messages import MESSAGES, StepRecord
 from rftstream.metrics import REGISTRY
 from rftstream.runtime.runs import OpenRun
 from rftstream.runtime.stretch import RunResult
+from rftstream.sections import RunConfig
 from rftstream.testing import MemoryRun, Simulation
 from rftstream.topics import TOPICS
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.config import MakeModel, ModelSection
 from rftstream.messages import VerifiedRollout
 from rftstream.modelfolder import prepare_model
+from rftstream.sections import MakeModel, ModelSection
 from rftstream.transport.base import NewRecord
 from tests.e2e.workplace import COMMAND, FAKE, Finished, Workplace, sets
 

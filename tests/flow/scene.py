@@ -11,7 +11,6 @@ import numpy as np
 
 from rftstream import codec, fakemodel, ids
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.messages import (
     Array,
     BatchManifest,
@@ -41,6 +40,7 @@ from rftstream.messages import (
     VersionName,
     VersionSpan,
 )
+from rftstream.sections import RunConfig
 from rftstream.testing import MemoryRun
 from rftstream.weights.publisher import publish
 

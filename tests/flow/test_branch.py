@@ -24,6 +24,7 @@ from rftstream.replay.recorded import read_recorded
 from rftstream.runtime import imported
 from rftstream.runtime.manifest import data_digests, make_manifest
 from rftstream.runtime.role import Log
+from rftstream.sections import RunConfig
 from rftstream.testing import MemoryRun, RoleDriver, Simulation
 from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
@@ -33,7 +34,7 @@ from tests.flow.test_replay import InMemory
 STEPS = 6
 
 
-def make_config(**settings: Any) -> configs.RunConfig:
+def make_config(**settings: Any) -> RunConfig:
     config = configs.from_dict({
         "run": {"name": "first", "steps": STEPS},
         "model": {"path": "fake"},

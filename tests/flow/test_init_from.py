@@ -11,12 +11,12 @@ from rftstream import codec
 from rftstream import config as configs
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch import TorchBackend
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import VersionName
 from rftstream.modelfolder import initial_of, model_digests, prepare_model
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.runs import RunFolder, create_log, open_store
+from rftstream.sections import RunConfig
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.weights.publisher import publish
 from rftstream.weights.snapshot import RawTensor, state_digest

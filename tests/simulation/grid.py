@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import RewardError
 from rftstream.messages import Rollout
 from rftstream.roles.verifier import reward_input
+from rftstream.sections import RunConfig
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Judge, Laws
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
+from rftstream.sections import RunConfig
 from rftstream.testing import Simulation
 from tests.simulation.laws import Laws
 

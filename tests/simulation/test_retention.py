@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.rollback import roll_back
+from rftstream.sections import RunConfig
 from rftstream.testing import Faults, Simulation
 from rftstream.views.audit import audit
 from rftstream.views.index import Index

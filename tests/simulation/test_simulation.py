@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.messages import EvalResult, GroupResult, StepRecord
+from rftstream.sections import RunConfig
 from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, simulate
 from tests.simulation.laws import Laws

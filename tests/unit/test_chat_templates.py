@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from rftstream import config as configs
-from rftstream.config import RunConfig, from_dict, to_toml
+from rftstream.config import from_dict, to_toml
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage
 from rftstream.modelfolder import copy_companions, for_section, model_digests, prepare_model
 from rftstream.models import ModelSpec
 from rftstream.rendering import open_renderer
 from rftstream.runtime.manifest import check_same_run, data_digests, make_manifest
+from rftstream.sections import MakeModel, ModelSection, RunConfig
 from rftstream.views.check import check
 from rftstream.views.turns import first_difference
 from workers.parts import own_renderers
@@ -42,7 +43,7 @@ CHAT = (ChatMessage(role="system", content="t"), ChatMessage(role="user", conten
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    section = configs.ModelSection(make=configs.MakeModel(characters=CHARACTERS, width=16))
+    section = ModelSection(make=MakeModel(characters=CHARACTERS, width=16))
     return prepare_model(section, tmp_path_factory.mktemp("model") / "model", 0)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rftstream import config as configs
-from rftstream.config import RunConfig
+from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage, Problem, Sampling
+from rftstream.sections import RunConfig
 from rftstream.views.check import CheckReport, check
 from rftstream.views.estimate import num_parameters, num_rollouts, rollout_bytes
 
@@ -234,5 +235,5 @@ def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0nope!")
-    with pytest.raises(configs.ConfigError, match="not a safetensors file"):
+    with pytest.raises(ConfigError, match="not a safetensors file"):
         num_parameters(tmp_path)

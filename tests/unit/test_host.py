@@ -19,7 +19,6 @@ import pytest
 
 from rftstream import codec
 from rftstream import config as configs
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError, TransportError
 from rftstream.messages import RunFinished, VersionName
 from rftstream.modelfolder import prepare_model
@@ -29,6 +28,7 @@ from rftstream.runtime.creation import write_config
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.manifest import check_worker, data_digests, digests_for, make_manifest
 from rftstream.runtime.runs import RunFolder, create_log, open_transport
+from rftstream.sections import RunConfig
 
 RUN_FILE = """
 [run]

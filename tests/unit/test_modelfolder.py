@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.config import MakeModel, ModelSection, from_dict
+from rftstream.config import from_dict
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import model_digests, prepare_model
+from rftstream.sections import MakeModel, ModelSection
 from tests.unit import tiny
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rftstream.config import RunConfig, from_dict
+from rftstream.config import from_dict
 from rftstream.errors import ConfigError, RewardError
 from rftstream.messages import RolloutIds
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest
@@ -22,6 +22,7 @@ from rftstream.rewards.functions import FunctionReward, find_convention
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import InlineScorer
 from rftstream.roles.verifier import reward_input
+from rftstream.sections import RunConfig
 from tests.unit.synthetic import rollout
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rftstream.config import RunConfig, from_dict
+from rftstream.config import from_dict
 from rftstream.errors import ConfigError, MissingChecker, RewardError
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.resolve import build_reward, build_rewards, reward_specs, to_score
+from rftstream.sections import RunConfig
 
 numbers_of_modules = itertools.count()
 

@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from rftstream.config import RunConfig, from_dict
+from rftstream.config import from_dict
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.rewards.process import BatchSizes
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
+from rftstream.sections import RunConfig
 
 USER_REWARDS = """
 import ctypes, os, re, subprocess, sys, time

@@ -9,11 +9,11 @@ import pytest
 
 from rftstream import config as configs
 from rftstream import secrets
-from rftstream.config import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runtime.creation import write_config
 from rftstream.runtime.manifest import make_manifest
 from rftstream.runtime.runs import RunFolder, open_transport, read_config
+from rftstream.sections import RunConfig
 
 PASSWORD = "hunter2-is-not-written"
 

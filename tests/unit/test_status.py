@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.config import RunConfig, from_dict
+from rftstream.config import from_dict
 from rftstream.messages import (
     Claim,
     DeadLetter,
@@ -21,6 +21,7 @@ from rftstream.messages import (
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun, RunFolder
+from rftstream.sections import RunConfig
 from rftstream.transport.base import NewRecord
 from rftstream.transport.memory import MemoryLog
 from rftstream.views.history import read_history

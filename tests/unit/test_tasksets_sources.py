@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from rftstream.config import RunConfig, from_dict
+from rftstream.config import from_dict
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage, Problem
 from rftstream.rewards.base import RewardInput
+from rftstream.sections import RunConfig
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 

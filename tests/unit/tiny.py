@@ -8,12 +8,12 @@ from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.torch import TorchBackend
 from rftstream.clock import SystemClock
-from rftstream.config import MakeModel, ModelSection
 from rftstream.messages import Sampling, VersionName
 from rftstream.modelfolder import prepare_model
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.hf import HfPolicy
 from rftstream.rendering import open_renderer
+from rftstream.sections import MakeModel, ModelSection
 
 
 def make(folder, *, dtype="float32", seed=0, **settings):

@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from rftstream.config import TransportSection
 from rftstream.errors import ConfigError
+from rftstream.sections import TransportSection
 from rftstream.transport.base import (
     Admin,
     Member,

@@ -1,0 +1,322 @@
+"""The sections of a run file: every setting with its type, its range, its default, and what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream import plugins, secrets
+from rftstream.messages import Sampling
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+AboveZero = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    """Lower case letters, digits, - and _; names the run folder and the topics."""
+    steps: Positive | None = None
+    """Ends after so many batches."""
+    hours: AboveZero | None = None
+    """Ends at the first step after so long."""
+    stop_reward: float | None = None
+    """Ends when the mean reward of the last `stop_reward_over` steps reaches this."""
+    stop_reward_over: Positive = 10
+    seed: Count = 0
+    folder: str = "runs"
+    """Where run folders are made."""
+    resume: Literal["never", "auto"] | Count = "never"
+    """What `run` does when the run is there already. never: refuses one that has not ended, and begins a new one beside
+    one that has. auto: goes on with it, and is content with one that is complete. A number: goes on from the
+    checkpoint of this version; later versions are not in force any more, their recorded batches are trained again."""
+    imported_from: str | None = None
+    """Run folder that the rollouts of this run were copied from, without a staleness check; `rftstream rescore` and
+    `rftstream replay --into` set it."""
+    imported_versions: tuple[Count, Count] | None = None
+    """Its batches between these versions are trained here, under other settings; `rftstream replay --into` sets it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeModel:
+    """A small model made on the spot, with one token per character: to learn from nothing, in seconds."""
+
+    characters: str = "0123456789+-*/= "
+    layers: Positive = 2
+    width: Positive = 64
+    heads: Positive = 4
+    context: Positive = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    path: str | None = None
+    """A Hugging Face model folder, relative to the run file, or a name on the hub."""
+    make: MakeModel | None = None
+    init_from: str | None = None
+    """`RUN@version`: begins with the weights of another run, which is a run folder or a run file; without version its
+    newest. Tokenizer and template come along. They are the weights as engines got them, rounded to that run's dtype."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """What engines compute in and what is published; the trainer's masters are float32."""
+    chat_template: str | None = None
+    """Path of a Jinja template, or its text; default: the model's own. `final/` gets it."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """What the template is given beside messages and tools, e.g. `{ enable_thinking = false }`."""
+    context: Positive | None = None
+    """Longest prompt + completion in tokens; default: what the model's config says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedReward:
+    name: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksetSection:
+    source: str
+    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, or `module:Class`."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name (prompt, messages, answer, system, tools, data_source) -> the source's, or the path of a field in it."""
+    reward: str | list[WeightedReward] = "exact"
+    weight: NotNegative = 1.0
+    """Share of the groups, relative to the other tasksets."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Differences from [sampling]."""
+    environment: str = "single_turn"
+    system: str | None = None
+    """System prompt put in front."""
+    shuffle: bool = True
+    """Each pass in another order, derived from the run's seed."""
+    passes: Positive | None = None
+    """How often the taskset is gone through; default: as often as the run needs."""
+    too_long: Literal["error", "skip", "truncate"] = "error"
+    """Prompts that leave no room for a completion in the context: refuse at check, leave out, or cut from the left."""
+    chat_template: str | None = None
+    """For this taskset alone, instead of the model's."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Differences from the model's."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The source's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSection:
+    source: str
+    columns: dict[str, str] = field(default_factory=dict)
+    reward: str | list[WeightedReward] = "exact"
+    every: Positive = 50
+    """Versions between two evaluations; version 0 and the final one are always evaluated."""
+    num_tasks: Positive | None = None
+    """The first so many problems; default: all."""
+    n: Positive = 1
+    """Samples per problem."""
+    k: tuple[Positive, ...] = (1,)
+    """pass@k, best@k and worst@k for these, each at most n."""
+    pass_reward: float = 1.0
+    """A sample passes with at least this reward."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    environment: str = "single_turn"
+    system: str | None = None
+    chat_template: str | None = None
+    """For this evaluation alone, instead of the model's."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Differences from the model's."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeederSection:
+    groups_per_batch: Positive = 8
+    group_size: Positive = 8
+    max_staleness: Count = 2
+    on_stale: Literal["wait", "drop"] = "wait"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSection:
+    """What every role has."""
+
+    threads: Positive = 1
+    """CPU threads for array work, of each process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorerSection(WorkerSection):
+    count: Count = 1
+    """Processes that `run` starts; more can be started by hand at any time."""
+    policy: str = "hf"
+    devices: tuple[str, ...] = ("cpu",)
+    """Given to the processes in turn."""
+    max_concurrent: Positive = 64
+    """Rollouts in flight in one process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierSection(WorkerSection):
+    count: Count = 1
+    max_concurrent: Positive = 256
+    processes: Positive = 1
+    """Children that compute rewards, of each verifier."""
+    timeout_s: AboveZero = 10.0
+    """Of one call of a reward. A call for several rollouts that takes longer is made again for each alone."""
+    max_batch: Positive = 64
+    """Rollouts that a reward over lists (TRL's, verl's batch, async) gets at once, at most: what waits for it."""
+    tries: Positive = 3
+    max_dead_share: Fraction = 0.5
+    """Stops with exit 6 when more than this share of the last 200 rollouts could not be scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferSection(WorkerSection):
+    zero_variance: Literal["keep", "replace"] = "keep"
+    """Groups whose rewards are all equal carry no gradient: keep them in the batch, or filter and refill."""
+    max_refill: Positive = 1000
+    """With `replace`: this many groups without a full batch end the run with the reason no_signal."""
+    min_siblings: Positive = 2
+    """Scored siblings that a group needs to be batched (never more than group_size)."""
+    group_deadline_s: AboveZero | None = None
+    """Closes a group so long after its first record on `verified`."""
+    max_body_bytes: Positive = 256 * 1024 * 1024
+    """Bodies of open groups held in memory; the rest is read again from the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSection(WorkerSection):
+    algorithm: str = "grpo"
+    backend: str = "torch"
+    device: str = "cpu"
+    lr: NotNegative = 1e-6
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Count = 0
+    min_lr_share: Fraction = 0.0
+    """Of lr, where linear and cosine end."""
+    weight_decay: NotNegative = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: AboveZero = 1e-8
+    max_grad_norm: NotNegative = 1.0
+    """0: no clipping."""
+    minibatches: Positive = 1
+    updates_per_batch: Positive = 1
+    tokens_per_microbatch: Positive = 16384
+    shares: Positive = 1
+    """Of `batches`; at least as many as trainer ranks, fixed for a run."""
+    checkpoint_every: Positive = 20
+    """Versions."""
+    keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
+    """The newest so many."""
+    keep_every: Positive | None = None
+    """Beside them each one whose version is a multiple of this; itself a multiple of `checkpoint_every`."""
+    keep_best: str | None = None
+    """Name of an evaluation: beside them the best one by its mean, of those versions that have a checkpoint. Let its
+    `every` be a multiple of `checkpoint_every`."""
+    publish_every: Positive = 1
+    """At most max_staleness + 1."""
+    max_skips_in_a_row: Positive = 3
+    """NaN batches; then the run stops with exit 6."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorSection(WorkerSection):
+    count: Annotated[int, Meta(ge=0, le=1)] = 1
+    policy: str | None = None
+    """Default: the explorers'."""
+    device: str = "cpu"
+    max_concurrent: Positive = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSection:
+    kind: str = "embedded"
+    partitions: Positive = 64
+    servers: str | None = None
+    """`kafka`: where brokers listen, `host:port`, several with commas."""
+    patience_s: AboveZero = 300.0
+    """So long a worker tries again when the log refuses or is gone (a full disk, no broker); then it ends with exit 3,
+    and the run with it, to be resumed."""
+    session_timeout_s: Annotated[float, Meta(ge=1)] = 10.0
+    """An explorer or verifier that gives no sign for so long is declared dead, and its work goes to others. Brokers
+    take no less than 6."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """`kafka`: settings of kafka-python's clients, as they are: security_protocol, sasl_mechanism, sasl_plain_username,
+    sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsSection:
+    store: str = "file://weights"
+    """URL of the object store; relative file:// ones lie in the run folder. `{run}` in it becomes the run's id: objects
+    are never written twice, so a store elsewhere (`s3://BUCKET/{run}`) needs it, or another prefix for each run. Keys
+    never stand in it; they and the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    `AWS_ENDPOINT_URL`)."""
+    keep: Annotated[int, Meta(ge=2)] = 3
+    """Newest snapshots kept, beside those that something still needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionSection:
+    """Deletes from the log what nobody needs to go on with, after each checkpoint. Without this section the log keeps
+    everything, and replay, rescore and trace reach back to the beginning."""
+
+    checkpoints: Annotated[int, Meta(ge=2)] = 2
+    """Batches are kept from the oldest of the newest so many checkpoints on, so that each of them can be resumed from
+    and replayed; tasks and rollouts until their group was trained below it. At most `trainer.keep_checkpoints`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackersSection:
+    """Where curves are shown outside of the run. `run` and `resume` write them; for others there is `plot`."""
+
+    tensorboard: str | None = None
+    """Folder for TensorBoard's event files, relative to the run folder; default: none. With the extra `tensorboard`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSection:
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    run: RunSection
+    model: ModelSection
+    tasksets: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], TasksetSection]
+    evaluations: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], EvaluationSection] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
+    feeder: FeederSection = field(default_factory=FeederSection)
+    explorer: ExplorerSection = field(default_factory=ExplorerSection)
+    verifier: VerifierSection = field(default_factory=VerifierSection)
+    buffer: BufferSection = field(default_factory=BufferSection)
+    trainer: TrainerSection = field(default_factory=TrainerSection)
+    evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
+    transport: TransportSection = field(default_factory=TransportSection)
+    weights: WeightsSection = field(default_factory=WeightsSection)
+    retention: RetentionSection | None = None
+    trackers: TrackersSection = field(default_factory=TrackersSection)
+    log: LogSection = field(default_factory=LogSection)
+    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    backends: dict[str, dict[str, Any]] = field(default_factory=dict)
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    base: str = "."
+    """Folder of the run file: relative paths and own modules are looked up there. Set by `load`."""
+
+    def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
+        """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf], with secrets looked up."""
+        section = "policies" if kind == "policy" else f"{kind}s"
+        tables: dict[str, dict[str, Any]] = getattr(self, section)
+        return secrets.reveal(tables.get(name, {}), where=f"{section}.{name}")
+
+    def build_part(self, kind: str, name: str) -> tuple[Any, Any]:
+        """A part's class and its Config."""
+        part = plugins.resolve(kind, name, where=kind)
+        plural = "policies" if kind == "policy" else f"{kind}s"
+        return part, plugins.build_config(part, self.part_options(kind, name), where=f"{plural}.{name}")
