@@ -9,6 +9,9 @@ import pytest
 
 from tests.s3 import S3Server
 
+# The conformance suite lives in the package; its assertions shall explain themselves all the same.
+pytest.register_assert_rewrite("rftstream.testing")
+
 HERE = Path(__file__).parent
 SLOW = ("e2e", "simulation", "docs")
 """Folders; `make test-fast` leaves them out."""

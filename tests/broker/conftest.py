@@ -20,8 +20,6 @@ import pytest
 
 from tests.e2e.workplace import Workplace
 
-pytest.register_assert_rewrite("rftstream.testing")
-
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kafka"
 _numbers = itertools.count()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.flow.scene", "rftstream.testing")
+pytest.register_assert_rewrite("tests.flow.scene")
 
 
 @pytest.fixture(autouse=True)
