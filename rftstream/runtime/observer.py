@@ -78,10 +78,10 @@ class ControlView:
                 pass
 
 
-def read_control(transport: Transport) -> ControlView:
-    """`control` from its beginning to its end."""
+def read_control(transport: Transport, *, settled: bool = False) -> ControlView:
+    """`control` from its beginning to its end; `settled` as for `Admin.end_offsets`."""
     view = ControlView()
-    for record in Log(transport).read("control"):
+    for record in Log(transport).read("control", settled=settled):
         view.absorb(record.key, _decoded(record))
     return view
 

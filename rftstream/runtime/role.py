@@ -193,11 +193,16 @@ class Log:
         self.transport = transport
 
     def read(
-        self, topic: str, *, start: Mapping[TopicPartition, int] | None = None, bodies: bool = True
+        self,
+        topic: str,
+        *,
+        start: Mapping[TopicPartition, int] | None = None,
+        bodies: bool = True,
+        settled: bool = False,
     ) -> Iterator[Record]:
-        """Everything on the topic up to its end at the time of the call."""
+        """Everything on the topic up to its end at the time of the call; `settled` as for `Admin.end_offsets`."""
         admin = self.transport.admin
-        ends = admin.end_offsets(topic)
+        ends = admin.end_offsets(topic, settled=settled)
         begins = admin.begin_offsets(topic)
         positions = {place: max(begin, (start or {}).get(place, 0)) for place, begin in begins.items()}
         reader = self.transport.reader(positions, bodies=bodies)

@@ -148,8 +148,9 @@ class SingleService(Service):
             self._producer.close()
         name = f"{self.context.folder.run_id}.{self.role}"
         self._producer = self.transport.producer(name, timeout_s=PRODUCER_TIMEOUT_S)
-        self._producer.start()
-        self._read_control()
+        self._producer.start()  # Also ends what a predecessor has open, which nobody else could read past.
+        # Another role's open transaction must not hide a claim: two processes would be in force under one epoch.
+        self._read_control(settled=True)
         before = self.claims.get(self.role)
         if self._known_epoch is None:
             self._known_epoch = before.epoch if before else 0
@@ -177,10 +178,10 @@ class SingleService(Service):
                 claim.epoch,
             )
 
-    def _read_control(self) -> None:
+    def _read_control(self, *, settled: bool = False) -> None:
         """`control` to its end; what is there now decides who is in force."""
         assert self._reader is not None
-        ends = self.transport.admin.end_offsets("control")
+        ends = self.transport.admin.end_offsets("control", settled=settled)
         while any(self._reader.position(place) < end for place, end in ends.items()):
             records = self._reader.poll()
             for record in records:
@@ -218,7 +219,7 @@ class SingleService(Service):
             if error.retriable or isinstance(error, TakenOver):
                 raise
             self._recovered = False  # should the log not answer now, everything is read again
-            newest = read_control(self.transport).claims.get(self.role)
+            newest = read_control(self.transport, settled=True).claims.get(self.role)
             if newest is not None:
                 self.claims[self.role] = newest
             self._check_taken_over()
@@ -296,7 +297,7 @@ class SingleService(Service):
             mine = self.role.encode()
             self._buried = {
                 record.key or b""
-                for record in Log(self.transport).read("dead", bodies=False)
+                for record in Log(self.transport).read("dead", bodies=False, settled=True)
                 if record.header("role") == mine
             }
         assert letter.message is not None

@@ -9,6 +9,8 @@ from random import Random
 BETWEEN = "between two ticks"
 BEFORE_START = "before_start"
 BEFORE_COMMIT = "before_commit"
+IN_COMMIT = "in_commit"
+MARKING = "marking"
 AFTER_COMMIT = "after_commit"
 QUESTION = "question"
 
@@ -23,8 +25,8 @@ class Faults:
 
     share: float = 0.02
     """Chance, at each point, that something happens. Points: between two ticks of a process; before and after each
-    commit, each start of a producer, each question to the log, and each object that is put into the store; before each
-    deletion."""
+    commit, while it is open and while it is marked; before and after each start of a producer and each object that is
+    put into the store; before each question to the log, each snapshot of a membership and each deletion."""
     roles: tuple[str, ...] = ()
     """What happens to a process happens to those of these roles alone; (): to all."""
     kills: int = 0
@@ -40,9 +42,9 @@ class Faults:
     aborts: int = 0
     """A commit fails and nothing of it is visible, or a producer cannot be started just now."""
     unknowns: int = 0
-    """A commit fails, and may have succeeded."""
+    """A commit fails, and may have succeeded, or succeed later."""
     silences: int = 0
-    """A question to the log (ends, positions) is not answered."""
+    """A question to the log (ends, positions) is not answered; or the marks of a commit come late."""
     user_pauses: int = 0
     """A user pauses the run, and lets it go on up to 20 s later."""
     drains: int = 0
@@ -53,8 +55,9 @@ class Faults:
 
 _WHERE = {
     "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
-    "aborts": {BEFORE_COMMIT, BEFORE_START}, "unknowns": {BEFORE_COMMIT, AFTER_COMMIT},
-    "silences": {QUESTION}, "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN},
+    "aborts": {BEFORE_COMMIT, IN_COMMIT, BEFORE_START},
+    "unknowns": {BEFORE_COMMIT, IN_COMMIT, MARKING, AFTER_COMMIT}, "silences": {QUESTION, MARKING},
+    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN},
 }  # fmt: skip
 """Points at which each can happen; None: at all of them."""
 

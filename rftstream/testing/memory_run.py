@@ -68,12 +68,13 @@ class MemoryStore(ObjectStore):
 class MemoryRun:
     """A run without processes, of which a test plays all that it does not start."""
 
-    def __init__(self, config: RunConfig, *, folder: Path) -> None:
+    def __init__(self, config: RunConfig, *, folder: Path, marks: bool = False) -> None:
+        """`marks`: whether transactions leave gaps between offsets, as on Kafka."""
         self.config = config
         self.folder = RunFolder(folder / config.run.name)
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.clock = ManualClock()
-        self.log = MemoryLog(self.clock.now)
+        self.log = MemoryLog(self.clock.now, marks=marks)
         self.store = MemoryStore()
         create_log(self.log.connect("setup"), config)
 

@@ -69,7 +69,7 @@ class Simulation(MemoryRun):
     ) -> None:
         """`tick_s`: how far each tick moves the clock. `watch` is called after every commit and every tick; what it
         raises ends the simulation."""
-        super().__init__(config, folder=folder)
+        super().__init__(config, folder=folder, marks=True)
         self.seed = seed
         self.random = Random(seed)
         self.log.fault = self._at_producer
@@ -291,7 +291,7 @@ class Simulation(MemoryRun):
                 self.tell(process, f"a commit with an unknown result, {point}")
                 raise ProducerLost("simulated: the result of the commit is unknown")
             case "silences":
-                self.tell(process, "the log does not answer a question")
+                self.tell(process, f"no answer, {point}")
                 raise TransportError("simulated: no answer")
             case "restarts":
                 self.restart(process)

@@ -53,7 +53,7 @@ class EmbeddedAdmin:
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
         return {place: span[0] for place, span in self._spans(topic).items()}
 
-    def end_offsets(self, topic: str) -> dict[TopicPartition, int]:
+    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
         return {place: span[1] for place, span in self._spans(topic).items()}
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:

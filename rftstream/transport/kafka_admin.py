@@ -149,7 +149,7 @@ class KafkaAdmin:
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
         return self._offsets(self._partitions(topic), OffsetSpec.EARLIEST)
 
-    def end_offsets(self, topic: str) -> dict[TopicPartition, int]:
+    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
         """Of what is committed. The broker answers a commit before it has marked it everywhere: marks that are on
         their way are waited for; transactions that are still open are not."""
         partitions = self._partitions(topic)
@@ -160,9 +160,16 @@ class KafkaAdmin:
                          if ends[(place := self._links.place(partition))] < written[place]]:  # fmt: skip
             if not self._is_committing(behind) or time.monotonic() > until:
                 # Once more: the mark may have been made between the two questions.
-                return ends | self._offsets(behind, OffsetSpec.LATEST)
+                ends |= self._offsets(behind, OffsetSpec.LATEST)
+                break
             time.sleep(_SEEN_S)
             ends |= self._offsets(behind, OffsetSpec.LATEST)
+        hidden = [place for partition in partitions if ends[place := self._links.place(partition)] < written[place]]
+        if settled and hidden:
+            raise TransportError(
+                f"{', '.join(map(str, hidden))}: a transaction is open and hides what was committed after it began;"
+                f" ask again when it is through or its time is up"
+            )
         return ends
 
     def _is_committing(self, partitions: Collection[KafkaPartition]) -> bool:

@@ -44,17 +44,22 @@ class MemoryAdmin:
         return dict(self._log.settings)
 
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
-        self._log.asked(self._process)
+        self._log.at("question", self._process)
         return {place: self._log.partitions[place].begin for place in self._log.places(topic)}
 
-    def end_offsets(self, topic: str) -> dict[TopicPartition, int]:
-        self._log.asked(self._process)
+    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
+        self._log.at("question", self._process)
+        places = self._log.places(topic)
         with self._log.changed:
-            return {place: self._log.partitions[place].end for place in self._log.places(topic)}
+            self._log.transactions.await_marks(lambda one: not one.records.keys().isdisjoint(places))
+            if settled:
+                self._log.transactions.check_settled(places)
+            return {place: self._log.partitions[place].end for place in places}
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
-        self._log.asked(self._process)
+        self._log.at("question", self._process)
         with self._log.changed:
+            self._log.transactions.await_stable(group)
             return dict(self._log.group(group).positions)
 
     def commit_initial(self, group: str, topics: Collection[str]) -> None:
@@ -64,11 +69,13 @@ class MemoryAdmin:
                     self._log.group(group).positions.setdefault(place, Position(0))
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
+        positions, ends = self.committed(group), self.end_offsets(topic)
         with self._log.changed:
-            positions = self._log.group(group).positions
             return {
-                place: len(offsets) - bisect_left(offsets, positions.get(place, Position(0)).offset)
-                for place in self._log.places(topic)
+                place: max(
+                    0, bisect_left(offsets, end) - bisect_left(offsets, positions.get(place, Position(0)).offset)
+                )
+                for place, end in ends.items()
                 for offsets in [self._log.partitions[place].offsets]
             }
 
@@ -76,7 +83,7 @@ class MemoryAdmin:
         for place in offsets:
             self._log.check_place(place)
         for place, offset in offsets.items():
-            self._log.deleting(self._process)
+            self._log.at("before_delete", self._process)
             with self._log.changed:
                 partition = self._log.partitions[place]
                 if offset > partition.end:
@@ -96,21 +103,20 @@ class MemoryAdmin:
             forgotten_s = self._log.clock() - TOMBSTONE_KEPT_S
             for place in self._log.places(topic):
                 partition = self._log.partitions[place]
-                newest = {record.key: record.offset for record in partition.records}
-                first = {record.key: record.offset for record in reversed(partition.records)}
-                partition.keep(
-                    lambda record, newest=newest, first=first: (
-                        record.key is None  # type: ignore[misc]
-                        or (
-                            newest[record.key] == record.offset
-                            and not (
-                                record.value is None
-                                and record.timestamp_s < forgotten_s
-                                and first[record.key] == record.offset
-                            )
-                        )
-                    )
-                )
+                stable = partition.records[: bisect_left(partition.offsets, partition.end)]
+                newest = {record.key: record.offset for record in stable}
+                first = {record.key: record.offset for record in reversed(stable)}
+                forgotten = {
+                    record.offset
+                    for record in stable
+                    if record.value is None and record.timestamp_s < forgotten_s and first[record.key] == record.offset
+                }
+                gone = {
+                    record.offset
+                    for record in stable
+                    if record.key is not None and (newest[record.key] != record.offset or record.offset in forgotten)
+                }
+                partition.keep(lambda record, gone=gone: record.offset not in gone)  # type: ignore[misc]
             self._log.note_change()
 
     def delete_topics(self, topics: Collection[str]) -> None:
@@ -149,7 +155,7 @@ class MemoryTransport:
         return member
 
     def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> MemoryProducer:
-        return MemoryProducer(self._log, self._process, transactional_id)
+        return MemoryProducer(self._log, self._process, transactional_id, timeout_s)
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
         """With a manual clock it returns at once: who drives the clock decides when time passes."""

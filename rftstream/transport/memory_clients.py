@@ -5,10 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
-from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, RecordTooLarge
+from rftstream.errors import (
+    AssignmentLost,
+    ConfigError,
+    PositionMissing,
+    ProducerLost,
+    RecordTooLarge,
+    TransactionAborted,
+    TransportError,
+)
 from rftstream.transport.base import MAX_METADATA_BYTES, NewRecord, Position, Record, Snapshot, TopicPartition
 from rftstream.transport.cursors import Batch, Cursors
 from rftstream.transport.memory_log import MemoryLog, Subscriber
+from rftstream.transport.memory_transactions import Transaction
 
 
 class _View:
@@ -19,6 +28,7 @@ class _View:
         self._bodies = bodies
 
     def spans(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        self._log.transactions.pass_time()
         known = self._log.partitions
         return {place: (known[place].begin, known[place].end) for place in partitions if place in known}
 
@@ -30,7 +40,8 @@ class _View:
         found: list[Record] = []
         num_bytes = 0
         room = first_bytes
-        for record in partition.records[index : index + max_records]:
+        last = bisect_left(partition.offsets, end, index)
+        for record in partition.records[index : min(last, index + max_records)]:
             size = len(record.key or b"") + (len(record.value or b"") if self._bodies else 0)
             if room is not None and num_bytes + size > room:
                 return Batch(found, record.offset, num_bytes)
@@ -123,8 +134,9 @@ class MemoryMember:
         return self._cursors.position(partition)
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
-        self._log.asked(self._process)
+        self._log.at("question", self._process)
         with self._log.changed:
+            self._log.transactions.await_stable(self._group)
             found = self._log.group(self._group).positions
             missing = [place for place in partitions if place not in found]
             if missing:
@@ -141,7 +153,19 @@ class MemoryMember:
         self._cursors.resume(partitions)
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._group, dict(self._assignment), self._member)
+        """As a client with a thread of its own: the generation is the newest, and what went away meanwhile is left
+        out, though `assignment` still names it."""
+        self._log.at("snapshot", self._process)
+        with self._log.changed:
+            group = self._log.group(self._group)
+            if self._member not in group.members:
+                return Snapshot(self._group, dict(self._assignment), (self._member, self._generation))
+            owned = {
+                place: number
+                for place, number in self._assignment.items()
+                if group.owners.get(place) == self._member and group.numbers[place] == number
+            }
+            return Snapshot(self._group, owned, (self._member, group.generation))
 
     def close(self) -> None:
         if not self._closed:
@@ -177,17 +201,18 @@ class MemoryMember:
 
 
 class MemoryProducer:
-    def __init__(self, log: MemoryLog, process: str, transactional_id: str) -> None:
+    def __init__(self, log: MemoryLog, process: str, transactional_id: str, timeout_s: float) -> None:
         self._log = log
         self._process = process
         self._id = transactional_id
+        self._timeout_s = timeout_s
         self._epoch: int | None = None
 
     def start(self) -> None:
-        self._fault("before_start")
+        self._log.at("before_start", self._process)
         with self._log.changed:
-            self._epoch = self._log.epochs[self._id] = self._log.epochs.get(self._id, 0) + 1
-        self._fault("after_start")
+            self._epoch = self._log.transactions.start(self._id)
+        self._log.at("after_start", self._process)
 
     def commit(
         self,
@@ -197,44 +222,79 @@ class MemoryProducer:
         group: str | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        log = self._log
         owner = snapshot.group if snapshot is not None else group
         if self._epoch is None:
             raise ProducerLost(f"producer {self._id}: not started, or lost; call start, then read what is committed")
         if positions and owner is None:
             raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         self._check_sizes(records, positions or {})
-        self._fault("before_commit")
-        with log.changed:
-            newest = log.epochs.get(self._id)
-            if newest != self._epoch:
-                self._epoch, lost = None, self._epoch
-                raise ProducerLost(
-                    f"producer {self._id}: fenced, epoch {newest} has begun, its own is {lost};"
-                    f" read `control` to see who took over"
-                )
-            if snapshot is not None:
-                self._check_ownership(snapshot, positions or {})
-            timestamp_s = log.clock()
-            for new in records:
-                partition = log.partitions[TopicPartition(new.topic, new.partition)]
-                offset = partition.end
-                partition.records.append(
-                    Record(new.topic, new.partition, offset, timestamp_s, new.key, new.value, new.headers)
-                )
-                partition.offsets.append(offset)
-                partition.end = offset + 1
-            if positions and owner is not None:
-                log.group(owner).positions.update(positions)
-            log.note_change()
-        self._fault("after_commit")
+        if snapshot is not None:
+            _check_owned(snapshot, positions or {})
+        if not records and not positions:
+            return  # As on Kafka: no transaction, so nothing tells whether this producer is fenced.
+        self._log.at("before_commit", self._process)
+        try:
+            transaction = self._write(self._epoch, records, dict(positions or {}), owner, snapshot)
+            self._end(self._epoch, transaction)
+        except ProducerLost:
+            self._epoch = None
+            raise
+        self._log.at("after_commit", self._process)
+
+    def _write(
+        self,
+        epoch: int,
+        records: Sequence[NewRecord],
+        positions: dict[TopicPartition, Position],
+        group: str | None,
+        snapshot: Snapshot | None,
+    ) -> Transaction:
+        coordinator = self._log.transactions
+        with self._log.changed:
+            coordinator.check_epoch(self._id, epoch)
+            transaction = coordinator.begin(self._id, self._timeout_s)
+            coordinator.append(transaction, records)
+            if positions and group is not None:
+                try:
+                    coordinator.add_positions(transaction, group, positions, snapshot)
+                except AssignmentLost:
+                    self._abort(transaction)
+                    raise
+        return transaction
+
+    def _end(self, epoch: int, transaction: Transaction) -> None:
+        coordinator = self._log.transactions
+        try:
+            self._log.at("in_commit", self._process)
+        except TransactionAborted:
+            with self._log.changed:
+                coordinator.check_epoch(self._id, epoch)
+                self._abort(transaction)
+            raise
+        except ProducerLost:
+            # Whether its word to commit still arrives is as good as drawn.
+            if self._log.num_changes % 2:
+                transaction.commits_at = self._log.clock() + self._timeout_s * (self._log.num_changes % 20) / 20
+            raise
+        with self._log.changed:
+            coordinator.check_epoch(self._id, epoch)
+            coordinator.decide(transaction, committed=True)
+            coordinator.mark(transaction, self._log.num_changes % (len(transaction.unmarked) + 1))
+        try:
+            self._log.at("marking", self._process)
+        except ProducerLost:
+            raise
+        except TransportError:
+            return
+        with self._log.changed:
+            coordinator.mark(transaction)
+
+    def _abort(self, transaction: Transaction) -> None:
+        self._log.transactions.decide(transaction, committed=False)
+        self._log.transactions.mark(transaction)
 
     def close(self) -> None:
         self._epoch = None
-
-    def _fault(self, point: str) -> None:
-        if self._log.fault is not None:
-            self._log.fault(point, self._process)
 
     def _check_sizes(self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position]) -> None:
         for record in records:
@@ -254,16 +314,14 @@ class MemoryProducer:
                     f" kept; hold results back until fewer are open"
                 )
 
-    def _check_ownership(self, snapshot: Snapshot, positions: Mapping[TopicPartition, Position]) -> None:
-        group = self._log.group(snapshot.group)
-        for place in positions:
-            owner, number = group.owners.get(place), group.numbers.get(place)
-            if owner is None or owner != snapshot.token or number != snapshot.assignment.get(place):
-                raise AssignmentLost(
-                    f"group {snapshot.group}, {place}: it is member {owner}'s under assignment {number}, the"
-                    f" transaction was made by member {snapshot.token} under assignment"
-                    f" {snapshot.assignment.get(place)}; drop its work, the owner does it again"
-                )
+
+def _check_owned(snapshot: Snapshot, positions: Mapping[TopicPartition, Position]) -> None:
+    missing = [place for place in positions if place not in snapshot.assignment]
+    if missing:
+        raise AssignmentLost(
+            f"group {snapshot.group}, {', '.join(map(str, missing))}: not owned when the snapshot was taken; drop its"
+            f" work"
+        )
 
 
 def _without_body(record: Record) -> Record:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rftstream.errors import ConfigError
 from rftstream.transport.base import Position, Record, TopicPartition, TopicSettings
+from rftstream.transport.memory_transactions import Coordinator, Transaction
 from rftstream.transport.sharing import share_out
 
 if TYPE_CHECKING:
@@ -21,10 +22,16 @@ Fault = Callable[[str, str], None]
 @dataclass(slots=True)
 class MemoryPartition:
     records: list[Record] = field(default_factory=list)
+    """Committed; those from `end` on wait for a transaction before them."""
     offsets: list[int] = field(default_factory=list)
     """Of the records, for bisection."""
     begin: int = 0
     end: int = 0
+    """The last stable offset: readers see what is before it."""
+    written: int = 0
+    """The next offset to be given."""
+    open: dict[int, int] = field(default_factory=dict)
+    """First offset of each transaction that is not marked here, by its identity."""
 
     def keep(self, wanted: Callable[[Record], bool]) -> None:
         self.records = [record for record in self.records if wanted(record)]
@@ -41,39 +48,45 @@ class Subscriber:
 @dataclass(slots=True)
 class MemoryGroup:
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
+    pending: list[Transaction] = field(default_factory=list)
+    """With positions of the group that may still come to be."""
     members: dict[int, Subscriber] = field(default_factory=dict)
     owners: dict[TopicPartition, int] = field(default_factory=dict)
     numbers: dict[TopicPartition, int] = field(default_factory=dict)
+    leaving: dict[TopicPartition, int] = field(default_factory=dict)
+    """Taken from a member that has not heard of it yet: nobody's until then."""
     generation: int = 0
 
 
 class MemoryLog:
-    """`clock` gives the timestamps and decides over sessions: time.time, or a manual one. `real_time`: whether `wait`
-    may block, by default if the clock is time.time."""
+    """`clock` gives the timestamps and decides over sessions and transactions: time.time, or a manual one. `real_time`:
+    whether `wait` may block, by default if the clock is time.time. `marks`: whether the ends of transactions take
+    offsets, as on Kafka."""
 
-    def __init__(self, clock: Callable[[], float] = time.time, *, real_time: bool | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.time, *, real_time: bool | None = None, marks: bool = False
+    ) -> None:
         self.clock = clock
+        self.marks = marks
         self.real_time = clock is time.time if real_time is None else real_time
         self.fault: Fault | None = None
-        """Called as fault(point, process) at "before_commit" (nothing written yet) and "after_commit" (all visible,
-        the caller has not heard of it yet), "before_start" and "after_start" of a producer, and "question" when ends
-        or positions are asked for, "before_delete" of each partition's records; what it raises comes out of `commit`,
-        `start`, the question or `delete_before`."""
+        """Called as fault(point, process); what it raises comes out of the call. "before_start" and "after_start" of a
+        producer; "snapshot" before a member takes one; of a commit "before_commit" (nothing written yet), "in_commit"
+        (records and positions written, the end not asked for), "marking" (committed, and marked in a part of the
+        partitions; a TransportError leaves the other marks for later and the caller is told of success) and
+        "after_commit" (all visible, the caller has not heard of it yet); "question" when ends or positions are asked
+        for, "before_delete" of each partition's records. A transaction that a fault leaves open stays so."""
         self.changed = threading.Condition(threading.RLock())
         self.num_changes = 0
         self.settings: dict[str, TopicSettings] = {}
         self.partitions: dict[TopicPartition, MemoryPartition] = {}
-        self.epochs: dict[str, int] = {}
+        self.transactions = Coordinator(self)
         self.groups: dict[str, MemoryGroup] = {}
         self._num_members = 0
 
-    def asked(self, process: str) -> None:
+    def at(self, point: str, process: str) -> None:
         if self.fault is not None:
-            self.fault("question", process)
-
-    def deleting(self, process: str) -> None:
-        if self.fault is not None:
-            self.fault("before_delete", process)
+            self.fault(point, process)
 
     def connect(self, process: str = "") -> MemoryTransport:
         """What one simulated process holds of it; `process` is what `fault` is told."""
@@ -123,24 +136,33 @@ class MemoryLog:
             self.share_out_anew(group)
 
     def beat(self, name: str, member: int) -> bool:
+        """A sign of life, by which the member also hears of what was taken from it and gives it up."""
         group = self.group(name)
         subscriber = group.members.get(member)
         if subscriber is None:
             return False
         subscriber.heartbeat_s = self.clock()
-        if len(group.members) > 1 and self._remove_expired(group):
+        expired = len(group.members) > 1 and self._remove_expired(group)
+        given_up = [place for place, holder in group.leaving.items() if holder == member]
+        for place in given_up:
+            del group.leaving[place]
+        if expired or given_up:
             self.share_out_anew(group)
         return True
 
     def share_out_anew(self, group: MemoryGroup) -> None:
+        """The next generation. Nobody gets what another still holds: that one has to give it up first."""
         subscribed = {topic for subscriber in group.members.values() for topic in subscriber.topics}
         widths = {topic: self.settings[topic].partitions for topic in subscribed if topic in self.settings}
         members = {member: subscriber.topics for member, subscriber in group.members.items()}
-        shared = share_out(members, widths, group.owners)
-        for place in {**group.owners, **shared}:
-            if group.owners.get(place) != shared.get(place):
+        held = {place: holder for place, holder in {**group.owners, **group.leaving}.items() if holder in group.members}
+        shared = share_out(members, widths, held)
+        owners = {place: member for place, member in shared.items() if held.get(place, member) == member}
+        group.leaving = {place: held[place] for place in shared if place not in owners}
+        for place in {**group.owners, **owners}:
+            if group.owners.get(place) != owners.get(place):
                 group.numbers[place] = group.numbers.get(place, 0) + 1
-        group.owners = shared
+        group.owners = owners
         group.generation += 1
         self.note_change()
 

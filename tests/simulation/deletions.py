@@ -89,7 +89,9 @@ class Deletions:
             group = self._laws.simulation.log.groups[READERS[place.topic]]
             assert begin <= group.positions[place].offset, f"{place}: its readers are not there yet"
             for offset in range(self._begins[place], begin):
-                sequence = self._sequences[place].pop(offset)
+                sequence = self._sequences[place].pop(offset, None)
+                if sequence is None:  # a mark, or what was never committed
+                    continue
                 assert sequence < self.said.sequence, f"{place}@{offset}: of a group that is not through"
                 self.num_deleted += 1
         self._begins[place] = begin

@@ -28,6 +28,7 @@ from rftstream.messages import (
 from rftstream.testing import Simulation
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
+from rftstream.transport.memory_transactions import Transaction
 from tests.simulation.deletions import Deletions
 
 STEPS = TopicPartition("steps", 0)
@@ -46,7 +47,10 @@ class Laws:
         self.simulation = simulation
         self._judge = judge
         self.config = simulation.config
-        self._seen: dict[TopicPartition, int] = defaultdict(int)
+        self._num_seen = 0
+        """Of the committed transactions."""
+        self._positions: dict[tuple[str, TopicPartition], int] = {}
+        """By group, as they were committed."""
         self._num_changes = -1
         self._audit_at = AUDIT_EVERY
         self._twins: set[tuple[bytes, ...]] = set()
@@ -66,6 +70,7 @@ class Laws:
         self.steps: list[StepRecord] = []
         self.in_force: list[tuple[int, int, int]] = [(0, 0, 0)]
         """After so many StepRecords: epoch, version, trained groups."""
+        self._step_offsets: list[int] = []
         self.digests: dict[int, str] = {}
         """Of the weights, by version."""
         self.announced: set[tuple[int, int]] = set()
@@ -84,18 +89,26 @@ class Laws:
         if log.num_changes == self._num_changes:
             return
         self._num_changes = log.num_changes
-        new_tasks: list[Task] = []
-        for place, partition in log.partitions.items():
-            for record in partition.records[bisect_left(partition.offsets, self._seen[place]) :]:
-                self._look(record, new_tasks)
-            self._seen[place] = partition.end
-        if new_tasks:
-            self._admission(new_tasks)
+        for transaction in log.transactions.history[self._num_seen :]:
+            self._num_seen += 1
+            self._transaction(transaction)
         self.kept()
         if self._num_changes >= self._audit_at:
             self._audit_at = self._num_changes + AUDIT_EVERY
             report = self.simulation.audit()
             assert report.fine, report.to_text()
+
+    def _transaction(self, transaction: Transaction) -> None:
+        """In the order in which they were committed; what a reader sees in which order is a matter of the marks."""
+        new_tasks: list[Task] = []
+        if transaction.group is not None:
+            for place, position in transaction.positions.items():
+                self._positions[transaction.group, place] = position.offset
+        for records in transaction.records.values():
+            for record in records:
+                self._look(record, new_tasks)
+        if new_tasks:
+            self._admission(new_tasks)
 
     def _look(self, record: Record, new_tasks: list[Task]) -> None:
         self._twin(record)
@@ -120,6 +133,7 @@ class Laws:
             case GroupOutcome():
                 self._outcome(message)
             case StepRecord():
+                self._step_offsets.append(record.offset)
                 self._step(message)
             case WeightsAnnounced():
                 self._announced(message)
@@ -156,8 +170,8 @@ class Laws:
     def _admission(self, tasks: list[Task]) -> None:
         """From what the feeder had read when it admitted: its position on `steps` commits with the tasks."""
         feeder = self.config.feeder
-        position = self.simulation.log.groups["feeder"].positions[STEPS].offset
-        _, version, trained = self.in_force[position]
+        num_steps = bisect_left(self._step_offsets, self._positions.get(("feeder", STEPS), 0))
+        _, version, trained = self.in_force[num_steps]
         groups: dict[str, list[Task]] = defaultdict(list)
         for task in sorted(tasks, key=lambda one: (one.ids.sequence, one.ids.sibling)):
             groups[task.ids.group_id].append(task)
