@@ -121,17 +121,21 @@ def draw_faults(random: Random) -> Faults:
     )
 
 
-def simulate(seed: int, folder: Path, *, calm: bool = False) -> tuple[Simulation, Laws]:
-    """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong."""
+def simulate(
+    seed: int, folder: Path, *, calm: bool = False, faults: Faults | None = None, max_ticks: int = 30_000
+) -> tuple[Simulation, Laws]:
+    """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong; `faults`: with
+    these instead of those of the seed."""
     random = Random(f"grid {seed}")
-    config, faults = draw_config(random), draw_faults(random)
+    config, drawn = draw_config(random), draw_faults(random)
+    faults = faults or drawn
     tick_s = random.choice([0.001, 0.001, 0.01, 0.1])
     if config.policies["fake"]["tokens_per_s"] == SLOW:
         tick_s = max(tick_s, 1 / SLOW)
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=Faults() if calm else faults)
     simulation.watch = laws = Laws(simulation, judge_by(config))
     try:
-        simulation.run()
+        simulation.run(max_ticks)
         laws.check_end()
     except BaseException as error:
         again = f"python -m tests.simulation {seed}" + " --calm" * calm
@@ -140,9 +144,9 @@ def simulate(seed: int, folder: Path, *, calm: bool = False) -> tuple[Simulation
     return simulation, laws
 
 
-def check_seed(seed: int, folder: Path) -> Simulation:
+def check_seed(seed: int, folder: Path, *, faults: Faults | None = None, max_ticks: int = 30_000) -> Simulation:
     """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
-    simulation, laws = simulate(seed, folder)
+    simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks)
     if is_deterministic(simulation.config) and not laws.num_retried:
         _, calm = simulate(seed, folder / "calm", calm=True)
         try:

@@ -1,0 +1,399 @@
+"""Rules left out one at a time: does the simulation notice? `python -m tests.simulation.mutants [NAME...]`
+
+Each mutant changes one rule while the program runs; then seeds are run until a law fails. A mutant that survives says
+that the laws, or the model of the log, are blind to its rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import sys
+import tempfile
+import time
+import traceback
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from rftstream import ids
+from rftstream.errors import AssignmentLost, RftError
+from rftstream.messages import StepRecord, Task, VersionName
+from rftstream.roles import feeder as feeder_module
+from rftstream.roles.admission import InForce
+from rftstream.roles.buffer import BufferStep
+from rftstream.roles.feeder import FeederStep
+from rftstream.roles.keeping import Keeping
+from rftstream.roles.progress import Progress
+from rftstream.runtime.concurrent import ConcurrentService
+from rftstream.runtime.role import Log, Transaction
+from rftstream.runtime.single import SingleService
+from rftstream.testing import Faults
+from rftstream.transport import memory_clients
+from rftstream.transport.base import Position, Record, Snapshot, TopicPartition
+from rftstream.transport.cursors import Batch
+from rftstream.transport.memory import MemoryTransport
+from rftstream.transport.memory_clients import MemoryMember, MemoryProducer
+from rftstream.transport.memory_transactions import Coordinator
+from rftstream.transport.memory_transactions import Transaction as LogTransaction
+from rftstream.weights.lineage import Lineage
+from tests.simulation.grid import check_seed
+
+MAX_TICKS = 8_000
+"""A run that hangs is a failure too. Seeds that need more than this by themselves are left out of the count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    what: str
+    change: Callable[[], Iterator[None]]
+    faults: Faults | None = None
+    """Where those of the grid seldom lead to the place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    seed: int
+    num_seeds: int
+    how: str
+
+
+def caught(mutant: Mutant, seeds: Sequence[int]) -> Caught | None:
+    """The first of the seeds by which it is caught."""
+    for number, seed in enumerate(seeds):
+        with tempfile.TemporaryDirectory() as folder, contextmanager(mutant.change)():
+            try:
+                check_seed(seed, Path(folder), faults=mutant.faults, max_ticks=MAX_TICKS)
+            except Exception as error:  # A mutant may break in any way.
+                return Caught(seed, number + 1, _first_line(error))
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    if not text or isinstance(error, AssertionError):
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = text or f"{where.name}: {where.line}"
+    if not isinstance(error, AssertionError | RftError):
+        text = f"{type(error).__name__}: {text}"
+    ended = [line for line in "\n".join(getattr(error, "__notes__", [])).splitlines() if ": exit " in line]
+    return f"{text} ({ended[-1].strip()})" if "finished is not None" in text and ended else text
+
+
+@contextmanager
+def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+# --------------------------------------------------------------------------------------------- transactions
+
+
+def positions_before_records() -> Iterator[None]:
+    commit = MemoryProducer.commit
+
+    def mutated(self: MemoryProducer, records: Any, *, positions: Any = None, group: Any = None, snapshot: Any = None):  # type: ignore[no-untyped-def]
+        if records and positions:
+            commit(self, [], positions=positions, group=group, snapshot=snapshot)
+            positions = None
+        commit(self, records, positions=positions, group=group, snapshot=snapshot)
+
+    with changed(MemoryProducer, "commit", mutated):
+        yield
+
+
+def refused_work_dropped() -> Iterator[None]:
+    commit = ConcurrentService._commit
+
+    def mutated(self: ConcurrentService) -> bool:
+        failures, results = self._failures, list(self._results)
+        committed = commit(self)
+        if self._failures > failures and not self._is_unsure:
+            for result in results:
+                if (entry := self._trackers.get(result.work.place)) is not None:
+                    entry[1]._open.pop(result.work.offset, None)
+            self._results.clear()
+        return committed
+
+    with changed(ConcurrentService, "_commit", mutated):
+        yield
+
+
+def refused_positions_kept() -> Iterator[None]:
+    """As kafka-python does by itself."""
+    add_positions = Coordinator.add_positions
+    refused: dict[str, dict[TopicPartition, Position]] = {}
+
+    def mutated(self: Coordinator, transaction: LogTransaction, group: str, positions: Any, snapshot: Any) -> None:
+        positions = {**refused.pop(transaction.transactional_id, {}), **positions}
+        try:
+            add_positions(self, transaction, group, positions, snapshot)
+        except AssignmentLost:
+            refused[transaction.transactional_id] = positions
+            raise
+
+    with changed(Coordinator, "add_positions", mutated):
+        yield
+
+
+def read_uncommitted() -> Iterator[None]:
+    """What the roles read; the audit reads what is committed."""
+    decide, reader, member = Coordinator.decide, MemoryTransport.reader, MemoryTransport.member
+    view_spans, view_read = memory_clients._View.spans, memory_clients._View.read
+    aborted: list[LogTransaction] = []
+
+    def decided(self: Coordinator, transaction: LogTransaction, *, committed: bool) -> None:
+        decide(self, transaction, committed=committed)
+        if not committed:
+            aborted.append(transaction)
+
+    def careless(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(self: MemoryTransport, *arguments: Any, **options: Any) -> Any:
+            source = make(self, *arguments, **options)
+            source._view.careless = "-" in self._process
+            return source
+
+        return made
+
+    def spans(self: Any, partitions: Any) -> Any:
+        found = view_spans(self, partitions)
+        return {p: (begin, self._log.partitions[p].written if self.careless else end)
+                for p, (begin, end) in found.items()}  # fmt: skip
+
+    def read(self: Any, place: TopicPartition, offset: int, end: int, **limits: Any) -> Batch:
+        if not self.careless:
+            return view_read(self, place, offset, end, **limits)
+        log = self._log
+        found: list[Record] = log.partitions[place].records[bisect_left(log.partitions[place].offsets, offset) :]
+        for transaction in [*aborted, *log.transactions._unfinished.values()]:
+            own = transaction.records.get(place, [])
+            if own and own[0] not in found:
+                found = found + [record for record in own if record.offset >= offset]
+        found = sorted(found, key=lambda record: record.offset)[: limits["max_records"]]
+        return Batch(found, end if len(found) < limits["max_records"] else found[-1].offset + 1, 0)
+
+    with (
+        changed(Coordinator, "decide", decided),
+        changed(MemoryTransport, "reader", careless(reader)),
+        changed(MemoryTransport, "member", careless(member)),
+        changed(memory_clients._View, "spans", spans),
+        changed(memory_clients._View, "read", read),
+    ):
+        memory_clients._View.careless = False  # type: ignore[attr-defined]
+        yield
+
+
+def unstable_positions() -> Iterator[None]:
+    with changed(Coordinator, "await_stable", lambda self, group: None):
+        yield
+
+
+# --------------------------------------------------------------------------------------------- groups
+
+
+def lost_work_published() -> Iterator[None]:
+    """A worker publishes what it has in hand, whoever owns the partition by now."""
+    snapshot, position = MemoryMember.snapshot, MemoryMember.position
+    last: dict[tuple[int, TopicPartition], int] = {}
+
+    def follow(self: ConcurrentService) -> set[TopicPartition]:
+        assert self._member is not None
+        owned = self._member.assignment()
+        for place in [place for place, (number, _) in self._trackers.items() if owned.get(place, number) != number]:
+            self._lose(place)  # It came back.
+        new = [place for place in owned if place not in self._trackers]
+        if new:
+            self._position(self._member, new, {place: owned[place] for place in new})
+        self._member.held = {place: number for place, (number, _) in self._trackers.items()}  # type: ignore[attr-defined]
+        return set(new)
+
+    def careless(self: MemoryMember) -> Snapshot:
+        return replace(snapshot(self), assignment=getattr(self, "held", {}))
+
+    def known(self: MemoryMember, place: TopicPartition) -> int:
+        if place in self._assignment:
+            last[id(self), place] = position(self, place)
+        return last.get((id(self), place), 0)
+
+    with (
+        changed(ConcurrentService, "_follow_assignment", follow),
+        changed(MemoryMember, "snapshot", careless),
+        changed(MemoryMember, "position", known),
+    ):
+        yield
+
+
+# --------------------------------------------------------------------------------------------- single roles
+
+
+def claim_read_before_start() -> Iterator[None]:
+    claim, read_control = SingleService._claim, SingleService._read_control
+
+    def mutated(self: SingleService) -> None:
+        read_control(self)
+        self._blind = True  # type: ignore[attr-defined]
+        try:
+            claim(self)
+        finally:
+            self._blind = False  # type: ignore[attr-defined]
+
+    def read(self: SingleService, *, settled: bool = False) -> None:
+        if not getattr(self, "_blind", False):
+            read_control(self, settled=settled)
+
+    with changed(SingleService, "_claim", mutated), changed(SingleService, "_read_control", read):
+        yield
+
+
+def claims_hidden() -> Iterator[None]:
+    """`control` is read to where it can be read, whatever is open there."""
+    read_control = SingleService._read_control
+
+    def mutated(self: SingleService, *, settled: bool = False) -> None:
+        read_control(self)
+
+    with changed(SingleService, "_read_control", mutated):
+        yield
+
+
+def epochs_ignored() -> Iterator[None]:
+    """Readers take what older trainers say, and who was replaced does not look."""
+
+    def absorb(self: InForce, step: StepRecord) -> bool:
+        self.name, self.trained_groups, self.last = step.name, step.trained_groups, step.last
+        self.trained_rollouts = step.trained_rollouts
+        return True
+
+    with (
+        changed(Lineage, "accepts", lambda self, epoch: True),
+        changed(InForce, "absorb", absorb),
+        changed(SingleService, "_check_taken_over", lambda self: None),
+    ):
+        yield
+
+
+# --------------------------------------------------------------------------------------------- roles
+
+
+def ids_drawn() -> Iterator[None]:
+    def drawn(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
+        return ids.group_id(taskset, taskset_pass, crc32(str(time.perf_counter_ns()).encode()), attempt)
+
+    with changed(feeder_module, "group_id", drawn):
+        yield
+
+
+def partition_of_the_rollout() -> Iterator[None]:
+    advance = FeederStep.advance
+
+    def mutated(self: FeederStep) -> Transaction | None:
+        transaction = advance(self)
+        if transaction is None:
+            return None
+        outputs = [
+            replace(one, partition=crc32(one.message.ids.rollout_id.encode()) % self._partitions)
+            if isinstance(one.message, Task)
+            else one
+            for one in transaction.outputs
+        ]
+        return Transaction(tuple(outputs), transaction.positions)
+
+    with changed(FeederStep, "advance", mutated):
+        yield
+
+
+def filtered_held() -> Iterator[None]:
+    def advance(self: BufferStep) -> Transaction | None:
+        if self._last_written and self._all_in(0):
+            return None
+        self._close_overdue()
+        batch = self._choose()
+        return None if batch is None else self._batch(batch)
+
+    with changed(BufferStep, "advance", advance):
+        yield
+
+
+def checkpoint_without_positions() -> Iterator[None]:
+    """The trainer goes on reading where the newest step had read, whatever weights it begins with."""
+    newest = Keeping.newest
+
+    def mutated(self: Keeping, *arguments: Any) -> tuple[VersionName, Progress] | None:
+        found = newest(self, *arguments)
+        if found is not None:
+            assert isinstance(self._log, Log)
+            *_, last = [one.message for one in self._log.messages("steps")]
+            assert isinstance(last, StepRecord)
+            found[1].positions = last.positions
+        return found
+
+    with changed(Keeping, "newest", mutated):
+        yield
+
+
+def any_checkpoint() -> Iterator[None]:
+    newest = Keeping.newest
+
+    def mutated(self: Keeping, in_force: Any, *arguments: Any) -> tuple[VersionName, Progress] | None:
+        return newest(self, lambda name: True, *arguments)
+
+    with changed(Keeping, "newest", mutated):
+        yield
+
+
+TRAINERS = Faults(share=0.12, roles=("trainer",), kills=20, pauses=12, takeovers=6, unknowns=4)
+SINGLES = Faults(share=0.12, roles=("feeder", "buffer", "trainer"), kills=12, pauses=12, takeovers=10, unknowns=4)
+WORKERS = Faults(share=0.12, roles=("explorer", "verifier"), kills=8, pauses=16, joins=4, restarts=4, aborts=8,
+                 unknowns=8, silences=4)  # fmt: skip
+
+MUTANTS: Mapping[str, Mutant] = {
+    "positions-before-records": Mutant("commit before publish", positions_before_records),
+    "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
+    "refused-positions-kept": Mutant("positions of a refused transaction go with the next", refused_positions_kept,
+                                     WORKERS),
+    "read-uncommitted": Mutant("readers see what is open and what was aborted", read_uncommitted),
+    "unstable-positions": Mutant("positions are taken while a commit of them is pending", unstable_positions, WORKERS),
+    "lost-work-published": Mutant("ownership is not checked before publishing", lost_work_published, WORKERS),
+    "claim-read-before-start": Mutant("control is read before the producer's start", claim_read_before_start, SINGLES),
+    "claims-hidden": Mutant("a claim behind an open transaction is overlooked", claims_hidden, SINGLES),
+    "epochs-ignored": Mutant("no epoch check", epochs_ignored, SINGLES),
+    "ids-drawn": Mutant("ids are drawn", ids_drawn),
+    "partition-of-the-rollout": Mutant("a group's partition is chosen per rollout", partition_of_the_rollout),
+    "filtered-held": Mutant("filtered outcomes wait for a batch", filtered_held),
+    "checkpoint-without-positions": Mutant("the checkpoint has no positions", checkpoint_without_positions, TRAINERS),
+    "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint, TRAINERS),
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MUTANTS)}; all by default")
+    parser.add_argument("--seeds", default="0:300", help="FROM:TO, at most so many for each (%(default)s)")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in MUTANTS]:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(MUTANTS)}")
+    logging.disable(logging.CRITICAL)
+    first, _, end = arguments.seeds.partition(":")
+    survivors = 0
+    print(f"{'mutant':30} {'caught by':>9} {'seeds run':>9} {'s':>5}  failure", flush=True)
+    for name in arguments.names or MUTANTS:
+        began = time.process_time()
+        found = caught(MUTANTS[name], range(int(first), int(end)))
+        survivors += found is None
+        seed, num, how = (found.seed, found.num_seeds, found.how) if found else ("nobody", int(end) - int(first), "-")
+        print(f"{name:30} {seed:>9} {num:>9} {time.process_time() - began:5.0f}  {how[:150]}", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())

@@ -1,0 +1,33 @@
+"""The simulation notices when a rule is left out; `make test-long`, `python -m tests.simulation.mutants`: each one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.grid import check_seed
+from tests.simulation.mutants import MAX_TICKS, MUTANTS, SINGLES, TRAINERS, WORKERS, caught
+
+QUICK = {
+    "positions-before-records": 0, "read-uncommitted": 3, "epochs-ignored": 0, "partition-of-the-rollout": 0,
+    "ids-drawn": 4, "filtered-held": 1,
+}  # fmt: skip
+"""With the seed that catches it."""
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_rule_left_out_is_noticed(name: str) -> None:
+    assert caught(MUTANTS[name], [QUICK[name]])
+
+
+def test_with_all_rules_nothing_is_noticed(tmp_path: Path) -> None:
+    """The faults by which some of them are caught break no law by themselves."""
+    for number, faults in enumerate((WORKERS, SINGLES, TRAINERS)):
+        check_seed(7, tmp_path / f"{number}", faults=faults, max_ticks=MAX_TICKS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_rule_left_out_is_noticed(name: str) -> None:
+    assert caught(MUTANTS[name], range(300))
