@@ -110,6 +110,7 @@ class TrainerStep:
         self._reset()
         self._log = log_
         self._epoch = claim.epoch
+        evals = log_.ends("evals")  # what comes while the rest is read is read again
         for topic in ("control", "steps", "weights", "evals"):
             for received in log_.messages(topic):
                 self.absorb(received)
@@ -127,7 +128,7 @@ class TrainerStep:
         log.info("starts from version %d (epoch %d)", self._progress.version, self._epoch)
         return {
             **dict(zip(places, self._progress.positions, strict=True)),
-            **log_.ends("evals"),
+            **evals,
         }
 
     def _load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:

@@ -88,3 +88,25 @@ class FaultPlan:
     def stop(self) -> None:
         """Nothing goes wrong any more."""
         self._left.clear()
+
+
+class FaultScript(FaultPlan):
+    """These and no others, one after the other, each as soon as its point comes."""
+
+    def __init__(self, *steps: tuple[str, str | None, str, int]) -> None:
+        """Point, role (None: any), kind, and how often the point is passed by before."""
+        super().__init__(Faults(), Random(0))
+        self._steps = list(steps)
+
+    def draw(self, point: str, role: str) -> str | None:
+        if not self._steps or point != self._steps[0][0] or self._steps[0][1] not in (None, role):
+            return None
+        where, who, name, skipped = self._steps.pop(0)
+        if skipped:
+            self._steps.insert(0, (where, who, name, skipped - 1))
+            return None
+        self.happened[name] += 1
+        return name
+
+    def stop(self) -> None:
+        self._steps.clear()

@@ -13,6 +13,7 @@ from rftstream.messages import Rollout
 from rftstream.roles.verifier import reward_input
 from rftstream.sections import RunConfig
 from rftstream.testing import Faults, Simulation
+from rftstream.testing.faults import FaultScript
 from tests.simulation.laws import Judge, Laws
 
 SLOW = 20.0
@@ -122,17 +123,27 @@ def draw_faults(random: Random) -> Faults:
 
 
 def simulate(
-    seed: int, folder: Path, *, calm: bool = False, faults: Faults | None = None, max_ticks: int = 30_000
+    seed: int,
+    folder: Path,
+    *,
+    calm: bool = False,
+    faults: Faults | FaultScript | None = None,
+    max_ticks: int = 30_000,
 ) -> tuple[Simulation, Laws]:
     """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong; `faults`: with
     these instead of those of the seed."""
     random = Random(f"grid {seed}")
     config, drawn = draw_config(random), draw_faults(random)
-    faults = faults or drawn
+    if calm or isinstance(faults, FaultScript):
+        drawn = Faults()
+    elif faults is not None:
+        drawn = faults
     tick_s = random.choice([0.001, 0.001, 0.01, 0.1])
     if config.policies["fake"]["tokens_per_s"] == SLOW:
         tick_s = max(tick_s, 1 / SLOW)
-    simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=Faults() if calm else faults)
+    simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=drawn)
+    if isinstance(faults, FaultScript):
+        simulation.plan = faults
     simulation.watch = laws = Laws(simulation, judge_by(config))
     try:
         simulation.run(max_ticks)
@@ -144,7 +155,9 @@ def simulate(
     return simulation, laws
 
 
-def check_seed(seed: int, folder: Path, *, faults: Faults | None = None, max_ticks: int = 30_000) -> Simulation:
+def check_seed(
+    seed: int, folder: Path, *, faults: Faults | FaultScript | None = None, max_ticks: int = 30_000
+) -> Simulation:
     """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
     simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks)
     if is_deterministic(simulation.config) and not laws.num_retried:
