@@ -73,10 +73,13 @@ def test_what_was_not_committed_is_never_seen(connect: Connect, transport: Kafka
     # It stands behind the open one: readers get to it when that one has ended.
     assert texts(read_all(transport, ["b"])) == ["before"]
     assert transport.admin.stable_positions("g") is None
+    with pytest.raises(TransportError, match="hides"):
+        transport.admin.end_offsets("b", settled=True)
     # A successor's start ends it at once.
     successor = connect().producer("zombie")
     successor.start()
     assert time.monotonic() - started < 9.0
+    assert transport.admin.end_offsets("b", settled=True) == transport.admin.end_offsets("b")
     assert texts(read_all(transport, ["b"])) == ["before", "after"]
     assert transport.admin.committed("g") == {A0: Position(0)}
 

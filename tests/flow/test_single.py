@@ -10,6 +10,7 @@ from rftstream.errors import ProducerLost, TakenOver, TransactionAborted
 from rftstream.messages import Claim
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
+from rftstream.transport.base import NewRecord
 from tests.flow.scene import Scene
 
 SINGLES = ["feeder", "buffer", "trainer", "evaluator"]
@@ -65,6 +66,31 @@ def test_the_later_one_wins(tmp_path: Path, role: str) -> None:
     happen(scene, role)
     second.work()
     assert len(scene.records(OUTPUT[role])) > before
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_a_claim_behind_an_open_transaction_is_not_overlooked(tmp_path: Path, role: str) -> None:
+    """Somebody died in the middle of a transaction on `control`: nobody can read what was committed there since."""
+    scene = scene_of(tmp_path, role)
+    first = RoleDriver(scene, role, process="first")
+    writer = scene.transport("dead").producer("dead", timeout_s=30.0)
+    writer.start()
+
+    def dies_before_the_claim(point: str, process: str) -> None:
+        if point == "before_commit" and process == "first":
+            transactions = scene.log.transactions
+            transactions.append(transactions.begin("dead", 30.0), [NewRecord("control", 0, b"never", b"never")])
+            scene.log.fault = None
+
+    scene.log.fault = dies_before_the_claim
+    first.tick()
+    assert claims_of(scene, role) == []
+    second = RoleDriver(scene, role, process="second")
+    second.tick()
+    scene.clock.advance(31.0)
+    assert claims_of(scene, role) == [(1, "first")]
+    second.work()
+    assert claims_of(scene, role) == [(1, "first"), (2, "second")]
 
 
 @pytest.mark.parametrize("role", SINGLES)
