@@ -295,17 +295,22 @@ class KafkaAdmin:
             self._made = None
 
     def _ask(self, what: str, question: Callable[[KafkaAdminClient], T], *, but: type[Exception] | None = None) -> T:
-        """Asks again while brokers come and go."""
-        if self._made is None:
-            self._made = self._links.admin(StableAdminClient)
+        """Asks again while brokers come and go. A client that got no answer in all that time is given up: what it
+        knows of the cluster may be from while a broker was away, and it does not look again (3.0.12, measured)."""
         until = time.monotonic() + PATIENCE_S
         while True:
+            if self._made is None:
+                self._made = self._links.admin(StableAdminClient)
             try:
                 return question(self._made)
             except (kafka_errors.KafkaError, OSError) as error:
                 if but is not None and isinstance(error, but):
                     raise
-                if not is_passing(error) or time.monotonic() > until:
+                is_outdated = isinstance(error, kafka_errors.UnknownBrokerIdError)
+                if is_outdated or time.monotonic() > until:
+                    self.close()
+                if not (is_outdated or is_passing(error)) or time.monotonic() > until:
                     raise self._links.reworded(error, what) from None
+            if self._made is not None:
                 self._made.forget_coordinators()
-                time.sleep(0.05)
+            time.sleep(0.05)

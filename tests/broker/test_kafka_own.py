@@ -121,6 +121,19 @@ def test_a_member_that_was_put_out_commits_nothing(connect: Connect, transport: 
     assert read_all(transport, ["b"]) == []
 
 
+def test_a_cluster_known_from_when_a_broker_was_away_is_looked_at_again(transport: KafkaTransport) -> None:
+    before = transport.admin.end_offsets("b")
+    client = transport.admin._made
+    assert client is not None
+    client._manager.cluster._brokers.clear()
+    for connection in list(client._manager._conns.values()):
+        connection.close()
+    await_true("its connections are gone", lambda: not client._manager._conns, 10.0)
+    with pytest.raises(TransportError, match="no Kafka broker answers"):
+        transport.admin.end_offsets("b")
+    assert transport.admin.end_offsets("b") == before
+
+
 def test_positions_outside_the_log_are_mended_or_refused(transport: KafkaTransport) -> None:
     producer = transport.producer("p")
     producer.start()
