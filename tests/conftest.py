@@ -10,7 +10,7 @@ import pytest
 from tests.s3 import S3Server
 
 # The conformance suite lives in the package; its assertions shall explain themselves all the same.
-pytest.register_assert_rewrite("rftstream.testing")
+pytest.register_assert_rewrite("rftstream.testing", "tests.flow.scene", "tests.simulation.laws")
 
 HERE = Path(__file__).parent
 SLOW = ("e2e", "simulation", "docs")

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.flow.scene")
-
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
