@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
@@ -308,7 +309,9 @@ class KafkaAdmin:
                     raise
                 is_outdated = isinstance(error, kafka_errors.UnknownBrokerIdError)
                 if is_outdated or time.monotonic() > until:
-                    self.close()
+                    # Closing waits for the client's own thread, without a limit.
+                    threading.Thread(target=self._made.close, name="end of an admin client", daemon=True).start()
+                    self._made = None
                 if not (is_outdated or is_passing(error)) or time.monotonic() > until:
                     raise self._links.reworded(error, what) from None
             if self._made is not None:
