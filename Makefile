@@ -9,8 +9,9 @@ NODES ?= 1
 DURATION_S ?= 600
 SEED ?= 0
 LOG ?= embedded
+SEEDS ?= 0:1000
 
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long fmt lint types bench curves faults constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long simulate fmt lint types bench curves faults constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +40,9 @@ test-fast: .venv/.developer  ## the tests that take no more than seconds
 faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SCHEDULES=)
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) \
 	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
+
+simulate: .venv/.developer  ## all roles in one process, faults from seeds, all laws checked (SEEDS=0:20000, JOBS=)
+	$(BIN)/python -m tests.simulation $(SEEDS) --jobs $(JOBS)
 
 fmt: .venv/.developer  ## put code into its form
 	$(BIN)/ruff check --fix-only --quiet .

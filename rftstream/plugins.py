@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import re
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from typing import Any
 import msgspec
 
 from rftstream.errors import ConfigError, RftError
+
+_info_of_class = functools.cache(msgspec.inspect.type_info)
+"""It evaluates every annotation anew, which takes milliseconds for a whole run file."""
 
 KINDS = {
     "transport": "rftstream.transport:TRANSPORTS",
@@ -64,7 +68,7 @@ def convert(values: Any, target: Any, *, where: str) -> Any:
 
 def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
     """What was found and what was expected, in the words of the run file."""
-    wanted: Any = msgspec.inspect.type_info(target)
+    wanted: Any = _type_info(target)
     found = values
     for key in keys:
         wanted = _fields(wanted).get(key, wanted) if _dataclass_info(wanted) else getattr(wanted, "value_type", wanted)
@@ -113,7 +117,7 @@ def _fields(target: Any) -> dict[str, Any]:
 
 
 def _dataclass_info(target: Any) -> Any:
-    info: Any = target if isinstance(target, msgspec.inspect.Type) else msgspec.inspect.type_info(target)
+    info: Any = _type_info(target)
     if isinstance(info, msgspec.inspect.Metadata):
         info = info.type
     if isinstance(info, msgspec.inspect.UnionType):
@@ -121,12 +125,16 @@ def _dataclass_info(target: Any) -> Any:
     return info if isinstance(info, msgspec.inspect.DataclassType) else None
 
 
+def _type_info(target: Any) -> msgspec.inspect.Type:
+    return target if isinstance(target, msgspec.inspect.Type) else _info_of_class(target)
+
+
 def _pairs(values: Any, target: Any) -> list[tuple[str, Any, Any]]:
     info = _dataclass_info(target)
     if info is not None and isinstance(values, dict):
         known = {field.encode_name: field.type for field in info.fields}
         return [(key, value, known.get(key)) for key, value in values.items()]
-    plain = target if isinstance(target, msgspec.inspect.Type) else msgspec.inspect.type_info(target)
+    plain = _type_info(target)
     if isinstance(plain, msgspec.inspect.DictType) and isinstance(values, dict):
         return [(key, value, plain.value_type) for key, value in values.items()]
     return []
