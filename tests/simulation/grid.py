@@ -61,7 +61,10 @@ def draw_config(random: Random) -> RunConfig:
         "explorer": {
             "count": random.randint(1, 3), "policy": "fake", "max_concurrent": random.choice([1, 2, 4, 64]),
         },
-        "verifier": {"count": random.randint(1, 2), "max_concurrent": random.choice([1, 4, 256])},
+        "verifier": {
+            "count": random.randint(1, 2), "max_concurrent": random.choice([1, 4, 256]),
+            "max_dead_share": 0.9,  # so many are drawn at times that the verifier would be right to stop the run
+        },
         "buffer": {
             "zero_variance": "replace" if group_size > 1 and random.random() < 0.3 else "keep",
             "min_siblings": random.randint(1, 3),
