@@ -204,6 +204,11 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
     path = Path(run)
     if path.is_dir():
         folder = RunFolder(path.resolve())
+        if not folder.exists() and folder.lock_file.is_file():
+            raise ConfigError(
+                f"{path}: a run was being made in it and has no config.toml yet; wait, or do again the command that was "
+                "making it, which goes on, or remove the folder"
+            )
         if not folder.exists():
             raise ConfigError(
                 f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file"
