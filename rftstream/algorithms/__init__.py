@@ -5,4 +5,5 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.algor
 
 ALGORITHMS = {
     "grpo": "rftstream.algorithms.grpo:Grpo",
+    "topr": "rftstream.algorithms.topr:Topr",
 }

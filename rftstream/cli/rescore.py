@@ -11,7 +11,8 @@ from rftstream.cli.views import opened_run, print_out
 
 
 @examples(
-    "rftstream rescore examples/runs/arithmetic --reward my_rewards:score --into examples/runs/arithmetic-rescored",
+    "rftstream rescore examples/runs/arithmetic --reward my_rewards:score --set trainer.algorithm=topr "
+    "--into examples/runs/arithmetic-rescored",
     "rftstream rescore runs/a --reward math --set verifier.processes=8 --into runs/b --json",
     "rftstream resume examples/runs/arithmetic-rescored",
 )

@@ -29,6 +29,29 @@ def truncated_importance_weights(
     return weights_BT, {"tis_weight": weights_BT.sum(), "tis_truncated": (rho_BT > cap).to(rho_BT.dtype).sum()}
 
 
+def tapered_sequence_weights(
+    policy_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor, *, cap: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """TOPR's weights (arXiv 2503.14286): 1 for what was good, the truncated ratio of a whole row for what was bad.
+
+    w = 1 where A >= 0;  w = sg clamp(exp(sum_t (logp_theta - logp_behav)), 0, cap) where A < 0;  0 at masked positions.
+
+    All arrays: float [B, T]; masked positions may hold anything. Returns float [B, T] without gradient, and sums over
+    unmasked tokens: taper_weight (of the bad ones), taper_truncated (tokens of rows at the cap).
+    """
+    check_rows("tapered_sequence_weights", policy_logprobs=policy_logprobs_BT, behavior_logprobs=behavior_logprobs_BT,
+               advantages=advantages_BT, loss_mask=loss_mask_BT)  # fmt: skip
+    log_ratio_BT = keep(policy_logprobs_BT.detach(), loss_mask_BT) - keep(behavior_logprobs_BT, loss_mask_BT)
+    ratio_B1 = log_ratio_BT.sum(dim=1, keepdim=True).clamp(max=MAX_LOG_RATIO).exp()
+    bad_BT = keep(advantages_BT.detach(), loss_mask_BT) < 0
+    weights_BT = keep(torch.where(bad_BT, ratio_B1.clamp(max=cap), torch.ones_like(ratio_B1)), loss_mask_BT)
+    at_cap_BT = bad_BT & (ratio_B1 > cap)
+    return weights_BT, {
+        "taper_weight": torch.where(bad_BT, weights_BT, torch.zeros_like(weights_BT)).sum(),
+        "taper_truncated": at_cap_BT.to(weights_BT.dtype).sum(),
+    }
+
+
 def mismatch_sums(old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> dict[str, Tensor]:
     """How far sampler and trainer are apart, as sums over unmasked tokens.
 

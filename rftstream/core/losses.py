@@ -56,6 +56,29 @@ def ppo_clip_loss(
     return loss, metrics
 
 
+def policy_gradient_loss(
+    policy_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    num_rows: float,
+    weights_BT: Tensor | None = None,
+) -> Tensor:
+    """Policy gradient without a ratio: L = - sum_it m_it w_it A_it logp_theta_it / num_rows.
+
+    REINFORCE (Williams 1992): summed over the tokens of a row, averaged over rows, as the gradient of the expected
+    reward has it. All arrays: float [B, T]; advantages and weights are taken as constants. Masked positions may hold
+    anything. Returns a scalar; 0 when everything is masked.
+    """
+    check_rows("policy_gradient_loss", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT,
+               loss_mask=loss_mask_BT)  # fmt: skip
+    losses_BT = -keep(advantages_BT.detach(), loss_mask_BT) * keep(policy_logprobs_BT, loss_mask_BT)
+    if weights_BT is not None:
+        check_rows("policy_gradient_loss", loss_mask=loss_mask_BT, weights=weights_BT)
+        losses_BT = losses_BT * keep(weights_BT.detach(), loss_mask_BT)
+    return losses_BT.sum() / max(num_rows, 1.0)
+
+
 def entropy_bonus(
     entropy_BT: Tensor, loss_mask_BT: Tensor, *, num_tokens: float, num_rows: float, normalise: str = "token"
 ) -> Tensor:

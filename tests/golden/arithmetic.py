@@ -38,32 +38,45 @@ def play(
     policy: Any, backend: Any, algorithm: Algorithm, renderer: Any, *, steps: int, groups: int = 32, siblings: int = 8,
     sampling: Sampling = SAMPLING, seed: int = 0, top: int = 5, **plan: Any,
 ) -> Iterator[Step]:  # fmt: skip
-    """One step after the other; each samples `groups` sums of two numbers below `top`, `siblings` times each."""
+    """One step after the other, each trained on what was sampled just before."""
     for version in range(steps):
         policy.load(backend.served_tensors(), VersionName(trainer_epoch=1, version=version))
-        requests: dict[str, tuple[SampleRequest, str, int]] = {}
-        for group in range(groups):
-            left, right = (derive_seed(seed, side, version, group) % top for side in ("left", "right"))
-            prompt = renderer.render([ChatMessage(role="user", content=f"{left}+{right}=")])
-            for sibling in range(siblings):
-                name = f"{version}/{group}/{sibling}"
-                request = SampleRequest(
-                    request_id=name, token_ids=prompt, sampling=sampling, seed=derive_seed(seed, name),
-                    max_tokens=sampling.max_tokens,
-                )  # fmt: skip
-                requests[name] = (request, str(left + right), sibling)
-                policy.submit(request)
-        completions = drain(policy)
-        batch = [
-            experience(
-                request, completions[name], float(renderer.decode(completions[name].token_ids) == answer),
-                group=name.rpartition("/")[0], sibling=sibling, size=siblings,
-            )
-            for name, (request, answer, sibling) in requests.items()
-        ]  # fmt: skip
-        rows, metrics = algorithm.prepare(batch)
-        update = backend.update(rows, algorithm, dataclasses.replace(PLAN, **plan))
-        yield Step(metrics["reward"], {**metrics, **update.metrics})
+        batch = sample(policy, renderer, version, groups=groups, siblings=siblings, sampling=sampling, seed=seed,
+                       top=top)  # fmt: skip
+        yield train(backend, algorithm, batch, **plan)
+
+
+def train(backend: Any, algorithm: Algorithm, batch: list[Experience], **plan: Any) -> Step:
+    rows, metrics = algorithm.prepare(batch)
+    update = backend.update(rows, algorithm, dataclasses.replace(PLAN, **plan))
+    return Step(metrics["reward"], {**metrics, **update.metrics})
+
+
+def sample(
+    policy: Any, renderer: Any, version: int, *, groups: int = 32, siblings: int = 8, sampling: Sampling = SAMPLING,
+    seed: int = 0, top: int = 5,
+) -> list[Experience]:  # fmt: skip
+    """`groups` sums of two numbers below `top`, `siblings` times each, with an exact reward."""
+    requests: dict[str, tuple[SampleRequest, str, int]] = {}
+    for group in range(groups):
+        left, right = (derive_seed(seed, side, version, group) % top for side in ("left", "right"))
+        prompt = renderer.render([ChatMessage(role="user", content=f"{left}+{right}=")])
+        for sibling in range(siblings):
+            name = f"{version}/{group}/{sibling}"
+            request = SampleRequest(
+                request_id=name, token_ids=prompt, sampling=sampling, seed=derive_seed(seed, name),
+                max_tokens=sampling.max_tokens,
+            )  # fmt: skip
+            requests[name] = (request, str(left + right), sibling)
+            policy.submit(request)
+    completions = drain(policy)
+    return [
+        experience(
+            request, completions[name], float(renderer.decode(completions[name].token_ids) == answer),
+            group=name.rpartition("/")[0], sibling=sibling, size=siblings,
+        )
+        for name, (request, answer, sibling) in requests.items()
+    ]  # fmt: skip
 
 
 def drain(policy: Any) -> dict[str, Completion]:
