@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rftstream.weights.snapshot import RawTensor
 
 
+LOOK_S = 0.05
+"""How long a policy with active requests is left alone at most: so soon the next of them is begun."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
     request_id: str
@@ -67,5 +71,9 @@ class Policy(Protocol):
 
     def step(self) -> list[Completion]:
         """A bounded slice of work; the requests that finished in it."""
+
+    def idle_s(self) -> float:
+        """Seconds for which `step` has nothing to do: 0 while it computes tokens itself, `math.inf` until somebody
+        submits. An engine that works beside it says how long it may be left alone; LOOK_S at most it is."""
 
     def close(self) -> None: ...

@@ -87,6 +87,15 @@ class FakePolicy:
             del self._active[one.request.request_id]
         return [self._complete(one) for one in done]
 
+    def idle_s(self) -> float:
+        if self._version is None or not self.num_active:
+            return math.inf
+        rate = self._config.tokens_per_s
+        if not rate or (self._waiting and len(self._active) < self._config.batch_size):
+            return 0.0
+        now = self._clock.now()
+        return max(0.0, min(one.started_at + one.length / rate - now for one in self._active.values()))
+
     def close(self) -> None:
         self._active.clear()
         self._waiting.clear()

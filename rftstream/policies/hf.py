@@ -8,6 +8,7 @@ Shapes: U prompts, L their tokens, B rows of the batch, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -119,6 +120,9 @@ class HfPolicy:
             if self._batch is not None:
                 done.extend(self._advance(self._batch))
         return done
+
+    def idle_s(self) -> float:
+        return 0.0 if self._refused or (self._versions and self.num_active) else math.inf
 
     def close(self) -> None:
         self._batch, self._model, self._parameters = None, None, {}

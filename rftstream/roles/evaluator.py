@@ -33,7 +33,7 @@ from rftstream.messages import (
     VersionName,
     WeightsAnnounced,
 )
-from rftstream.policies.base import Policy
+from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rendering import Renderer
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.turn_loop import Attempt, TurnLoop
@@ -360,7 +360,13 @@ class EvaluatorStep:
         return False
 
     def idle_s(self) -> float:
-        return 0.0 if self._running is not None or self._next_due() is not None else FOREVER
+        running = self._running
+        if running is None:
+            return 0.0 if self._next_due() is not None else FOREVER
+        num_open = self._loop.num_open
+        may_start = running.waiting and num_open < self._config.evaluator.max_concurrent
+        waits = num_open and not may_start and not self._scorer.num_active
+        return min(self._policy.idle_s(), LOOK_S) if waits else 0.0
 
     def paused(self, paused: bool) -> None:
         pass

@@ -26,7 +26,7 @@ from rftstream.messages import (
     Task,
     WeightsAnnounced,
 )
-from rftstream.policies.base import Policy
+from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rendering import Renderer
 from rftstream.roles.turn_loop import Attempt, TurnLoop, oldest_version
 from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received
@@ -116,11 +116,11 @@ class ExplorerStep:
         return done
 
     def idle_s(self) -> float:
-        if self._done or (self._active and self._policy.num_active):
+        if self._done:
             return 0.0
-        if self._weights_retry_at > self._clock.now():
-            return self._weights_retry_at - self._clock.now()
-        return FOREVER
+        until_weights = self._weights_retry_at - self._clock.now()
+        until_tokens = min(self._policy.idle_s(), LOOK_S) if self._active else FOREVER
+        return min(until_tokens, until_weights if until_weights > 0 else FOREVER)
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
         return Publish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,9 @@ class Parrot:
     def step(self) -> list[Completion]:
         requests, self._active = list(self._active.values()), {}
         return [self._complete(request) for request in requests]
+
+    def idle_s(self) -> float:
+        return 0.0 if self._active else math.inf
 
     def _complete(self, request: SampleRequest) -> Completion:
         ids = [*SAID.encode(), END][: request.max_tokens]

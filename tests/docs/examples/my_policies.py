@@ -61,6 +61,9 @@ class Uniform:
         chosen = [self._waiting.popleft() for _ in range(min(self.slots, len(self._waiting)))]
         return [self._complete(request, self._version) for request in chosen]
 
+    def idle_s(self) -> float:
+        return 0.0 if self._waiting and self._version is not None else math.inf
+
     def close(self) -> None:
         self._waiting.clear()
 
