@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 from rftstream import __version__
@@ -82,8 +84,13 @@ def digests_for(role: str, config: RunConfig, model: Callable[[], ModelSpec]) ->
     return digests
 
 
-def _then_and_now(manifest: RunManifest, config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    return _flat(tomllib.loads(manifest.config)), _flat(to_dict(config))
+def _then_and_now(manifest: RunManifest, config: RunConfig) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    return _settings_in(manifest.config), _flat(to_dict(config))
+
+
+@lru_cache(maxsize=4)
+def _settings_in(text: str) -> Mapping[str, Any]:
+    return MappingProxyType(_flat(tomllib.loads(text)))
 
 
 def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, Any]) -> list[str]:

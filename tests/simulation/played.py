@@ -8,8 +8,10 @@ import tempfile
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
+from rftstream import codec
 from rftstream.testing import Simulation
 from tests.simulation.grid import check_seed, simulate
 
@@ -30,6 +32,7 @@ def prepare(verbose: bool) -> None:
     else:
         logging.disable(logging.CRITICAL)
     gc.freeze()  # what the imports made is not looked through again and again
+    codec.decode = lru_cache(maxsize=4096)(codec.decode)  # type: ignore[assignment]  # each record has many readers
 
 
 def play(seed: int, *, calm: bool, verbose: bool) -> Played:
