@@ -137,6 +137,8 @@ class Rig:
             played.num_twins = sum(facts.report.twins.values())
             played.num_lost = facts.num_lost
             compare(facts, self._calm)
+            if self.cluster is not None:  # thousands of partitions that nobody needs would slow down the ones after it
+                patiently(lambda: _delete(place, name))
         except Exception as error:
             nodes = self.cluster.logs() if self.cluster is not None else ""
             played.error = f"{schedule}\n{type(error).__name__}: {error}\n{place.report()}\n{nodes}"
@@ -175,6 +177,12 @@ def _write(place: Workplace, name: str, servers: str | None) -> None:
     more = f'kind = "kafka"\nservers = "{servers}"\n' if servers is not None else ""
     place.write("run.toml", RUN_FILE.format(name=name) + more)
     place.write("odd.py", REWARD)
+
+
+def _delete(place: Workplace, name: str) -> None:
+    done = place.call("delete", f"runs/{name}", "--yes", timeout_s=END_S)
+    if done.code != 0:
+        raise TransportError(done.err)
 
 
 def patiently(ask: Callable[[], Asked]) -> Asked:
