@@ -206,8 +206,8 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
         folder = RunFolder(path.resolve())
         if not folder.exists() and folder.lock_file.is_file():
             raise ConfigError(
-                f"{path}: a run was being made in it and has no config.toml yet; wait, or do again the command that was "
-                "making it, which goes on, or remove the folder"
+                f"{path}: a run was being made in it and has no config.toml yet; wait, or do again the command that "
+                "was making it, which goes on, or remove the folder"
             )
         if not folder.exists():
             raise ConfigError(
