@@ -137,6 +137,9 @@ class Rig:
             played.num_twins = sum(facts.report.twins.values())
             played.num_lost = facts.num_lost
             compare(facts, self._calm)
+            assert facts.trimmed == schedule.retention
+            if facts.trimmed:
+                played.happened["log trimmed"] += 1
             if self.cluster is not None:  # thousands of partitions that nobody needs would slow down the ones after it
                 patiently(lambda: _delete(place, name))
         except Exception as error:
@@ -173,8 +176,9 @@ class Rig:
         return played
 
 
-def _write(place: Workplace, name: str, servers: str | None) -> None:
+def _write(place: Workplace, name: str, servers: str | None, *, retention: bool = False) -> None:
     more = f'kind = "kafka"\nservers = "{servers}"\n' if servers is not None else ""
+    more += "[retention]\n" if retention else ""
     place.write("run.toml", RUN_FILE.format(name=name) + more)
     place.write("odd.py", REWARD)
 
@@ -207,7 +211,7 @@ class _Play:
         self._cluster = cluster
         self._happened = happened
         self._hands: list[Process] = []
-        _write(place, name, cluster.servers if cluster is not None else None)
+        _write(place, name, cluster.servers if cluster is not None else None, retention=schedule.retention)
         told = ",".join(map(str, schedule.points))
         # Who begins a run is told at once that a broker does not answer; these are to begin.
         with cluster.turn if cluster is not None else contextlib.nullcontext():

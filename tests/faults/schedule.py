@@ -68,6 +68,8 @@ class Schedule:
     seed: int
     points: tuple[Point, ...]
     events: tuple[Event, ...]
+    retention: bool = False
+    """Whether the run deletes from its log meanwhile."""
 
     @property
     def again(self) -> str:
@@ -75,7 +77,8 @@ class Schedule:
         return f"make faults LOG={self.log} SEED={self.seed} SCHEDULES=1"
 
     def __str__(self) -> str:
-        return "\n".join([f"schedule {self.seed} on {self.log}", *map(str, self.points), *map(str, self.events),
+        kept = ", with retention" if self.retention else ""
+        return "\n".join([f"schedule {self.seed} on {self.log}{kept}", *map(str, self.points), *map(str, self.events),
                           f"again: {self.again}"])  # fmt: skip
 
 
@@ -97,7 +100,7 @@ def draw(log: str, seed: int) -> Schedule:
         events.append(_event("join", random.choice(SHARED), random))
     if random.random() < 0.5:
         events.append(_event("leave", f"{random.choice(SHARED)}-0", random))
-    return Schedule(log, seed, tuple(points.values()), tuple(sorted(events)))
+    return Schedule(log, seed, tuple(points.values()), tuple(sorted(events)), random.random() < 0.3)
 
 
 def _point(role: str, random: Random) -> Point:
