@@ -98,7 +98,20 @@ def draw_config(random: Random) -> RunConfig:
     if random.random() < 0.5:
         values["trainer"]["keep_checkpoints"] = random.randint(2, 3)
         values["retention"] = {"checkpoints": random.randint(2, values["trainer"]["keep_checkpoints"])}
+    _draw_saving(random, values)
     return configs.from_dict(values)
+
+
+def _draw_saving(random: Random, values: dict[str, Any]) -> None:
+    """How unfinished rollouts are saved. From numbers of its own: what else a seed means stays as it was."""
+    own = Random()
+    own.setstate(random.getstate())
+    values["explorer"] |= {
+        "partial_every_s": own.choice([0.0, 0.05, 0.2, 1.0]), "yield_after_tokens": own.choice([0, 0, 1, 4]),
+    }  # fmt: skip
+    fake = values["policies"]["fake"]
+    if fake["tokens_per_s"] and fake["mean_tokens"] and own.random() < 0.5:
+        fake["mean_tokens"] = 20.0
 
 
 def draw_faults(random: Random) -> Faults:

@@ -225,9 +225,7 @@ def lost_work_published() -> Iterator[None]:
         owned = self._member.assignment()
         for place in [place for place, (number, _) in self._trackers.items() if owned.get(place, number) != number]:
             self._lose(place)  # It came back.
-        new = [place for place in owned if place not in self._trackers]
-        if new:
-            self._position(self._member, new, {place: owned[place] for place in new})
+        new = self._position({place: owned[place] for place in owned if place not in self._trackers})
         self._member.held = {place: number for place, (number, _) in self._trackers.items()}  # type: ignore[attr-defined]
         return set(new)
 

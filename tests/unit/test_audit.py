@@ -333,7 +333,7 @@ class Growing:
         self._transport, self._grow = transport, grow
         self.admin = self
 
-    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
+    def end_offsets(self, topic: str, **how: Any) -> dict[TopicPartition, int]:
         self._grow()
         return self._transport.admin.end_offsets(topic)
 
