@@ -109,9 +109,9 @@ def _draw_saving(random: Random, values: dict[str, Any]) -> None:
     values["explorer"] |= {
         "partial_every_s": own.choice([0.0, 0.05, 0.2, 1.0]), "yield_after_tokens": own.choice([0, 0, 1, 4]),
     }  # fmt: skip
-    fake = values["policies"]["fake"]
-    if fake["tokens_per_s"] and fake["mean_tokens"] and own.random() < 0.5:
-        fake["mean_tokens"] = 20.0
+    many = values["explorer"]["max_concurrent"] > 2
+    if own.random() < 0.5 and many and "group_deadline_s" not in values["buffer"]:  # long ones
+        values["policies"]["fake"] |= {"tokens_per_s": SLOW, "mean_tokens": 40.0}
 
 
 def draw_faults(random: Random) -> Faults:

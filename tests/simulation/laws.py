@@ -120,7 +120,7 @@ class Laws:
         for records in transaction.records.values():
             for record in records:
                 self._look(record, new_tasks)
-        self.unfinished.transaction()
+        self.unfinished.transaction(transaction.transactional_id)
         if new_tasks:
             self._admission(new_tasks)
 

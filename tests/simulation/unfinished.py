@@ -32,7 +32,7 @@ class Unfinished:
         self._finished_now: list[str] = []
         """By the transaction that is looked at."""
         self.num_continued = 0
-        """Rollouts that have tokens of pieces which another process saved than the one that finished them."""
+        """Rollouts that another process finished than the one that saved some of them."""
         options = {**laws.config.policies["fake"], "tokens_per_s": 0.0, "answer_depends_on": "task", "batch_size": 1}
         self._policy = FakePolicy(
             FakePolicy.Config(**options), model=ModelSpec(name="fake", folder=None, dtype="float32", context=None),
@@ -66,9 +66,10 @@ class Unfinished:
             if pieces := self.pieces[rollout_id]:
                 self._goes_on(rollout, pieces)
 
-    def transaction(self) -> None:
+    def transaction(self, transactional_id: str) -> None:
         """It is through."""
         for rollout_id in self._finished_now:
+            self.num_continued += any(f".{one.explorer}." not in transactional_id for one in self.pieces[rollout_id])
             assert not self._live[rollout_id], f"{rollout_id}: finished, and pieces {self._live[rollout_id]} are left"
         self._finished.update(self._finished_now)
         self._finished_now.clear()
@@ -84,7 +85,6 @@ class Unfinished:
         stamps = [name for one in parts for name in _stamps(one)]
         assert _stamps(whole)[: len(stamps)] == stamps
         assert rollout.started_at == pieces[0].started_at
-        self.num_continued += len({piece.explorer for piece in pieces}) > 1
 
     def _as_undisturbed(self, task: Task, rollout: Rollout) -> None:
         """Bit for bit what one process gives that nobody disturbs; whether the last digit is right may depend on the
