@@ -15,8 +15,9 @@ from rftstream import codec
 from rftstream.errors import ProducerLost, TransactionAborted
 from rftstream.messages import GroupResult, PartialRollout, Rollout, RolloutStatus, Segment
 from rftstream.roles.partials import parse_key
+from rftstream.runtime.role import read_record
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord, TopicPartition
+from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, versions_of, work_for
 
@@ -28,6 +29,18 @@ LONG = {
 
 AWAY_S = 11.0
 """Long enough to be declared dead."""
+
+
+def finish(scene: Scene, explorer: RoleDriver) -> None:
+    """Until every task has its rollout; in larger steps than `RoleDriver.work`."""
+    until = scene.clock.now() + 300.0
+    while num_of(scene, "rollouts") < num_of(scene, "tasks"):
+        assert scene.clock.now() < until, explorer.service.health()
+        work_for(scene, explorer, seconds=0.1)
+
+
+def num_of(scene: Scene, topic: str) -> int:
+    return sum(scene.transport().admin.end_offsets(topic).values())
 
 
 def pieces_of(scene: Scene) -> dict[str, list[PartialRollout]]:
@@ -51,7 +64,7 @@ def alone(folder: Path, **more: Any) -> dict[str, Rollout]:
     scene = Scene(folder / "alone", **{**LONG, "explorer__partial_every_s": 0.0})
     scene.announce(0)
     scene.admit(0, **more)
-    RoleDriver(scene, "explorer").work()
+    finish(scene, RoleDriver(scene, "explorer"))
     assert pieces_of(scene) == {}
     return rollouts_of(scene)
 
@@ -72,7 +85,7 @@ def test_each_piece_holds_what_is_new_and_none_is_left_at_the_end(tmp_path: Path
     scene = Scene(tmp_path, **LONG)
     scene.announce(0)
     tasks = scene.admit(0)
-    RoleDriver(scene, "explorer").work()
+    finish(scene, RoleDriver(scene, "explorer"))
     rollouts, pieces = rollouts_of(scene), pieces_of(scene)
     for task in tasks:
         rollout, own = rollouts[task.ids.rollout_id], pieces[task.ids.rollout_id]
@@ -105,9 +118,9 @@ def test_another_goes_on_where_the_first_one_stopped(tmp_path: Path, point: str)
     scene.announce(1)
     if point == "restarted":
         first.restart()
-        first.work(within_s=0.9)
+        finish(scene, first)
     else:
-        RoleDriver(scene, "explorer", process="second").work(within_s=0.9)
+        finish(scene, RoleDriver(scene, "explorer", process="second"))
     expected = alone(tmp_path)
     for name, rollout in rollouts_of(scene).items():
         assert versions_of(rollout) == [(0, saved[name]), (1, 100 - saved[name])]
@@ -127,7 +140,7 @@ def test_with_the_same_weights_it_is_what_it_would_have_been_bit_for_bit(tmp_pat
     for number in range(4):
         work_for(scene, RoleDriver(scene, "explorer", process=f"{number}"), seconds=2.7)
         scene.clock.advance(AWAY_S)
-    RoleDriver(scene, "explorer", process="last").work(within_s=0.9)
+    finish(scene, RoleDriver(scene, "explorer", process="last"))
     rollouts = rollouts_of(scene)
     assert {one.explorer for own in pieces_of(scene).values() for one in own} >= {"0", "1", "2", "3"}
     for name, expected in alone(tmp_path).items():
@@ -155,7 +168,7 @@ def test_told_to_leave_it_gives_everything_back_at_once(tmp_path: Path) -> None:
     assert scene.clock.now() - began < 0.5
     assert len(pieces_of(scene)) == 3
     assert rollouts_of(scene) == {}
-    RoleDriver(scene, "explorer", process="second").work(within_s=0.9)
+    finish(scene, RoleDriver(scene, "explorer", process="second"))
     assert len(rollouts_of(scene)) == 4
     assert live_pieces(scene) == []
 
@@ -259,7 +272,7 @@ def test_a_save_that_was_refused_is_tried_again_and_nothing_is_sampled_twice(tmp
 
     scene.log.fault = refuse
     began = scene.clock.now()
-    explorer.work(within_s=0.9)
+    finish(scene, explorer)
     assert refused == 6
     assert scene.clock.now() - began < 10.5
     rollouts = rollouts_of(scene)
@@ -279,7 +292,7 @@ def test_a_saved_rollout_whose_group_is_decided_is_skipped_and_its_pieces_go(tmp
     first.stop()
     assert len(live_pieces(scene)) == 8
     scene.decide(0, GroupResult.expired)
-    RoleDriver(scene, "explorer", process="second").work(within_s=0.9)
+    finish(scene, RoleDriver(scene, "explorer", process="second"))
     found = {(one.ids.sequence, one.status) for one in rollouts_of(scene).values()}
     assert found == {(0, RolloutStatus.skipped), (1, RolloutStatus.completed)}
     assert live_pieces(scene) == []
@@ -292,7 +305,7 @@ def test_a_saved_rollout_that_fails_leaves_no_piece(tmp_path: Path) -> None:
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=3.0)
     first.stop()
-    RoleDriver(scene, "explorer", process="second").work(within_s=0.9)
+    finish(scene, RoleDriver(scene, "explorer", process="second"))
     assert {one.status for one in rollouts_of(scene).values()} == {RolloutStatus.failed}
     assert pieces_of(scene)
     assert live_pieces(scene) == []
@@ -373,7 +386,7 @@ def test_pieces_that_cannot_be_continued_are_never_continued(
     scene.put("partials", damage(good))
     scene.announce(2)
     with caplog.at_level(logging.WARNING):
-        RoleDriver(scene, "explorer").work(within_s=0.9)
+        finish(scene, RoleDriver(scene, "explorer"))
     assert why in caplog.text
     assert "begun anew" in caplog.text
     (rollout,) = rollouts_of(scene).values()
@@ -390,7 +403,7 @@ def test_a_piece_that_cannot_be_decoded_is_never_continued(tmp_path: Path, caplo
     scene.put_raw(NewRecord("partials", 0, b"\xff#7", b"x"))
     scene.announce(0)
     with caplog.at_level(logging.WARNING):
-        RoleDriver(scene, "explorer").work(within_s=0.9)
+        finish(scene, RoleDriver(scene, "explorer"))
     assert "partials[0]@0" in caplog.text
     (rollout,) = rollouts_of(scene).values()
     assert rollout.num_tokens == 100
@@ -405,7 +418,7 @@ def test_what_was_saved_when_it_was_complete_is_finished_at_once(tmp_path: Path,
         piece = replace(piece, segments=(_ending_with(piece.segments[0], 0),))
     scene.put("partials", piece)
     scene.announce(1)
-    RoleDriver(scene, "explorer").work(within_s=0.9)
+    finish(scene, RoleDriver(scene, "explorer"))
     (rollout,) = rollouts_of(scene).values()
     assert versions_of(rollout) == [(0, 3)]
     assert rollout.status is (RolloutStatus.truncated if limit == "tokens" else RolloutStatus.completed)
@@ -421,8 +434,14 @@ def _ending_with(segment: Segment, token: int) -> Segment:
 def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rftstream.roles.partials.MAX_HELD_BYTES", 1000)
-    monkeypatch.setattr("rftstream.roles.partials.Partials.__init__.__defaults__", (1000,), raising=False)
+    asked: list[int] = []
+
+    def read(transport: Transport, place: TopicPartition, offset: int) -> Record | None:
+        asked.append(offset)
+        return read_record(transport, place, offset)
+
+    monkeypatch.setattr("rftstream.roles.partials.read_record", read)
+    monkeypatch.setattr("rftstream.roles.partials.Partials.__init__.__defaults__", (2000,))
     scene = Scene(tmp_path, **LONG)
     scene.announce(0)
     scene.admit(0, 1, 2)
@@ -430,7 +449,8 @@ def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
     work_for(scene, first, seconds=5.0)
     first.stop()
     second = RoleDriver(scene, "explorer", process="second")
-    second.work(within_s=0.9)
+    finish(scene, second)
     assert len(rollouts_of(scene)) == 6
     assert all(one.num_tokens == 100 for one in rollouts_of(scene).values())
+    assert len(asked) == len(set(asked)) == sum(map(len, pieces_of(scene).values())) - 2
     assert live_pieces(scene) == []
