@@ -452,5 +452,7 @@ def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
     finish(scene, second)
     assert len(rollouts_of(scene)) == 6
     assert all(one.num_tokens == 100 for one in rollouts_of(scene).values())
-    assert len(asked) == len(set(asked)) == sum(map(len, pieces_of(scene).values())) - 2
+    found = [one for own in pieces_of(scene).values() for one in own if one.explorer == "first"]
+    assert len(asked) == len(set(asked))
+    assert 1 <= len(found) - len(asked) <= 4, "so many of them fit into what is held"
     assert live_pieces(scene) == []

@@ -173,5 +173,5 @@ def test_a_pattern_has_to_be_there_twice(tokens: int, period: int) -> None:
     from rftstream.errors import ConfigError
     from tests.flow.scene import make_config
 
-    with pytest.raises(ConfigError, match="expected at least twice explorer.repetition_period"):
+    with pytest.raises(ConfigError, match="expected at least twice explorer"):
         make_config(explorer__repetition_tokens=tokens, explorer__repetition_period=period)
