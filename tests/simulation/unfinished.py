@@ -33,7 +33,9 @@ class Unfinished:
         """By the transaction that is looked at."""
         self.num_continued = 0
         """Rollouts that another process finished than the one that saved some of them."""
-        options = {**laws.config.policies["fake"], "tokens_per_s": 0.0, "answer_depends_on": "task", "batch_size": 1}
+        fake = laws.config.policies.get("fake", {})
+        self._by_weights = fake.get("answer_depends_on", "weights") == "weights"
+        options = {**fake, "tokens_per_s": 0.0, "answer_depends_on": "task", "batch_size": 1}
         self._policy = FakePolicy(
             FakePolicy.Config(**options), model=ModelSpec(name="fake", folder=None, dtype="float32", context=None),
             renderer=FakeRenderer(), clock=laws.simulation.clock,
@@ -93,7 +95,7 @@ class Unfinished:
         mask = segment.loss_mask.numpy() == 1
         expected = self._alone(task, segment)
         compared = np.ones(len(expected.token_ids), bool)
-        if self._laws.config.policies["fake"]["answer_depends_on"] == "weights":
+        if self._by_weights:
             chosen_at = len(expected.token_ids) - 2
             if expected.finish_reason == "stop" and solve(task.problem.messages[-1].content):
                 compared[chosen_at] = False
