@@ -303,7 +303,7 @@ _ID_HEADERS = ("group_id", "rollout_id", "sibling", "group_size", "sequence", "m
 
 _FACTS: dict[type, Callable[[Any], Facts]] = {
     Rollout: lambda m: {"status": m.status, "num_tokens": m.num_tokens},
-    PartialRollout: lambda m: {"piece": m.piece, "num_tokens": m.num_tokens},
+    PartialRollout: lambda m: {"piece": m.piece, "num_tokens": m.num_tokens, "explorer": m.explorer or None},
     VerifiedRollout: _verified_facts,
     Feedback: lambda m: {"rollout_id": m.rollout_id},
     Experience: _experience_facts,

@@ -58,7 +58,7 @@ FACTS = {
     "task.v1": IDS_HEADERS,
     "rollout.v1": {**IDS_HEADERS, "status": "truncated", "num_tokens": "7"},
     "partial_rollout.v1": {**IDS_HEADERS, "piece": "1", "num_tokens": "7"},
-    "partial_rollout.v2": {**IDS_HEADERS, "piece": "2", "num_tokens": "2"},
+    "partial_rollout.v2": {**IDS_HEADERS, "piece": "2", "num_tokens": "2", "explorer": "explorer-1"},
     "verified_rollout.v1": {**IDS_HEADERS, "status": "truncated", "num_tokens": "7"},
     "verified_rollout.v1-undecodable": {
         **IDS_HEADERS, "status": "undecodable", "num_tokens": "0", "reason": "undecodable",
