@@ -1,6 +1,6 @@
 """A rollout of a thousand seconds whose explorer is killed is finished by another one, from where it was saved.
 
-The engine's clock runs fifty times as fast: a thousand of its seconds are twenty, and two of them, after which it saves,
+The engine's clock runs fifty times as fast: a thousand of its seconds are twenty, and two, after which it saves,
 are a twenty-fifth of one.
 """
 
