@@ -59,6 +59,10 @@ def check_the_end(view: RunView) -> Facts:
     }
     assert Counter(lengths.values()) == Counter(sampled[rollout] for rollout in expected), "nothing was lost for length"
 
+    newest = {record.key: record for record in view.records("partials")}
+    left = {one.header("rollout_id") for one in newest.values() if one.value is not None}
+    assert not left & {name.encode() for name in sampled}, "what is finished leaves no piece"
+
     order = [manifest.batch_sequence for manifest in view.manifests()]
     assert order == list(range(len(order))), "batches are dense"
     assert report.version == len(order), "every batch is trained"
