@@ -53,7 +53,8 @@ from rftstream.topics import MAX_DEAD_BYTES, TOPICS
 from rftstream.transport.base import Headers, NewRecord, Record
 
 VERSIONS: dict[str, int] = {
-    **dict.fromkeys(MESSAGES, 1), "group_outcome": 2, "run_manifest": 2, "step_record": 2, "weights_announced": 2,
+    **dict.fromkeys(MESSAGES, 1), "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2, "step_record": 2,
+    "weights_announced": 2,
 }  # fmt: skip
 """Contract -> the newest version that this code writes and reads; all versions up to it can be read."""
 
@@ -302,7 +303,7 @@ _ID_HEADERS = ("group_id", "rollout_id", "sibling", "group_size", "sequence", "m
 
 _FACTS: dict[type, Callable[[Any], Facts]] = {
     Rollout: lambda m: {"status": m.status, "num_tokens": m.num_tokens},
-    PartialRollout: lambda m: {"piece": m.piece, "num_tokens": m.num_tokens},
+    PartialRollout: lambda m: {"piece": m.piece, "num_tokens": m.num_tokens, "explorer": m.explorer or None},
     VerifiedRollout: _verified_facts,
     Feedback: lambda m: {"rollout_id": m.rollout_id},
     Experience: _experience_facts,

@@ -127,6 +127,11 @@ def _check_whole(config: RunConfig) -> None:
             "weights.store: got a URL with keys in it, which would be written beside the run; expected none; "
             "give them in the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
+    if 0 < (tokens := config.explorer.repetition_tokens) < 2 * config.explorer.repetition_period:
+        raise ConfigError(
+            f"explorer.repetition_tokens: got {tokens}, expected at least twice explorer.repetition_period = "
+            f"{2 * config.explorer.repetition_period}, or 0 for never"
+        )
     if config.trainer.publish_every > config.feeder.max_staleness + 1:
         raise ConfigError(
             f"trainer.publish_every: got {config.trainer.publish_every}, expected at most feeder.max_staleness + 1 = "

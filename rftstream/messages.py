@@ -177,7 +177,7 @@ class Turn:
     num_tokens: int = 0
     """Sampled tokens of an assistant turn, 0 for the others."""
     finish_reason: str | None = None
-    """stop or length, for assistant turns."""
+    """stop, length or repetition, for assistant turns."""
 
 
 class RolloutStatus(StrEnum):
@@ -186,7 +186,7 @@ class RolloutStatus(StrEnum):
     completed = "completed"
     """It ended by itself."""
     truncated = "truncated"
-    """A token limit ended it."""
+    """A token limit ended it, or the rule against repeated text."""
     failed = "failed"
     """The environment or the policy failed; `error` says how."""
     skipped = "skipped"
@@ -270,6 +270,19 @@ class PartialRollout:
     """State of the sampler's random generator."""
     saved_at: float = 0.0
     """When the explorer saved it."""
+    continues: bool = False
+    """The first segment goes on where the last one of the piece before ended."""
+    kept_messages: int = 0
+    """So many messages of the conversation as the piece before left it stand in front; before the first piece it is
+    the problem's messages."""
+    messages: tuple[ChatMessage, ...] = ()
+    """What follows them: together they are what the policy is shown now."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the environment measured so far, in all."""
+    started_at: float = 0.0
+    """When sampling of the rollout began."""
+    explorer: str = ""
+    """Name of the process that sampled this piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

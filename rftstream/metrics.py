@@ -55,6 +55,12 @@ WEIGHTS_SECONDS = Histogram(
 SAMPLED_TOKENS = Counter(
     "rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"], registry=REGISTRY
 )
+PARTIAL_TOKENS = Counter(
+    "rftstream_partial_tokens",
+    "Tokens of unfinished rollouts: saved to the log, resumed from there, lost when work was dropped or begun anew.",
+    ["result"],
+    registry=REGISTRY,
+)
 ROLLOUTS = Counter("rftstream_rollouts", "Rollouts finished, by status.", ["status"], registry=REGISTRY)
 VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
 GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
@@ -83,6 +89,8 @@ def begin(role: str) -> None:
         case "explorer":
             REBALANCES.labels(role)
             SAMPLED_TOKENS.labels(role)
+            for result in ("saved", "resumed", "lost"):
+                PARTIAL_TOKENS.labels(result)
             WEIGHTS_SECONDS.labels(role)
             for status in RolloutStatus:
                 ROLLOUTS.labels(str(status))

@@ -156,6 +156,18 @@ class ExplorerSection(WorkerSection):
     """Given to the processes in turn."""
     max_concurrent: Positive = 64
     """Rollouts in flight in one process."""
+    partial_every_s: NotNegative = 30.0
+    """Saves what is not finished so often, so that whoever takes over from a process that died goes on from there: at
+    most so many seconds of sampling are lost. Each piece holds only what is new, some 10 bytes a token and 1 KB; short
+    rollouts are mostly finished before they are saved. 0: only when a process is told to leave."""
+    yield_after_tokens: Count = 0
+    """A rollout that was given so many tokens in one go is saved and makes room for those that wait; it goes on when
+    they have had their turn. The process then takes twice `max_concurrent` tasks and samples as many at once as
+    before, or as many as the policy samples at once if that is less. 0: rollouts are finished in one go."""
+    repetition_tokens: Count = 0
+    """A rollout whose last so many tokens are one pattern over and over is cut short, as `truncated`. 0: never."""
+    repetition_period: Positive = 64
+    """Longest pattern, in tokens; it has to be there at least twice."""
 
 
 @dataclass(frozen=True, kw_only=True)

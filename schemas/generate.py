@@ -16,7 +16,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MESSAGES = HERE.parent / "rftstream" / "messages.py"
-VERSIONS: dict[str, int] = {"group_outcome": 2, "run_manifest": 2, "step_record": 2, "weights_announced": 2}
+VERSIONS: dict[str, int] = {
+    "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2, "step_record": 2, "weights_announced": 2,
+}  # fmt: skip
 """Contract -> its version, where that is not 1; as in `rftstream/codec.py`."""
 
 Schema = dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rftstream.roles.explorer import ExplorerStep
+from rftstream.roles.partials import Partials
 from rftstream.roles.stored import StoredRollouts
 from rftstream.runtime.role import Role, RoleContext
 from rftstream.weights.follower import WeightsFollower
@@ -17,12 +18,19 @@ def build(context: RoleContext) -> Role:
         policy=policy,
         loop=loop,
         follower=WeightsFollower(context.open_store(), spec.name),
-        max_concurrent=settings.max_concurrent,
+        settings=settings,
         renderers=own_renderers(spec, config.tasksets),
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
         fetch_rollout=StoredRollouts(context.transport).get,
+        partials=Partials(context.transport),
+        process=context.process,
         clock=context.clock,
     )
     return Role(
-        name="explorer", consumes=("tasks",), follows=("weights", "outcomes"), produces=("rollouts", "dead"), step=step
+        name="explorer",
+        consumes=("tasks",),
+        follows=("weights", "outcomes"),
+        produces=("rollouts", "partials", "dead"),
+        step=step,
+        keeps="partials",
     )

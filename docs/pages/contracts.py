@@ -34,6 +34,7 @@ HEADERS = {
     "role": "who gave up",
     "reason": "why there is no reward, why the group ended so, or why it is dead",
     "piece": "of a partial rollout",
+    "explorer": "name of the process that sampled it",
     "batch_sequence": "of the batch",
     "share": "of the batch",
     "expert": "`1` for what did not come from the policy",

@@ -30,12 +30,16 @@ class Environment(Protocol):
     def start(self) -> tuple[ChatMessage, ...]:
         """What the policy sees first."""
 
-    def reply(self, completion: str, finish_reason: str) -> Reply: ...
+    def reply(self, completion: str, finish_reason: str) -> Reply:
+        """`finish_reason`: stop, length or repetition; after the last two the rollout ends, whatever it replies."""
 
     def save(self) -> bytes | None:
-        """Its state, for a successor to go on from; None if it can't be saved."""
+        """Its state between two turns, for an object in another process to go on from; None if it can't be saved.
+        Asked only while it waits for a completion. A rollout that has had a turn is then not saved at all, and is
+        begun anew should its explorer die; before its first turn no state is needed."""
 
-    def load(self, state: bytes) -> None: ...
+    def load(self, state: bytes) -> None:
+        """Goes on from there, instead of `start`. If it raises, the rollout is begun anew with a fresh object."""
 
     def close(self) -> None: ...
 

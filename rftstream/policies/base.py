@@ -3,6 +3,9 @@
 A policy runs in the explorer's one thread. `step` does a bounded slice of work (one decoding step of everything
 that is active, or a look at what an engine of its own has finished), so that the loop can poll, heartbeat and take
 over weights in between, and so that a simulated run is driven step by step.
+
+A rollout may go on elsewhere: `so_far` tells what was sampled of a request, and a request with `num_sampled` goes on
+from there.
 """
 
 from __future__ import annotations
@@ -33,6 +36,12 @@ class SampleRequest:
     """The sampled tokens depend on it, the prompt, the weights and nothing else (as far as the engine can)."""
     max_tokens: int
     """Of this completion; what is left of the rollout's and the context's limit."""
+    num_sampled: int = 0
+    """So many of the last `token_ids` were sampled of this completion before: they count for penalties, min_tokens and
+    stop strings, and chance goes on behind them. An engine whose random numbers begin anew with each request must not
+    draw those again that these tokens were drawn with."""
+    sampler_state: bytes | None = None
+    """What `so_far` gave with these tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +54,11 @@ class Completion:
     versions: tuple[VersionSpan, ...]
     """`start` counts from the completion's first token."""
     finish_reason: str
-    """stop, length, or error."""
+    """stop, length, or error; `unfinished` of what `so_far` gives."""
     error: str | None = None
+    sampler_state: bytes | None = None
+    """Of unfinished ones: what another engine of this kind needs, beside the request and the tokens, to go on as this
+    one would have; None where these are enough."""
 
 
 class Policy(Protocol):
@@ -65,6 +77,10 @@ class Policy(Protocol):
         """New weights, between two steps; what is active goes on with them."""
 
     def submit(self, request: SampleRequest) -> None: ...
+
+    def so_far(self, request_id: str) -> Completion | None:
+        """What was sampled of an active request since it was submitted, `num_sampled` left out. None if it is unknown,
+        or has finished and `step` is about to tell so."""
 
     def abort(self, request_id: str) -> None:
         """Forgets an active request; unknown ids are ignored."""

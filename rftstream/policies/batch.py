@@ -22,7 +22,16 @@ from rftstream.policies.prompts import Block
 from rftstream.policies.sampling import Sampler, SamplingTable
 from rftstream.rendering import Renderer
 
-ARRAYS = ("_limits_B", "_lengths_B", "_alive_B", "_num_sampled_B", "_tokens_BT", "_logprobs_BT", "_versions_BT")
+ARRAYS = (
+    "_limits_B",
+    "_lengths_B",
+    "_alive_B",
+    "_before_B",
+    "_num_sampled_B",
+    "_tokens_BT",
+    "_logprobs_BT",
+    "_versions_BT",
+)
 
 
 class Batch:
@@ -35,6 +44,8 @@ class Batch:
         self._lengths_B = np.zeros(0, dtype=np.int64)
         """Tokens of each row in the cache."""
         self._alive_B = np.zeros(0, dtype=bool)
+        self._before_B = np.zeros(0, dtype=np.int64)
+        """Tokens of each row that were sampled elsewhere and came with its request."""
         self._num_sampled_B = np.zeros(0, dtype=np.int64)
         self._tokens_BT = np.zeros((0, 16), dtype=np.int32)
         self._logprobs_BT = np.zeros((0, 16), dtype=np.float32)
@@ -64,6 +75,7 @@ class Batch:
             "_limits_B": np.minimum([one.max_tokens for one in requests], context - lengths_N),
             "_lengths_B": lengths_N,
             "_alive_B": np.ones(num, dtype=bool),
+            "_before_B": np.asarray([one.num_sampled for one in requests], dtype=np.int64),
             "_num_sampled_B": np.zeros(num, dtype=np.int64),
         }
         for name in ARRAYS:
@@ -131,7 +143,7 @@ class Batch:
         """One token for each row; the rows that finished with it, and why."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
         tokens_B, logprobs_B = self._sampler.draw(
-            self.logits_BV, self._lengths_B, self._num_sampled_B, seen_BV, counts_BV
+            self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
         )
         if counts_BV is not None:
             rows_B = torch.arange(self.num_rows, device=self._device)
@@ -156,6 +168,12 @@ class Batch:
             for row in np.flatnonzero(ended_B)
         ]
 
+    def so_far(self, request_id: str, names: Sequence[VersionName]) -> Completion | None:
+        for row, request in enumerate(self._requests):
+            if request.request_id == request_id and self._alive_B[row]:
+                return self.completion(row, "unfinished", names)
+        return None
+
     def completion(self, row: int, reason: str, names: Sequence[VersionName]) -> Completion:
         count = int(self._num_sampled_B[row])
         versions_T = self._versions_BT[row, :count]
@@ -179,11 +197,15 @@ class Batch:
             setattr(self, name, np.pad(array, ((0, 0), (0, width - array.shape[1]))))
 
     def _meets_stop_string(self, row: int) -> bool:
-        sampling, count = self._requests[row].sampling, int(self._num_sampled_B[row])
-        if count < sampling.min_tokens:
+        request, count, before = self._requests[row], int(self._num_sampled_B[row]), int(self._before_B[row])
+        sampling = request.sampling
+        if before + count < sampling.min_tokens:
             return False
         reach = 4 * max(len(stop) for stop in sampling.stop) + 4  # a character takes at most four byte tokens
-        tail = self._renderer.decode(self._tokens_BT[row, max(0, count - reach) : count].tolist())
+        tokens = self._tokens_BT[row, max(0, count - reach) : count].tolist()
+        if (earlier := min(before, reach - count)) > 0:
+            tokens = [*request.token_ids[-earlier:], *tokens]
+        tail = self._renderer.decode(tokens)
         return any(stop in tail for stop in sampling.stop)
 
     def _penalty_counts(self) -> tuple[Tensor, Tensor]:
@@ -193,7 +215,9 @@ class Batch:
             seen_BV = np.zeros((self.num_rows, vocabulary), dtype=bool)
             counts_BV = np.zeros((self.num_rows, vocabulary), dtype=np.float32)
             for row, request in enumerate(self._requests):
-                seen_BV[row, list(request.token_ids)] = True
+                prompt = len(request.token_ids) - request.num_sampled
+                seen_BV[row, list(request.token_ids[:prompt])] = True
+                np.add.at(counts_BV[row], list(request.token_ids[prompt:]), 1)
                 np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
             self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))
         return self._seen

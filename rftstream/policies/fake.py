@@ -1,6 +1,7 @@
 """A policy without a model: answers sums by the skill in the fake backend's weights, and takes as long as it is told.
 
-All that a completion is follows from the request, its seed, the weights and the clock.
+All that a completion is follows from the request, its seed, the weights and the clock. A request that goes on with
+`num_sampled` tokens is finished as the one before would have been, bit for bit, if the weights are the same by then.
 """
 
 from __future__ import annotations
@@ -63,13 +64,19 @@ class FakePolicy:
         return len(self._active) + len(self._waiting)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        self._advance()
         if self._config.answer_depends_on == "weights":  # else any model's will do
             self._skill = fakemodel.read_skill(tensors, where=f"weights {name.trainer_epoch}/{name.version}")
-        self._advance()
         self._version = name
 
     def submit(self, request: SampleRequest) -> None:
         self._waiting.append(request)
+
+    def so_far(self, request_id: str) -> Completion | None:
+        one = self._active.get(request_id)
+        if one is None or one.num_tokens == one.length:
+            return None
+        return self._completion(one, "unfinished")
 
     def abort(self, request_id: str) -> None:
         self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
@@ -93,28 +100,34 @@ class FakePolicy:
         rate = self._config.tokens_per_s
         if not rate or (self._waiting and len(self._active) < self._config.batch_size):
             return 0.0
-        now = self._clock.now()
-        return max(0.0, min(one.started_at + one.length / rate - now for one in self._active.values()))
+        ends = (one.started_at + (one.length - one.request.num_sampled) / rate for one in self._active.values())
+        return max(0.0, min(ends) - self._clock.now())
 
     def close(self) -> None:
         self._active.clear()
         self._waiting.clear()
 
     def _start(self, request: SampleRequest) -> _Sampling:
-        seed, config = request.seed, self._config
-        prompt = self._renderer.decode(request.token_ids)
+        seed, config, before = request.seed, self._config, request.num_sampled
+        own = len(request.token_ids) - before
+        prompt = self._renderer.decode(request.token_ids[:own])
         length = 0.0
         if config.mean_tokens:
             normal = NormalDist().inv_cdf(fakemodel.uniform(seed, "length"))
             length = math.exp(math.log(config.mean_tokens) - config.sigma**2 / 2 + config.sigma * normal)
-        wished = max(round(length), len(fakemodel.solve(prompt) or "0") + 1)
+        answer = fakemodel.solve(prompt) or "0"
+        wished = max(round(length), len(answer) + 1)
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        length = max(min(wished, before + room), 0)
         fails = fakemodel.uniform(seed, "fails") < config.fail_share
-        return _Sampling(
-            request=request, prompt=prompt, wished=wished, started_at=self._clock.now(), fails=fails,
-            length=max(min(wished, room) if not fails else min(wished, room) // 2, 0),
+        one = _Sampling(
+            request=request, prompt=prompt, answer=answer, wished=wished, started_at=self._clock.now(), fails=fails,
+            length=max(length if not fails else length // 2, before), num_tokens=before,
         )  # fmt: skip
+        if before > one.chosen_at:
+            one.right = request.token_ids[own + one.chosen_at] == self._ids(one)[one.chosen_at]
+        return one
 
     def _advance(self) -> None:
         """Stamps the tokens that came since the last look with the version in force."""
@@ -122,48 +135,81 @@ class FakePolicy:
             return
         now, rate = self._clock.now(), self._config.tokens_per_s
         for one in self._active.values():
-            by_now = one.length if not rate else min(one.length, int((now - one.started_at) * rate + 1e-9))
+            by_now = one.length
+            if rate:
+                by_now = min(by_now, one.request.num_sampled + int((now - one.started_at) * rate + 1e-9))
             if by_now > one.num_tokens:
                 one.stamp(by_now - one.num_tokens, self._version)
+                if one.share is None and one.num_tokens > one.chosen_at:
+                    self._choose(one)
 
-    def _complete(self, one: _Sampling) -> Completion:
-        """The answer is decided now, by the weights that its last tokens came from."""
-        seed = one.request.seed
-        share = self._config.right_share
+    def _choose(self, one: _Sampling) -> None:
+        """Whether the answer is right: by the weights that its last digit comes from."""
+        one.share = self._config.right_share
         if self._config.answer_depends_on == "weights":
-            share = fakemodel.right_probability(self._skill, one.prompt)
-        luck = 0.5 if one.request.sampling.temperature == 0 else fakemodel.uniform(seed, "right")
-        right = luck < share
-        answer = fakemodel.solve(one.prompt) or "0"
-        if not right:
-            last = (int(answer[-1]) + 1 + int(9 * fakemodel.uniform(seed, "wrong"))) % 10
+            one.share = fakemodel.right_probability(self._skill, one.prompt)
+        if one.request.num_sampled <= one.chosen_at:
+            request = one.request
+            luck = 0.5 if request.sampling.temperature == 0 else fakemodel.uniform(request.seed, "right")
+            one.right = luck < one.share
+
+    def _ids(self, one: _Sampling) -> tuple[int, ...]:
+        """The whole completion, as far as it is decided: a wrong answer differs in its last digit."""
+        answer = one.answer
+        if not one.right:
+            last = (int(answer[-1]) + 1 + int(9 * fakemodel.uniform(one.request.seed, "wrong"))) % 10
             answer = answer[:-1] + str(last)  # as long as the right one, since lengths are decided before
-        text = answer.rjust(max(one.wished - 1, 0))
-        ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)[: one.length]
-        logprobs = [-0.5 * fakemodel.uniform(seed, place) for place in range(len(ids))]
-        if ids:
-            logprobs[0] = math.log(max(share if right else 1 - share, 1e-9))
-        stopped = len(ids) > 0 and ids[-1] == self._stop_token
+        text = answer.rjust(one.wished - 1)
+        ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)
+        return ids[: one.length]
+
+    def _completion(self, one: _Sampling, reason: str) -> Completion:
+        ids, before = self._ids(one)[: one.num_tokens], one.request.num_sampled
+        for place in range(before + len(one.logprobs), len(ids)):
+            one.logprobs.append(self._logprob(one, place))
         return Completion(
             request_id=one.request.request_id,
-            token_ids=np.asarray(ids, dtype=np.int32),
-            behavior_logprobs=np.asarray(logprobs, dtype=np.float32),
+            token_ids=np.asarray(ids[before:], dtype=np.int32),
+            behavior_logprobs=np.asarray(one.logprobs, dtype=np.float32),
             versions=tuple(one.spans),
-            finish_reason="error" if one.fails else "stop" if stopped else "length",
-            error="the fake policy was told to fail" if one.fails else None,
+            finish_reason=reason,
+            error="the fake policy was told to fail" if reason == "error" else None,
         )
+
+    def _logprob(self, one: _Sampling, place: int) -> float:
+        if place == one.chosen_at and one.share is not None:
+            return math.log(max(one.share if one.right else 1 - one.share, 1e-9))
+        return -0.5 * fakemodel.uniform(one.request.seed, place)
+
+    def _complete(self, one: _Sampling) -> Completion:
+        ids = self._ids(one)
+        stopped = len(ids) > 0 and ids[-1] == self._stop_token
+        return self._completion(one, "error" if one.fails else "stop" if stopped else "length")
 
 
 @dataclass
 class _Sampling:
     request: SampleRequest
     prompt: str
+    answer: str
+    """The right one."""
     wished: int
     length: int
+    """In all, with what was sampled before."""
     started_at: float
     fails: bool
-    num_tokens: int = 0
+    num_tokens: int
+    right: bool = True
+    share: float | None = None
+    """Of right answers, once it is chosen."""
     spans: list[VersionSpan] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """As far as somebody asked for them."""
+
+    @property
+    def chosen_at(self) -> int:
+        """Place of the answer's last digit, before the stop token."""
+        return self.wished - 2
 
     def stamp(self, count: int, name: VersionName) -> None:
         last = self.spans[-1] if self.spans else None
@@ -171,6 +217,6 @@ class _Sampling:
             start, whole = last.start, last.count + count
             self.spans.pop()
         else:
-            start, whole = self.num_tokens, count
+            start, whole = self.num_tokens - self.request.num_sampled, count
         self.spans.append(VersionSpan(start=start, count=whole, trainer_epoch=name.trainer_epoch, version=name.version))
         self.num_tokens += count

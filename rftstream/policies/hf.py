@@ -1,7 +1,9 @@
 """Any Hugging Face causal language model as a policy: batched sampling with a cache, one decoding step at a time.
 
 Requests join while others are being decoded, and siblings share the computation of their prompt. Weights are exchanged
-in place between two steps; the cache of what was computed before is kept.
+in place between two steps; the cache of what was computed before is kept. Chance is a function of (seed, position), so
+that a request which goes on elsewhere has the same; keys and values of the tokens that it brings are computed anew, in
+one pass, so its logprobs may differ in the last bits.
 
 Shapes: U prompts, L their tokens, B rows of the batch, V vocabulary.
 """
@@ -105,6 +107,9 @@ class HfPolicy:
             self._refused.append(_without_tokens(request, "length", None))
         else:
             self._waiting.append(request)
+
+    def so_far(self, request_id: str) -> Completion | None:
+        return None if self._batch is None else self._batch.so_far(request_id, self._versions)
 
     def abort(self, request_id: str) -> None:
         self._waiting = deque(one for one in self._waiting if one.request_id != request_id)

@@ -3,6 +3,10 @@
 A task waits while the policy is older than its `min_version`. Weights are taken over between two decoding steps; what
 runs goes on with them. After a rollback of the trainer the older version is taken over once nothing is in hand that
 needs a newer one, and nothing new is begun before.
+
+What is not finished is saved to `partials` every so often, and when the worker is to leave; whoever gets the task next
+goes on from there. A rollout that has had its share of tokens in one go is saved too, and makes room for those that
+wait (the partial rollouts of Kimi k1.5, arXiv:2501.12599, section 2.6.2).
 """
 
 from __future__ import annotations
@@ -11,14 +15,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rftstream import codec, metrics
 from rftstream.clock import Clock
+from rftstream.core.repetition import repeats
 from rftstream.errors import ContractError, WeightsError
 from rftstream.messages import (
     GroupOutcome,
-    Problem,
+    PartialRollout,
     Rollout,
     RolloutIds,
     RolloutStatus,
@@ -28,16 +33,52 @@ from rftstream.messages import (
 )
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rendering import Renderer
+from rftstream.roles.partials import TOPIC, Partials, num_pieces, tombstones
+from rftstream.roles.pieces import CannotGoOnError, SavedRollout
+from rftstream.roles.recordable import MAX_BODY_BYTES, recordable, skipped
 from rftstream.roles.turn_loop import Attempt, TurnLoop, oldest_version
-from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received
-from rftstream.topics import MAX_RECORD_BYTES
+from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received, Saved
+from rftstream.sections import ExplorerSection
 from rftstream.transport.base import Record
 from rftstream.weights.follower import WeightsFollower
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
-"""Of a rollout: the verdict and the headers that come on top must fit as well."""
+
+LOOK_EVERY_S = 0.25
+"""At what is being sampled: whether it has had its share, whether it repeats itself."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A task in hand."""
+
+    item: Item
+    saved: SavedRollout | None = None
+    """Where it goes on from, until it is begun."""
+    num_pieces: int = 0
+    """On the log, or on their way there."""
+    is_paused: bool = False
+    is_due: bool = False
+    """To be saved, since it was paused."""
+    leaves: bool | None = None
+    """When the worker is to leave: whether it is given back, which it cannot be if it cannot be saved."""
+    began_with: int = 0
+    """Tokens that it had when its turn came."""
+    may_save: bool = True
+
+    @property
+    def key(self) -> str:
+        return str(self.item.number)
+
+    @property
+    def task(self) -> Task:
+        assert isinstance(self.item.received.message, Task)
+        return self.item.received.message
+
+    @property
+    def partition(self) -> int:
+        return self.item.received.record.partition
 
 
 class ExplorerStep:
@@ -47,35 +88,46 @@ class ExplorerStep:
         policy: Policy,
         loop: TurnLoop,
         follower: WeightsFollower,
-        max_concurrent: int,
+        settings: ExplorerSection,
         renderers: Mapping[str, Renderer],
         truncate: Collection[str],
         fetch_rollout: Callable[[str], Rollout | None],
+        partials: Partials,
+        process: str,
         clock: Clock,
     ) -> None:
         """`fetch_rollout`: the rollout that stands at a place of the log, if there is one."""
         self._policy = policy
         self._loop = loop
         self._follower = follower
-        self._max_concurrent = max_concurrent
+        self._settings = settings
+        self._places = settings.max_concurrent
+        """Rollouts that are sampled at once; with `yield_after_tokens` as many more wait for one of these."""
+        if settings.yield_after_tokens:
+            self._places = min(self._places, policy.slots)
         self._renderers = renderers
         """Of tasksets with a chat template of their own."""
         self._truncate = frozenset(truncate)
         """Tasksets whose long prompts are cut."""
         self._fetch_rollout = fetch_rollout
+        self._partials = partials
+        self._process = process
         self._clock = clock
-        self._waiting: deque[Item] = deque()
-        self._active: dict[int, Item] = {}
+        self._waiting: deque[_Work] = deque()
+        self._active: dict[int, _Work] = {}
         self._done: list[Done] = []
         self._decided: dict[str, None] = {}
         """Groups with an outcome, newest last, as many as could still have tasks on the way."""
         self._weights_retry_at = 0.0
+        self._look_at = 0.0
+        self._save_at = clock.now() + settings.partial_every_s
 
     # ------------------------------------------------------------------------------------------ the loop's side
 
     @property
     def room(self) -> int:
-        return self._max_concurrent - len(self._waiting) - len(self._active)
+        in_hand = len(self._waiting) + len(self._active)
+        return (2 * self._places if self._settings.yield_after_tokens else self._places) - in_hand
 
     def follow(self, received: Received) -> None:
         match received.message:
@@ -87,31 +139,41 @@ class ExplorerStep:
                     del self._decided[next(iter(self._decided))]
 
     def start(self, item: Item) -> None:
-        stored = self._stored(_task(item))
+        work = _Work(item)
+        task, records = work.task, self._partials.of(work.partition, work.task.ids.rollout_id)
+        work.num_pieces = num_pieces(records)
+        stored = self._stored(task)
+        if records and stored is None and task.ids.group_id not in self._decided:
+            try:
+                work.saved = self._partials.saved(task, records)
+            except CannotGoOnError as error:
+                self._begun_anew(work, str(error), sum(map(_num_tokens, records)))
+        self._partials.forget(work.partition, task.ids.rollout_id)
         if stored is None:
-            self._waiting.append(item)
+            self._waiting.append(work)
         else:
-            self._done.append(self._finish(item, stored))
+            self._done.append(self._finish(work, stored))
 
     def drop(self, numbers: Collection[int]) -> None:
         gone = set(numbers)
-        self._waiting = deque(item for item in self._waiting if item.number not in gone)
+        for work in self._waiting:
+            if work.is_paused and work.item.number in gone:
+                self._abort(work)
+        self._waiting = deque(work for work in self._waiting if work.item.number not in gone)
         for number in gone & set(self._active):
-            del self._active[number]
-            self._loop.abort(str(number))
+            self._abort(self._active.pop(number))
 
     def not_begun(self) -> Collection[int]:
-        return [item.number for item in self._waiting]
+        return [work.item.number for work in self._waiting if not work.is_paused]
 
     def advance(self) -> Sequence[Done]:
         behind = self._take_over_weights()
+        self._look(behind)
         self._begin(behind)
         for attempt in self._loop.step():
-            item = self._active.pop(int(attempt.key), None)
-            if item is not None:
-                self._done.append(
-                    self._finish(item, self._rollout(_task(item), attempt), num_sampled=attempt.num_tokens)
-                )
+            work = self._active.pop(int(attempt.key), None)
+            if work is not None:
+                self._done.append(self._finish(work, self._rollout(work.task, attempt), attempt.num_tokens))
         done, self._done = self._done, []
         return done
 
@@ -122,21 +184,23 @@ class ExplorerStep:
         until_tokens = min(self._policy.idle_s(), LOOK_S) if self._active else FOREVER
         return min(until_tokens, until_weights if until_weights > 0 else FOREVER)
 
-    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
-        return Publish(
-            "rollouts",
-            record.partition,
-            Rollout(
-                ids=ids,
-                status=RolloutStatus.undecodable,
-                problem=None,
-                turns=(),
-                segments=(),
-                num_tokens=0,
-                sampling=Sampling(),
-                error=str(error),
-                finished_at=self._clock.now(),
-            ),
+    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
+        pieces = self._partials.of(record.partition, ids.rollout_id)
+        self._partials.forget(record.partition, ids.rollout_id)
+        rollout = Rollout(
+            ids=ids,
+            status=RolloutStatus.undecodable,
+            problem=None,
+            turns=(),
+            segments=(),
+            num_tokens=0,
+            sampling=Sampling(),
+            error=str(error),
+            finished_at=self._clock.now(),
+        )
+        return (
+            Publish("rollouts", record.partition, rollout),
+            *tombstones(ids.rollout_id, record.partition, num_pieces(pieces)),
         )
 
     def health(self) -> Mapping[str, object]:
@@ -145,6 +209,7 @@ class ExplorerStep:
             "version": version.version if version else None,
             "waiting": len(self._waiting),
             "sampling": len(self._active),
+            "paused": sum(work.is_paused for work in self._waiting),
             "weights_refused": self._follower.num_refused,
         }
 
@@ -159,7 +224,7 @@ class ExplorerStep:
         current = self._policy.version
         if newest is None or newest.name == current:
             return False
-        if any(_task(item).ids.min_version > newest.name.version for item in self._active.values()):
+        if any(work.task.ids.min_version > newest.name.version for work in self._active.values()):
             return True
         if self._weights_retry_at > self._clock.now():
             return False
@@ -178,26 +243,153 @@ class ExplorerStep:
 
     def _begin(self, behind: bool) -> None:
         """Begins what may begin, in order; what waits for newer weights holds up nothing but itself."""
-        version = self._policy.version
-        waiting: deque[Item] = deque()
-        for item in self._waiting:
-            task = _task(item)
+        waiting: deque[_Work] = deque()
+        for work in self._waiting:
+            task = work.task
             if task.ids.group_id in self._decided:
-                self._done.append(self._finish(item, _skipped(task, self._clock.now())))
-            elif behind or version is None or version.version < task.ids.min_version:
-                waiting.append(item)
+                if work.is_paused:
+                    self._abort(work)
+                self._done.append(self._finish(work, skipped(task, self._clock.now())))
+            elif work.leaves or len(self._active) >= self._places or not self._may_begin(task, behind):
+                waiting.append(work)
             else:
-                self._active[item.number] = item
-                self._loop.start(
-                    str(item.number),
-                    problem=task.problem,
-                    sampling=task.sampling,
-                    seed=task.seed,
-                    environment=task.environment,
-                    truncate=task.ids.taskset in self._truncate,
-                    renderer=self._renderers.get(task.ids.taskset),
-                )
+                self._active[work.item.number] = work
+                self._go(work)
         self._waiting = waiting
+
+    def _may_begin(self, task: Task, behind: bool) -> bool:
+        version = self._policy.version
+        return not behind and version is not None and version.version >= task.ids.min_version
+
+    def _go(self, work: _Work) -> None:
+        task, saved = work.task, work.saved
+        if work.is_paused:
+            work.is_paused = False
+            self._loop.go_on(work.key)
+        else:
+            goes_on = self._loop.start(
+                work.key,
+                problem=task.problem,
+                sampling=task.sampling,
+                seed=task.seed,
+                environment=task.environment,
+                truncate=task.ids.taskset in self._truncate,
+                renderer=self._renderers.get(task.ids.taskset),
+                saved=saved,
+            )
+            if not goes_on and saved is not None:
+                self._begun_anew(work, "its environment does not", saved.num_tokens)
+            elif saved is not None:
+                metrics.PARTIAL_TOKENS.labels("resumed").inc(saved.num_tokens)
+                log.info("%s: goes on from %d tokens", task.ids.rollout_id, saved.num_tokens)
+            work.saved = None
+        work.began_with = self._loop.num_sampled(work.key)
+
+    def _begun_anew(self, work: _Work, why: str, num_tokens: int) -> None:
+        """Its pieces stay until it is finished: the numbers of new ones would be theirs."""
+        work.saved, work.may_save = None, False
+        metrics.PARTIAL_TOKENS.labels("lost").inc(num_tokens)
+        log.warning(
+            "%s: cannot go on from its %d pieces: %s; begun anew", work.task.ids.rollout_id, work.num_pieces, why
+        )
+
+    def _abort(self, work: _Work) -> None:
+        metrics.PARTIAL_TOKENS.labels("lost").inc(self._loop.num_unsaved(work.key))
+        self._loop.abort(work.key)
+
+    def _look(self, behind: bool) -> None:
+        """At what is being sampled: who repeats himself is cut short, who had his share makes room."""
+        settings, now = self._settings, self._clock.now()
+        if not (settings.yield_after_tokens or settings.repetition_tokens) or now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        places = sum(self._may_begin(work.task, behind) for work in self._waiting)
+        for work in list(self._active.values()):
+            count = settings.repetition_tokens
+            if count and repeats(self._loop.newest_tokens(work.key, count), count, settings.repetition_period):
+                self._loop.cut(work.key, "repetition")
+            elif settings.yield_after_tokens and places > 0:
+                had = self._loop.num_sampled(work.key) - work.began_with
+                if had >= settings.yield_after_tokens and self._pause(work):
+                    places -= 1
+
+    def _pause(self, work: _Work) -> bool:
+        """False if it is about to finish."""
+        if not self._loop.pause(work.key):
+            return False
+        del self._active[work.item.number]
+        work.is_paused = work.is_due = True
+        self._waiting.append(work)
+        return True
+
+    # ------------------------------------------------------------------------------------------ what is saved
+
+    def forget(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            self._partials.clear(partition)
+
+    def recall(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._partials.absorb(record)
+
+    def save(self, *, leaving: bool) -> Sequence[Saved]:
+        if leaving:
+            return self._leave()
+        now, every_s = self._clock.now(), self._settings.partial_every_s
+        works = [work for work in self._waiting if work.is_due]
+        if every_s and now >= self._save_at:
+            self._save_at = now + every_s
+            works += self._active.values()
+        for work in works:
+            work.is_due = False
+        pieces = [(work, self._piece(work)) for work in works]
+        return [Saved(work.item.number, (piece,)) for work, piece in pieces if piece is not None]
+
+    def _leave(self) -> list[Saved]:
+        """What can be saved is given back with the next transaction; the rest goes on."""
+        for work in [one for one in self._active.values() if one.leaves is None]:
+            self._pause(work)
+        saved = []
+        for work in self._waiting:
+            if work.is_paused and work.leaves is None:
+                piece = self._piece(work)
+                work.leaves = piece is not None or self._loop.num_unsaved(work.key) == 0
+                if work.leaves:
+                    saved.append(Saved(work.item.number, () if piece is None else (piece,), leaves=True))
+        return saved
+
+    def _piece(self, work: _Work) -> Publish | None:
+        if not work.may_save or (new := self._loop.save(work.key)) is None:
+            return None
+        piece = PartialRollout(
+            ids=work.task.ids,
+            piece=work.num_pieces,
+            turns=new.turns,
+            segments=new.segments,
+            num_tokens=new.num_tokens,
+            environment_state=new.environment_state,
+            sampler_state=new.sampler_state,
+            saved_at=self._clock.now(),
+            continues=new.continues,
+            kept_messages=new.kept_messages,
+            messages=new.messages,
+            metrics=new.metrics,
+            started_at=new.started_at,
+            explorer=self._process,
+        )
+        try:
+            value = codec.encode(piece)
+            if len(value) > MAX_BODY_BYTES:
+                raise ContractError(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
+        except ContractError as error:  # by something that the environment said
+            work.may_save = False
+            log.warning("%s: cannot be saved: %s", work.task.ids.rollout_id, error)
+            return None
+        work.num_pieces += 1
+        metrics.PARTIAL_TOKENS.labels("saved").inc(new.num_tokens)
+        return Publish(TOPIC, work.partition, piece, value)
+
+    # ------------------------------------------------------------------------------------------ rollouts
 
     def _stored(self, task: Task) -> Rollout | None:
         """The rollout that the task names, under the task's ids; None if it has to be sampled (again)."""
@@ -233,32 +425,12 @@ class ExplorerStep:
             finished_at=self._clock.now(),
         )
 
-    def _finish(self, item: Item, rollout: Rollout, num_sampled: int = 0) -> Done:
-        rollout, value = _recordable(rollout)
+    def _finish(self, work: _Work, rollout: Rollout, num_sampled: int = 0) -> Done:
+        rollout, value = recordable(rollout)
         metrics.ROLLOUTS.labels(str(rollout.status)).inc()
         metrics.SAMPLED_TOKENS.labels("explorer").inc(num_sampled)
-        return Done(item.number, (Publish("rollouts", item.received.record.partition, rollout, value),))
-
-
-def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
-    """The rollout and its bytes; what no record can hold keeps its ids, its length and the reason, and little else."""
-    try:
-        value = codec.encode(rollout)
-    except ContractError as error:  # by something that the environment said
-        rollout = _without_content(rollout, RolloutStatus.failed, str(error))
-        value = codec.encode(rollout)
-    if len(value) > MAX_BODY_BYTES:
-        why = f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}"
-        rollout = _without_content(rollout, RolloutStatus.oversized, why)
-        value = codec.encode(rollout)
-    if len(value) > MAX_BODY_BYTES:
-        rollout = replace(rollout, problem=Problem(messages=()))
-        value = codec.encode(rollout)
-    return rollout, value
-
-
-def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rollout:
-    return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={})
+        pieces = tombstones(rollout.ids.rollout_id, work.partition, work.num_pieces)
+        return Done(work.item.number, (Publish("rollouts", work.partition, rollout, value), *pieces))
 
 
 def _same_task(stored: RolloutIds, ids: RolloutIds) -> bool:
@@ -267,20 +439,6 @@ def _same_task(stored: RolloutIds, ids: RolloutIds) -> bool:
     return then == now and stored.sibling == ids.sibling
 
 
-def _task(item: Item) -> Task:
-    assert isinstance(item.received.message, Task)
-    return item.received.message
-
-
-def _skipped(task: Task, now: float) -> Rollout:
-    return Rollout(
-        ids=task.ids,
-        status=RolloutStatus.skipped,
-        problem=task.problem,
-        turns=(),
-        segments=(),
-        num_tokens=0,
-        sampling=task.sampling,
-        error="its group was decided before",
-        finished_at=now,
-    )
+def _num_tokens(piece: Record) -> int:
+    text = piece.header("num_tokens") or b""
+    return int(text) if text.isdigit() else 0

@@ -200,6 +200,11 @@ class Keeping:
                 self._log.transport.admin.delete_before(places)
             except TransportError as error:
                 log.warning("%s; records of %s are deleted after the next checkpoint", error, topic)
+        if self._retention is not None:
+            try:
+                self._log.transport.admin.compact("partials")
+            except TransportError as error:
+                log.warning("%s; partials is compacted after the next checkpoint", error)
         faults.at("trim_log_done")
         try:
             for name in self._checkpoints.older_than(said.name) - set(said.checkpoints):

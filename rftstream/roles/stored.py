@@ -8,7 +8,8 @@ import re
 from rftstream import codec
 from rftstream.errors import ContractError
 from rftstream.messages import Rollout
-from rftstream.transport.base import Record, TopicPartition, Transport
+from rftstream.runtime.role import read_record
+from rftstream.transport.base import TopicPartition, Transport
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class StoredRollouts:
         """The rollout at `rollouts[partition]@offset`; None if none is there (any more), or it cannot be decoded."""
         if (match := _PLACE.fullmatch(where)) is None:
             return None
-        record = self._record(TopicPartition("rollouts", int(match[1])), int(match[2]))
+        record = read_record(self._transport, TopicPartition("rollouts", int(match[1])), int(match[2]))
         if record is None or record.value is None:
             return None
         try:
@@ -32,18 +33,3 @@ class StoredRollouts:
             log.warning("%s", error)
             return None
         return message if isinstance(message, Rollout) else None
-
-    def _record(self, place: TopicPartition, offset: int) -> Record | None:
-        admin = self._transport.admin
-        begin, end = admin.begin_offsets("rollouts").get(place, 0), admin.end_offsets("rollouts").get(place, 0)
-        if not begin <= offset < end:
-            return None
-        reader = self._transport.reader({place: offset})
-        try:
-            while reader.position(place) <= offset:
-                for record in reader.poll(max_records=1):
-                    return record if record.offset == offset else None
-                self._transport.wait([reader], 0.05)
-        finally:
-            reader.close()
-        return None

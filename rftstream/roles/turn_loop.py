@@ -3,18 +3,31 @@
 Explorer and evaluator drive many of these at once over one policy. A rollout is kept as segments: while a prompt
 begins with the tokens that are there already, the new tokens join the segment (only the environment's part is
 masked); where it does not (an agent rewrote its context, a template changes earlier turns) a new segment begins.
+
+A rollout can be paused, and saved piece by piece; whoever is given the pieces goes on from them.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from rftstream.environments.base import Environment
-from rftstream.messages import Array, ChatMessage, Problem, RolloutStatus, Sampling, Segment, Turn, VersionSpan
+from rftstream.messages import ChatMessage, Problem, RolloutStatus, Sampling, Segment, Turn
 from rftstream.policies.base import Completion, Policy, SampleRequest
 from rftstream.rendering import Renderer
+from rftstream.roles.open_rollout import Increment, OpenRollout, OpenSegment
+from rftstream.roles.pieces import SavedRollout, num_finished
+
+log = logging.getLogger(__name__)
+
+CUT_SHORT = ("length", "repetition")
+"""Reasons why a completion finished with which its rollout ends as truncated, whatever the environment says."""
 
 MakeEnvironment = Callable[[str, Problem, int], Environment]
 """Name, problem, seed -> environment."""
@@ -34,58 +47,6 @@ class Attempt:
     started_at: float
 
 
-@dataclass(slots=True)
-class _OpenSegment:
-    token_ids: list[int]
-    logprobs: list[float]
-    mask: list[int]
-    versions: list[VersionSpan] = field(default_factory=list)
-
-    def prompt(self, token_ids: Sequence[int]) -> None:
-        """Tokens that were not sampled."""
-        self.token_ids.extend(token_ids)
-        self.logprobs.extend([0.0] * len(token_ids))
-        self.mask.extend([0] * len(token_ids))
-
-    def sampled(self, completion: Completion) -> None:
-        start = len(self.token_ids)
-        self.token_ids.extend(completion.token_ids.tolist())
-        self.logprobs.extend(completion.behavior_logprobs.tolist())
-        self.mask.extend([1] * len(completion.token_ids))
-        for span in completion.versions:
-            self.versions.append(
-                VersionSpan(
-                    start=start + span.start, count=span.count, trainer_epoch=span.trainer_epoch, version=span.version
-                )
-            )
-
-    def close(self) -> Segment:
-        return Segment(
-            token_ids=Array.of(self.token_ids, "int32"),
-            behavior_logprobs=Array.of(self.logprobs, "float32"),
-            loss_mask=Array.of(self.mask, "uint8"),
-            versions=tuple(self.versions),
-        )
-
-
-@dataclass(slots=True)
-class _Open:
-    key: str
-    environment: Environment
-    problem: Problem
-    sampling: Sampling
-    seed: int
-    messages: list[ChatMessage]
-    started_at: float
-    truncate: bool
-    renderer: Renderer
-    turns: list[Turn] = field(default_factory=list)
-    segments: list[_OpenSegment] = field(default_factory=list)
-    num_tokens: int = 0
-    turn: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
 class TurnLoop:
     """Many rollouts over one policy."""
 
@@ -103,7 +64,7 @@ class TurnLoop:
         self._make_environment = make_environment
         self._context = context if context is not None else math.inf
         self._now = now
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRollout] = {}
         self._finished: list[Attempt] = []
 
     @property
@@ -120,33 +81,106 @@ class TurnLoop:
         environment: str,
         truncate: bool = False,
         renderer: Renderer | None = None,
-    ) -> None:
+        saved: SavedRollout | None = None,
+    ) -> bool:
         """`truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
-        another chat template than the loop's."""
+        another chat template than the loop's. `saved`: where the rollout goes on from; False if its environment could
+        not, and it began anew."""
+
+        def opened(environment: Environment, messages: Sequence[ChatMessage]) -> OpenRollout:
+            self._open[key] = state = OpenRollout(
+                key=key, environment=environment, problem=problem, sampling=sampling, seed=seed,
+                messages=list(messages), started_at=self._now(), truncate=truncate,
+                renderer=renderer or self._renderer,
+            )  # fmt: skip
+            return state
+
+        def make() -> Environment:
+            return self._make_environment(environment, problem, seed)
+
+        if saved is not None:
+            restored = _restored(key, make, saved)
+            if restored is not None:
+                self._resume(opened(restored, saved.messages), saved)
+                return True
         try:
-            opened = self._make_environment(environment, problem, seed)
-            messages = list(opened.start())
+            fresh = make()
+            messages = list(fresh.start())
         except Exception as error:  # an environment is the user's code: whatever it raises is a failed rollout
             self._finished.append(_failed(key, f"environment {environment}: {error!r}", self._now()))
-            return
-        self._open[key] = state = _Open(
-            key=key,
-            environment=opened,
-            problem=problem,
-            sampling=sampling,
-            seed=seed,
-            messages=messages,
-            started_at=self._now(),
-            truncate=truncate,
-            renderer=renderer or self._renderer,
-        )
-        self._ask(state)
+            return saved is None
+        self._ask(opened(fresh, messages))
+        return saved is None
 
     def abort(self, key: str) -> None:
         state = self._open.pop(key, None)
         if state is not None:
             self.policy.abort(key)
-            state.environment.close()
+            with suppress(Exception):  # the user's code, as above; nobody asks what became of it
+                state.environment.close()
+
+    # ------------------------------------------------------------------------------------------ unfinished ones
+
+    def num_sampled(self, key: str) -> int:
+        """Tokens so far, in all; 0 if it has ended."""
+        state, so_far = self._open.get(key), self.policy.so_far(key)
+        if state is None:
+            return 0
+        return state.num_tokens + (0 if so_far is None else len(so_far.token_ids))
+
+    def num_unsaved(self, key: str) -> int:
+        """Tokens that are lost if it is aborted."""
+        return self._open[key].num_unsaved(self.policy.so_far(key))
+
+    def newest_tokens(self, key: str, count: int) -> np.ndarray:
+        """The last sampled ones of the turn that is being sampled, int32 [at most count]."""
+        state, so_far = self._open[key], self.policy.so_far(key)
+        tokens = np.zeros(0, np.int32) if so_far is None else so_far.token_ids[-count:]
+        if (before := min(state.carried, count - len(tokens))) > 0:
+            carried = np.asarray(state.segments[-1].token_ids[-before:], dtype=np.int32)
+            tokens = np.concatenate([carried, tokens])
+        return tokens
+
+    def save(self, key: str) -> Increment | None:
+        """What is new of it since it was saved last; None if nothing is, or if it cannot be saved."""
+        try:
+            return self._open[key].increment(self.policy.so_far(key))
+        except Exception as error:  # the user's code, as above
+            log.warning("%s: its environment cannot be saved: %r", key, error)
+            return None
+
+    def pause(self, key: str) -> bool:
+        """The policy forgets it until `go_on`; False if it is about to finish."""
+        so_far = self.policy.so_far(key)
+        if so_far is None:
+            return False
+        self.policy.abort(key)
+        self._open[key].carry(so_far)
+        return True
+
+    def go_on(self, key: str) -> None:
+        self._submit(self._open[key])
+
+    def cut(self, key: str, reason: str) -> None:
+        """It ends with what it has, as `truncated`."""
+        so_far = self.policy.so_far(key)
+        if so_far is not None:
+            self.policy.abort(key)
+            self._told(self._open[key], replace(so_far, finish_reason=reason))
+
+    def _resume(self, state: OpenRollout, saved: SavedRollout) -> None:
+        state.started_at, state.metrics = saved.started_at, dict(saved.metrics)
+        state.turns, state.segments = list(saved.turns), [OpenSegment.of(one) for one in saved.segments]
+        state.num_tokens, state.carried, state.sampler_state = saved.num_tokens, saved.carried, saved.sampler_state
+        state.turn = num_finished(saved.turns)
+        state.saved(len(state.segments[-1].token_ids), environment=saved.environment_state is not None)
+        last = state.segments[-1].token_ids[-1] if state.carried else None
+        if last in state.renderer.stop_token_ids:
+            self._told(state, _nothing_more(state.key, "stop"))
+        elif state.carried and self._room(state) < 1:
+            self._told(state, _nothing_more(state.key, "length"))
+        else:
+            self._submit(state)
 
     def step(self) -> list[Attempt]:
         """One slice of the policy's work; the rollouts that ended."""
@@ -160,14 +194,13 @@ class TurnLoop:
 
     # ------------------------------------------------------------------------------------------ turns
 
-    def _ask(self, state: _Open) -> None:
+    def _ask(self, state: OpenRollout) -> None:
         try:
             prompt = state.renderer.render(state.messages, state.problem.tools)
         except Exception as error:  # what the environment said: a template or a tokenizer may refuse it
             self._end(state, RolloutStatus.failed, f"the messages cannot be rendered: {error!r}")
             return
-        room = self._context - len(prompt)
-        if room < 1:
+        if self._context - len(prompt) < 1:
             if not state.truncate or state.turns:
                 self._end(
                     state,
@@ -179,38 +212,47 @@ class TurnLoop:
                 return
             keep = max(1, int(self._context) - state.sampling.max_tokens)
             prompt = prompt[-min(keep, int(self._context) - 1) :]
-            room = self._context - len(prompt)
         self._extend(state, prompt)
-        limit = int(min(room, state.sampling.max_tokens - state.num_tokens))
+        self._submit(state)
+
+    def _submit(self, state: OpenRollout) -> None:
+        """The last segment is the prompt, with what was sampled of this turn before."""
         self.policy.submit(
             SampleRequest(
                 request_id=state.key,
-                token_ids=tuple(prompt),
+                token_ids=tuple(state.segments[-1].token_ids),
                 sampling=state.sampling,
                 seed=state.seed + state.turn,
-                max_tokens=limit,
+                max_tokens=self._room(state),
+                num_sampled=state.carried,
+                sampler_state=state.sampler_state,
             )
         )
 
-    def _extend(self, state: _Open, prompt: Sequence[int]) -> None:
+    def _room(self, state: OpenRollout) -> int:
+        """How many tokens more may be sampled of this turn."""
+        context = self._context - len(state.segments[-1].token_ids)
+        return int(min(context, state.sampling.max_tokens - state.num_tokens))
+
+    def _extend(self, state: OpenRollout, prompt: Sequence[int]) -> None:
         """The prompt joins the last segment if that is a prefix of it; else it opens a new one."""
         if state.segments:
             known = state.segments[-1].token_ids
             if list(prompt[: len(known)]) == known:
                 state.segments[-1].prompt(prompt[len(known) :])
                 return
-        segment = _OpenSegment([], [], [])
+        segment = OpenSegment([], [], [])
         segment.prompt(prompt)
         state.segments.append(segment)
 
-    def _told(self, state: _Open, completion: Completion) -> None:
+    def _told(self, state: OpenRollout, completion: Completion) -> None:
         if completion.finish_reason == "error":
             self._end(state, RolloutStatus.failed, completion.error or "the policy failed")
             return
-        state.segments[-1].sampled(completion)
-        text = state.renderer.decode(completion.token_ids.tolist())
-        count = len(completion.token_ids)
-        state.num_tokens += count
+        state.carry(completion)
+        count = state.carried
+        text = state.renderer.decode(state.segments[-1].token_ids[-count:] if count else [])
+        state.carried, state.sampler_state = 0, None
         state.turns.append(
             Turn(role="assistant", content=text, num_tokens=count, finish_reason=completion.finish_reason)
         )
@@ -220,8 +262,8 @@ class TurnLoop:
         except Exception as error:  # the user's code, as above
             self._end(state, RolloutStatus.failed, f"environment: {error!r}")
             return
-        if reply.done or completion.finish_reason == "length":
-            truncated = completion.finish_reason == "length"
+        truncated = completion.finish_reason in CUT_SHORT
+        if reply.done or truncated:
             self._end(state, RolloutStatus.truncated if truncated else RolloutStatus.completed, None)
             return
         state.messages.append(ChatMessage(role="assistant", content=text))
@@ -235,7 +277,7 @@ class TurnLoop:
             return
         self._ask(state)
 
-    def _end(self, state: _Open, status: RolloutStatus, error: str | None) -> None:
+    def _end(self, state: OpenRollout, status: RolloutStatus, error: str | None) -> None:
         self._open.pop(state.key, None)
         try:
             state.environment.close()
@@ -253,6 +295,33 @@ class TurnLoop:
                 started_at=state.started_at,
             )
         )
+
+
+def _restored(key: str, make: Callable[[], Environment], saved: SavedRollout) -> Environment | None:
+    """The environment where the rollout was saved; None if it is not to be had."""
+    environment: Environment | None = None
+    try:
+        environment = make()
+        if saved.environment_state is not None:
+            environment.load(saved.environment_state)
+            return environment
+        if tuple(environment.start()) == saved.messages:
+            return environment
+        log.warning("%s: its environment begins otherwise now; it is begun anew", key)
+    except Exception as error:  # the user's code
+        log.warning("%s: its environment cannot go on: %r; it is begun anew", key, error)
+    if environment is not None:
+        with suppress(Exception):
+            environment.close()
+    return None
+
+
+def _nothing_more(key: str, reason: str) -> Completion:
+    """For a turn that was saved when it was complete."""
+    return Completion(
+        request_id=key, token_ids=np.zeros(0, np.int32), behavior_logprobs=np.zeros(0, np.float32), versions=(),
+        finish_reason=reason,
+    )  # fmt: skip
 
 
 def _failed(key: str, error: str, now: float) -> Attempt:

@@ -92,10 +92,9 @@ class VerifierStep:
     def idle_s(self) -> float:
         return 0.0 if self._done or self._scorer.num_active else FOREVER
 
-    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
-        return Publish(
-            "verified", record.partition, self._verified(ids, None, None, UnscorableReason.undecodable, str(error))
-        )
+    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
+        verified = self._verified(ids, None, None, UnscorableReason.undecodable, str(error))
+        return (Publish("verified", record.partition, verified),)
 
     def health(self) -> Mapping[str, object]:
         return {"scoring": len(self._active)}

@@ -3,6 +3,9 @@
 Per transaction: take the snapshot of what is owned, keep only results whose partition is still under the assignment
 they were started in, publish, and commit low-water positions with what is finished above them. A partition that is
 lost takes its work with it; one that comes back starts afresh from the committed position.
+
+A role that `keeps` a topic saves there what is not finished, under the same rules: its owner publishes it together with
+the positions as they stand, and a new owner reads it before it begins (recall.py).
 """
 
 from __future__ import annotations
@@ -10,13 +13,25 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from rftstream import codec, metrics
 from rftstream.errors import AssignmentLost, ContractError, ProducerLost, TransportError
-from rftstream.runtime.role import FOREVER, ConcurrentStep, Done, Item, Role, RoleContext, dead_letter
+from rftstream.runtime.recall import Recall
+from rftstream.runtime.role import (
+    FOREVER,
+    ConcurrentStep,
+    Done,
+    Item,
+    Log,
+    Role,
+    RoleContext,
+    Saved,
+    SavingStep,
+    dead_letter,
+)
 from rftstream.runtime.service import MAX_IDLE_S, Service, begin_positions
 from rftstream.runtime.tracker import PartitionTracker
 from rftstream.transport.base import Member, NewRecord, Position, Producer, Reader, Record, TopicPartition
@@ -39,9 +54,14 @@ class _InHand:
 
 @dataclass(slots=True)
 class _Result:
+    number: int
     work: _InHand
     records: list[NewRecord]
     num_bytes: int
+    finishes: bool = True
+    """False: it is saved, and in hand as before."""
+    leaves: bool = False
+    """It is saved, and given back."""
 
 
 class ConcurrentService(Service):
@@ -59,6 +79,9 @@ class ConcurrentService(Service):
         self._results: list[_Result] = []
         self._is_unsure = False
         """Whether results may be on the log already."""
+        self._recall: Recall | None = None
+        self._ends: dict[TopicPartition, int] = {}
+        """Of what is kept, before the last commit with something to keep was tried."""
         self._oldest_result_at = 0.0
         self._num_in_hand = metrics.IN_HAND.labels(self.role)
 
@@ -70,18 +93,19 @@ class ConcurrentService(Service):
         sources = list(super().sources())
         if self._member is not None and self.step.room > 0 and not self._draining:
             sources.append(self._member)
+        if self._recall is not None and self._recall.reader is not None:
+            sources.append(self._recall.reader)
         return sources
 
     def drain(self) -> None:
         """What is not begun is left to a successor: it may wait for what comes no more, weights for one."""
         super().drain()
-        numbers = self.step.not_begun()
-        self.step.drop(numbers)
-        for number in numbers:
-            del self._in_hand[number]
+        self._give_back(self.step.not_begun())
 
     def close(self) -> None:
         self.step.close()
+        if self._recall is not None:
+            self._recall.close()
         if self._member is not None:
             self._member.close()
         if self._producer is not None:
@@ -120,12 +144,13 @@ class ConcurrentService(Service):
         with self._step_seconds.time():
             done = self.step.advance()
         self._collect(done)
-        committed = self._commit_if_due(idle=not (followed or taken or done))
+        saved = self._save()
+        committed = self._commit_if_due(idle=not (followed or taken or done or saved))
         self._num_in_hand.set(len(self._in_hand) + len(self._results))
         if self._draining and not self._in_hand and not self._results:
             self.done = True
             return 0.0
-        if followed or taken or done or committed:
+        if followed or taken or done or saved or committed:
             return 0.0
         idle = min(self.step.idle_s(), MAX_IDLE_S)
         if self._results:
@@ -186,22 +211,33 @@ class ConcurrentService(Service):
         assert self._member is not None
         owned = self._member.assignment()
         lost = [place for place, (number, _) in self._trackers.items() if owned.get(place) != number]
-        new = [place for place in owned if place not in self._trackers or place in lost]
-        if not lost and not new:
-            return set()
-        metrics.REBALANCES.labels(self.role).inc()
         for place in lost:
             self._lose(place)
-        if new:
-            self._position(self._member, new, {place: owned[place] for place in new})
-        metrics.PARTITIONS.labels(self.role).set(len(self._trackers))
-        log.info("owns %d partitions (%d lost, %d new)", len(self._trackers), len(lost), len(new))
+        new = self._position({place: number for place, number in owned.items() if place not in self._trackers})
+        if lost or new:
+            metrics.REBALANCES.labels(self.role).inc()
+            metrics.PARTITIONS.labels(self.role).set(len(self._trackers))
+            log.info("owns %d partitions (%d lost, %d new)", len(self._trackers), len(lost), len(new))
         return {*lost, *new}
 
-    def _position(self, member: Member, places: Sequence[TopicPartition], numbers: dict[TopicPartition, int]) -> None:
-        for place, position in member.committed(places).items():
-            self._trackers[place] = (numbers[place], PartitionTracker(position))
-            member.seek(place, position.offset)
+    def _position(self, new: dict[TopicPartition, int]) -> Collection[TopicPartition]:
+        """Those of which the work can be begun now: nothing is delivered of the others."""
+        assert self._member is not None
+        if self._recall is not None and self._recall.places != new:
+            self._recall.close()
+            self._recall = None
+        if not new:
+            return ()
+        if self._recall is None:
+            self._recall = Recall(self.transport, self._member, new, self.declaration.keeps)
+        if not self._recall.advance(cast(SavingStep, self.step)):
+            return ()
+        for place, position in self._recall.positions.items():
+            self._trackers[place] = (new[place], PartitionTracker(position))
+            self._member.seek(place, position.offset)
+        self._recall.close()
+        self._recall = None
+        return new
 
     def _lose(self, place: TopicPartition) -> None:
         del self._trackers[place]
@@ -234,7 +270,7 @@ class ConcurrentService(Service):
         ids = None if codec.is_foreign(record) else codec.ids_from_headers(record)
         if ids is None:
             return Done(number, (letter,))
-        return Done(number, (self.step.undecodable(record, ids, error), letter))
+        return Done(number, (*self.step.undecodable(record, ids, error), letter))
 
     # ------------------------------------------------------------------------------------------ committing
 
@@ -243,10 +279,32 @@ class ConcurrentService(Service):
             work = self._in_hand.pop(one.number, None)
             if work is None:
                 continue
-            if not self._results:
-                self._oldest_result_at = self.clock.now()
-            records = self.encode(one.outputs)
-            self._results.append(_Result(work, records, sum(record.num_bytes for record in records)))
+            self._add(one, work)
+
+    def _add(self, one: Done | Saved, work: _InHand) -> None:
+        if not self._results:
+            self._oldest_result_at = self.clock.now()
+        records = self.encode(one.outputs)
+        num_bytes = sum(record.num_bytes for record in records)
+        leaves = isinstance(one, Saved) and one.leaves
+        self._results.append(_Result(one.number, work, records, num_bytes, isinstance(one, Done), leaves))
+
+    def _save(self) -> bool:
+        """One after the other: nothing is handed out to be saved while something that was may not be on the log."""
+        if self.declaration.keeps is None or not all(result.finishes for result in self._results):
+            return False
+        saved = cast(SavingStep, self.step).save(leaving=self._draining)
+        for one in saved:
+            if one.outputs:
+                self._add(one, self._in_hand[one.number])
+            elif one.leaves:
+                self._give_back([one.number])
+        return bool(saved)
+
+    def _give_back(self, numbers: Collection[int]) -> None:
+        self.step.drop(numbers)
+        for number in numbers:
+            del self._in_hand[number]
 
     def _commit_if_due(self, *, idle: bool) -> bool:
         if self.backing_off_s() > 0:
@@ -270,6 +328,7 @@ class ConcurrentService(Service):
 
     def _commit(self) -> bool:
         assert self._member is not None and self._producer is not None
+        self._look_at_ends()
         snapshot = self._member.snapshot()
         chosen: list[_Result] = []
         num_bytes = 0
@@ -318,37 +377,56 @@ class ConcurrentService(Service):
         taken: list[_Result] = []
         for place, results in by_place.items():
             tracker = self._trackers[place][1]
-            offsets = [result.work.offset for result in results]
+            offsets = [result.work.offset for result in results if result.finishes]
             position, held = tracker.position_after(offsets, self._member.position(place))
-            fitting = [result for result in results if result.work.offset not in set(held)]
+            fitting = [result for result in results if not result.finishes or result.work.offset not in set(held)]
             if fitting:
-                positions[place] = position
+                # With nothing finished the position as it stands: with it the log sees whose the partition is.
+                positions[place] = position if any(result.finishes for result in fitting) else tracker.position
                 taken.extend(fitting)
         return positions, taken
 
-    def _acknowledge(self, taken: Sequence[_Result], positions: dict[TopicPartition, Position]) -> None:
+    def _acknowledge(self, taken: Sequence[_Result], positions: Mapping[TopicPartition, Position]) -> None:
+        """These are on the log, with these positions."""
         for place, position in positions.items():
-            offsets = [result.work.offset for result in taken if result.work.place == place]
+            offsets = [result.work.offset for result in taken if result.finishes and result.work.place == place]
             self._trackers[place][1].committed(position, offsets)
         gone = {id(result) for result in taken}
         self._results = [result for result in self._results if id(result) not in gone]
+        self._give_back([result.number for result in taken if result.leaves])
         self._oldest_result_at = self.clock.now()
 
     def _settle(self) -> None:
-        """The commit may have happened: the committed positions tell which results are on the log. Nothing is published
-        before that is known."""
+        """The commit may have happened: the committed positions tell which results are on the log, and the log itself
+        what was saved. Nothing is published before that is known."""
         assert self._member is not None
         self._new_producer()
-        for place, position in self._member.committed(list(self._trackers)).items():
-            number, tracker = self._trackers[place]
-            now_done = PartitionTracker(position)
-            done = [
-                result
-                for result in self._results
-                if result.work.place == place and not now_done.deliver(result.work.offset)
-            ]
-            tracker.committed(position, [result.work.offset for result in done])
-            self._trackers[place] = (number, tracker)
-            gone = {id(result) for result in done}
-            self._results = [result for result in self._results if id(result) not in gone]
+        positions = self._member.committed(list(self._trackers))
+        there = self._saved_there()
+        known = {place: PartitionTracker(position) for place, position in positions.items()}
+        done = [
+            result
+            for result in self._results
+            if (
+                not known[result.work.place].deliver(result.work.offset)
+                if result.finishes
+                else all((record.partition, record.key) in there for record in result.records)
+            )
+        ]
+        self._acknowledge(done, positions)
         self._is_unsure = False
+
+    def _look_at_ends(self) -> None:
+        """So that what is saved now can be looked for there, should nobody know whether it is."""
+        partitions = {result.work.place.partition for result in self._results if not result.finishes}
+        if partitions and self.declaration.keeps is not None:
+            self._ends = self.transport.admin.end_offsets(self.declaration.keeps, partitions=partitions)
+
+    def _saved_there(self) -> set[tuple[int, bytes | None]]:
+        """Partition and key of what stands on the log since it was tried last to save something."""
+        keeps = self.declaration.keeps
+        if keeps is None or all(result.finishes for result in self._results):
+            return set()
+        numbers = {place.partition for place in self._ends}
+        records = Log(self.transport).read(keeps, start=self._ends, bodies=False, settled=True, partitions=numbers)
+        return {(record.partition, record.key) for record in records}

@@ -73,6 +73,16 @@ class Done:
     outputs: tuple[Publish, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a successor needs to go on with an item that is not finished."""
+
+    number: int
+    outputs: tuple[Publish, ...]
+    leaves: bool = False
+    """Once this is on the log the item is given back."""
+
+
 class ConcurrentStep(Protocol):
     @property
     def room(self) -> int:
@@ -95,12 +105,26 @@ class ConcurrentStep(Protocol):
     def idle_s(self) -> float:
         """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some."""
 
-    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> Publish:
-        """The one record that an undecodable one still yields downstream."""
+    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
+        """The one record that an undecodable one still yields downstream, and what goes with it."""
 
     def health(self) -> Mapping[str, object]: ...
 
     def close(self) -> None: ...
+
+
+class SavingStep(ConcurrentStep, Protocol):
+    """Of a role that `keeps` a topic."""
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """What was known of these of the kept topic."""
+
+    def recall(self, records: Sequence[Record]) -> None:
+        """What stands on the kept topic in partitions that this worker owns now: some of it, in order."""
+
+    def save(self, *, leaving: bool) -> Sequence[Saved]:
+        """What is due to be saved. Asked only while everything that was saved before is on the log. `leaving`: the
+        worker is to leave, and what can be saved is given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +187,8 @@ class Role:
     """Topics of which it sees everything from the start, or from where `recover` says."""
     produces: tuple[str, ...]
     step: ConcurrentStep | SingleStep
+    keeps: str | None = None
+    """Concurrent roles: the topic, partitioned like what it consumes, on which it saves what is not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +225,14 @@ class Log:
         start: Mapping[TopicPartition, int] | None = None,
         bodies: bool = True,
         settled: bool = False,
+        partitions: Collection[int] | None = None,
     ) -> Iterator[Record]:
-        """Everything on the topic up to its end at the time of the call; `settled` as for `Admin.end_offsets`."""
+        """Everything on the topic (or on some of its partitions) up to its end at the time of the call; `settled` as
+        for `Admin.end_offsets`."""
         admin = self.transport.admin
-        ends = admin.end_offsets(topic, settled=settled)
+        ends = admin.end_offsets(topic, settled=settled, partitions=partitions)
         begins = admin.begin_offsets(topic)
-        positions = {place: max(begin, (start or {}).get(place, 0)) for place, begin in begins.items()}
+        positions = {place: max(begins[place], (start or {}).get(place, 0)) for place in ends}
         reader = self.transport.reader(positions, bodies=bodies)
         try:
             while any(reader.position(place) < end for place, end in ends.items()):
@@ -230,6 +258,23 @@ class Log:
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
         return self.transport.admin.committed(group)
+
+
+def read_record(transport: Transport, place: TopicPartition, offset: int) -> Record | None:
+    """The record at one place of the log; None if none is there (any more)."""
+    admin = transport.admin
+    begin, end = admin.begin_offsets(place.topic).get(place, 0), admin.end_offsets(place.topic).get(place, 0)
+    if not begin <= offset < end:
+        return None
+    reader = transport.reader({place: offset})
+    try:
+        while reader.position(place) <= offset:
+            for record in reader.poll(max_records=1):
+                return record if record.offset == offset else None
+            transport.wait([reader], 0.05)
+    finally:
+        reader.close()
+    return None
 
 
 def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: int, now: float) -> Publish:

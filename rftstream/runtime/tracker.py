@@ -20,11 +20,16 @@ class PartitionTracker:
     """One assignment of one partition."""
 
     def __init__(self, committed: Position) -> None:
-        self.low_water = committed.offset
+        self.position = committed
+        """As it was committed last."""
         self._open: dict[int, None] = {}
         """Delivered and not committed as finished, in order."""
         self._finished = decode_finished(committed)
         """Above the low-water; at first what predecessors finished."""
+
+    @property
+    def low_water(self) -> int:
+        return self.position.offset
 
     def deliver(self, offset: int) -> bool:
         """Whether the record is still to be done."""
@@ -62,7 +67,7 @@ class PartitionTracker:
         """The position was committed, with these offsets finished."""
         for offset in offsets:
             self._open.pop(offset, None)
-        self.low_water = position.offset
+        self.position = position
         self._finished.update(offsets)
         self._finished = {offset for offset in self._finished if offset >= position.offset}
 

@@ -233,6 +233,10 @@ class ReadingConformance(BenchFixtures):
         assert admin.begin_offsets(topic)[full] == 0
         assert admin.end_offsets(topic)[full] > bench.all_records(topic)[-1].offset
         assert admin.end_offsets(topic)[empty] == 0
+        assert admin.end_offsets(topic, partitions=[]) == {}
+        for settled in (False, True):
+            found = admin.end_offsets(topic, settled=settled, partitions=[full.partition])
+            assert found == {full: admin.end_offsets(topic)[full]}
 
     def test_what_was_deleted_is_gone_and_the_rest_keeps_its_offsets(self, bench: Bench) -> None:
         topic = bench.topic(2)

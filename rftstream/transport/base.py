@@ -199,8 +199,10 @@ class Admin(Protocol):
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
         """First offset kept, of each partition."""
 
-    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
-        """Offset after the last committed record that can be read, of each partition.
+    def end_offsets(
+        self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Offset after the last committed record that can be read, of each partition or of some.
 
         On Kafka a transaction that is open hides what others committed after it began. `settled`: TransportError
         while there is one, to be asked again; for who must know the newest."""

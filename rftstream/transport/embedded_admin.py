@@ -53,8 +53,14 @@ class EmbeddedAdmin:
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
         return {place: span[0] for place, span in self._spans(topic).items()}
 
-    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
-        return {place: span[1] for place, span in self._spans(topic).items()}
+    def end_offsets(
+        self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
+    ) -> dict[TopicPartition, int]:
+        return {
+            place: span[1]
+            for place, span in self._spans(topic).items()
+            if partitions is None or place.partition in partitions
+        }
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
         return all_positions(self._store, group)

@@ -150,14 +150,16 @@ class KafkaAdmin:
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
         return self._offsets(self._partitions(topic), OffsetSpec.EARLIEST)
 
-    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
+    ) -> dict[TopicPartition, int]:
         """Of what is committed. The broker answers a commit before it has marked it everywhere: marks that are on
         their way are waited for; transactions that are still open are not."""
-        partitions = self._partitions(topic)
-        written = self._offsets(partitions, OffsetSpec.LATEST, "read_uncommitted")
-        ends = self._offsets(partitions, OffsetSpec.LATEST)
+        wanted = [one for one in self._partitions(topic) if partitions is None or one.partition in partitions]
+        written = self._offsets(wanted, OffsetSpec.LATEST, "read_uncommitted")
+        ends = self._offsets(wanted, OffsetSpec.LATEST)
         until = time.monotonic() + PATIENCE_S
-        while behind := [partition for partition in partitions
+        while behind := [partition for partition in wanted
                          if ends[(place := self._links.place(partition))] < written[place]]:  # fmt: skip
             if not self._is_committing(behind) or time.monotonic() > until:
                 # Once more: the mark may have been made between the two questions.
@@ -165,7 +167,7 @@ class KafkaAdmin:
                 break
             time.sleep(_SEEN_S)
             ends |= self._offsets(behind, OffsetSpec.LATEST)
-        hidden = [place for partition in partitions if ends[place := self._links.place(partition)] < written[place]]
+        hidden = [place for partition in wanted if ends[place := self._links.place(partition)] < written[place]]
         if settled and hidden:
             raise TransportError(
                 f"{', '.join(map(str, hidden))}: a transaction is open and hides what was committed after it began;"

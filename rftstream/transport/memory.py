@@ -47,9 +47,11 @@ class MemoryAdmin:
         self._log.at("question", self._process)
         return {place: self._log.partitions[place].begin for place in self._log.places(topic)}
 
-    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
+    ) -> dict[TopicPartition, int]:
         self._log.at("question", self._process)
-        places = self._log.places(topic)
+        places = [place for place in self._log.places(topic) if partitions is None or place.partition in partitions]
         with self._log.changed:
             self._log.transactions.await_marks(lambda one: not one.records.keys().isdisjoint(places))
             if settled:

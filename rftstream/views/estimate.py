@@ -21,6 +21,7 @@ from rftstream.messages import (
     GroupResult,
     LossKind,
     Message,
+    PartialRollout,
     Problem,
     Rollout,
     RolloutIds,
@@ -118,6 +119,7 @@ def estimate_disk(
         rollout_bytes(
             problem, num_prompt, sampling_for(config, config.tasksets[name].sampling, where=name),
             context=context, group_size=config.feeder.group_size, run=config.run.name,
+            saves=config.explorer.partial_every_s > 0,
         ) * weights[name] / total
         for name, (problem, num_prompt) in samples.items()
     )  # fmt: skip
@@ -151,9 +153,17 @@ def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
 
 
 def rollout_bytes(
-    problem: Problem, num_prompt: int, sampling: Sampling, *, context: int | None, group_size: int, run: str
+    problem: Problem,
+    num_prompt: int,
+    sampling: Sampling,
+    *,
+    context: int | None,
+    group_size: int,
+    run: str,
+    saves: bool = False,
 ) -> int:
-    """One rollout on all the topics of its way: the records that its roles would write."""
+    """One rollout on all the topics of its way: the records that its roles would write. `saves`: with all of it saved
+    before it was finished."""
     room = sampling.max_tokens if context is None else context - num_prompt
     num_sampled = max(1, min(sampling.max_tokens, room))
     group = "t/0/100000/0"
@@ -180,6 +190,8 @@ def rollout_bytes(
         "batches": Experience(ids=ids, batch_sequence=1_000, share=0, position=0, loss_kind=LossKind.rl,
                               segments=(segment,), reward=1.0, sampling=sampling),
     }  # fmt: skip
+    if saves:
+        messages["partials"] = PartialRollout(ids=ids, piece=0, turns=(), segments=(segment,), num_tokens=num_sampled)
     sizes = [codec.to_record(message, topic, 0, run=run).num_bytes for topic, message in messages.items()]
     shared = codec.to_record(replace(outcome, rollouts=(summary,) * group_size), "outcomes", 0, run=run)
     return sum(sizes) + math.ceil(shared.num_bytes / group_size)

@@ -57,7 +57,7 @@ from rftstream.views.origin import origin_node
 from rftstream.views.rows import digest
 from rftstream.weights.lineage import Lineage
 
-FLOW = ("tasks", "rollouts", "verified")
+FLOW = ("tasks", "partials", "rollouts", "verified")
 MAX_NAMES = 20_000
 """Group ids remembered while searching, to name the nearest."""
 
@@ -175,6 +175,7 @@ class _Trace:
         node = Node(kind="rollout", name=f"{group_id}/{sibling}")
         missing = "deleted by retention" if sequence < self._said.sequence else "not yet"
         node.children += self._each(own["tasks"], "task", self._task_facts)
+        node.children += self._saved(own["partials"])
         sampled = self._each(own["rollouts"], "sampled", self._rollout_facts)
         for one, record in zip(sampled, own["rollouts"], strict=True):
             one.children += self._stamps(record)
@@ -190,6 +191,17 @@ class _Trace:
         return [
             Node(kind=kind, name="", record=record, facts=facts(record), twin=i > 0) for i, record in enumerate(records)
         ]
+
+    def _saved(self, records: list[Record]) -> Iterator[Node]:
+        """Who sampled what of it before it was finished: pieces of the same explorer in a row are one line, with the
+        last of them. What is compacted is told no more."""
+        for explorer, pieces in itertools.groupby(records, key=lambda one: header(one, "explorer")):
+            some = list(pieces)
+            first, last = (number(one, "piece") for one in (some[0], some[-1]))
+            yield Node(kind="saved", name=explorer or "", record=some[-1], facts={
+                "pieces": f"{first} to {last}" if len(some) > 1 else first,
+                "tokens": sum(number(one, "num_tokens") or 0 for one in some),
+            })  # fmt: skip
 
     def _task_facts(self, record: Record) -> dict[str, Any]:
         task = self._headers.message_of(record)

@@ -148,6 +148,22 @@ SAMPLES: dict[str, Message] = {
         ids=IDS, piece=1, turns=TURNS[:1], segments=SEGMENTS, num_tokens=7, environment_state=b"\x82\xa1n\x01\xa1m\xc0",
         sampler_state=bytes(range(16)), saved_at=1767225605.75,
     ),
+    "partial_rollout.v2": PartialRollout(
+        ids=IDS, piece=2, turns=TURNS[1:2],
+        segments=(
+            Segment(
+                token_ids=Array.of([151, 28, 36], "int32"), behavior_logprobs=Array.of([-2, 0, -0.0625], "float32"),
+                loss_mask=Array.of([1, 0, 1], "uint8"),
+                versions=(
+                    VersionSpan(start=0, count=1, trainer_epoch=1, version=2),
+                    VersionSpan(start=2, count=1, trainer_epoch=2, version=3),
+                ),
+            ),
+        ),
+        num_tokens=2, environment_state=b"\x81\xa1n\x02", saved_at=1767225607.75, continues=True, kept_messages=1,
+        messages=(ChatMessage(role="assistant", content="4"), *QUESTION), metrics={"turns": 1.0},
+        started_at=1767225600.25, explorer="explorer-1",
+    ),
     "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),
     "verified_rollout.v1-undecodable": VerifiedRollout(
         ids=IDS, rollout=None, verdict=None, reason=UnscorableReason.undecodable,

@@ -18,6 +18,7 @@ KEYS_AND_IDS = {
     "task.v1": ("gsm8k/0/17/0/3", "gsm8k/0/17/0/3"),
     "rollout.v1": ("gsm8k/0/17/0/3", "gsm8k/0/17/0/3"),
     "partial_rollout.v1": ("gsm8k/0/17/0/3#1", "gsm8k/0/17/0/3"),
+    "partial_rollout.v2": ("gsm8k/0/17/0/3#2", "gsm8k/0/17/0/3"),
     "verified_rollout.v1": ("gsm8k/0/17/0/3", "gsm8k/0/17/0/3"),
     "verified_rollout.v1-undecodable": ("gsm8k/0/17/0/3", "gsm8k/0/17/0/3"),
     "demonstration.v1": ("gpt-traces/17", "gpt-traces/17"),
@@ -57,6 +58,7 @@ FACTS = {
     "task.v1": IDS_HEADERS,
     "rollout.v1": {**IDS_HEADERS, "status": "truncated", "num_tokens": "7"},
     "partial_rollout.v1": {**IDS_HEADERS, "piece": "1", "num_tokens": "7"},
+    "partial_rollout.v2": {**IDS_HEADERS, "piece": "2", "num_tokens": "2", "explorer": "explorer-1"},
     "verified_rollout.v1": {**IDS_HEADERS, "status": "truncated", "num_tokens": "7"},
     "verified_rollout.v1-undecodable": {
         **IDS_HEADERS, "status": "undecodable", "num_tokens": "0", "reason": "undecodable",

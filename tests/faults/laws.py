@@ -90,6 +90,9 @@ def _check_whole(view: RunView, report: AuditReport, lengths: Mapping[str, int])
     expected = {rollout for rollout in scored if admitted[rollout] in batched}
     assert set(lengths) == expected, "what was scored is trained, but for the named outcomes"
     assert Counter(lengths.values()) == Counter(sampled[rollout] for rollout in expected), "nothing was lost for length"
+    newest = {record.key: record for record in view.records("partials")}
+    left = {one.header("rollout_id") for one in newest.values() if one.value is not None}
+    assert not left & {name.encode() for name in sampled}, "what is finished leaves no piece"
 
 
 def compare(facts: Facts, calm: Facts) -> None:

@@ -48,6 +48,8 @@ max_staleness = 1
 [explorer]
 policy = "fake"
 count = 2
+partial_every_s = 0.1
+yield_after_tokens = 20
 [trainer]
 backend = "fake"
 checkpoint_every = 2
@@ -64,7 +66,8 @@ answer_depends_on = "task"
 [transport]
 partitions = 6
 """
-"""About 20 steps, long-tailed; some rollouts fail and some have no reward, upon which some groups die."""
+"""About 20 steps, long-tailed, saved all along; some rollouts fail and some have no reward, upon which some groups
+die."""
 
 REWARD = """
 import zlib

@@ -71,6 +71,34 @@ class Rewriter(_Environment):
         return Reply(done=False, messages=(question,), rewrite=(question,))
 
 
+class Saving(Conversation):
+    """As above, and can be saved."""
+
+    Config = Config
+
+    def save(self) -> bytes | None:
+        if self.config.fails_in == "save":
+            raise RuntimeError("the environment cannot be saved")
+        return f"turn {self.turn}".encode()
+
+    def load(self, state: bytes) -> None:
+        if self.config.fails_in == "load":
+            raise RuntimeError("the environment cannot be loaded")
+        self.turn = int(state.removeprefix(b"turn "))
+
+
+class SavingRewriter(Rewriter):
+    """As above, and can be saved."""
+
+    Config = Config
+
+    def save(self) -> bytes | None:
+        return bytes([self.turn])
+
+    def load(self, state: bytes) -> None:
+        self.turn = state[0]
+
+
 class Careless(_Environment):
     """Answers what is no answer."""
 

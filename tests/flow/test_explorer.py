@@ -472,16 +472,18 @@ def test_two_share_the_work(tmp_path: Path) -> None:
     assert len(rollouts_of(scene)) == 16
 
 
-def test_told_to_leave_it_finishes_what_it_has_in_hand(tmp_path: Path) -> None:
+def test_told_to_leave_it_finishes_what_cannot_be_saved(tmp_path: Path) -> None:
     scene = Scene(tmp_path, explorer__max_concurrent=4, **MIXED)
     scene.announce(0)
-    scene.admit(*range(10))
+    scene.admit(*range(10), environment="tests.flow.environments:Conversation")
     explorer = RoleDriver(scene, "explorer")
-    explorer.tick()
-    explorer.tick()
+    work_for(scene, explorer, seconds=4.0)
+    before = len(rollouts_of(scene))
     explorer.stop()
-    assert len(rollouts_of(scene)) == 4
+    assert len(rollouts_of(scene)) > before
     assert scene.log.group("explorer").members == {}
+    RoleDriver(scene, "explorer", process="successor").work(within_s=0.9)
+    assert len(rollouts_of(scene)) == 20
 
 
 def test_told_to_leave_it_gives_back_what_waits_for_newer_weights(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ class Parrot:
         self.requests.append(request)
         self._active[request.request_id] = request
 
+    def so_far(self, request_id: str) -> Completion | None:
+        return None
+
     def abort(self, request_id: str) -> None:
         self._active.pop(request_id, None)
 

@@ -101,7 +101,20 @@ def draw_config(random: Random) -> RunConfig:
     if random.random() < 0.5:
         values["trainer"]["keep_checkpoints"] = random.randint(2, 3)
         values["retention"] = {"checkpoints": random.randint(2, values["trainer"]["keep_checkpoints"])}
+    _draw_saving(random, values)
     return configs.from_dict(values)
+
+
+def _draw_saving(random: Random, values: dict[str, Any]) -> None:
+    """How unfinished rollouts are saved. From numbers of its own: what else a seed means stays as it was."""
+    own = Random()
+    own.setstate(random.getstate())
+    values["explorer"] |= {
+        "partial_every_s": own.choice([0.0, 0.05, 0.2, 1.0]), "yield_after_tokens": own.choice([0, 0, 1, 4]),
+    }  # fmt: skip
+    many = values["explorer"]["max_concurrent"] > 2
+    if own.random() < 0.5 and many and "group_deadline_s" not in values["buffer"]:  # long ones
+        values["policies"]["fake"] |= {"tokens_per_s": SLOW, "mean_tokens": 40.0}
 
 
 def draw_faults(random: Random) -> Faults:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,9 +17,12 @@ from rftstream.messages import (
     Experience,
     GroupOutcome,
     GroupResult,
+    PartialRollout,
     Rollout,
+    RolloutIds,
     RolloutStatus,
     RunFinished,
+    Segment,
     StepRecord,
     Task,
     TasksEnded,
@@ -32,6 +35,7 @@ from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.transport.memory_transactions import Transaction
 from tests.simulation.deletions import Deletions
+from tests.simulation.unfinished import Unfinished
 
 STEPS = TopicPartition("steps", 0)
 
@@ -90,6 +94,7 @@ class Laws:
         self.ended: TasksEnded | None = None
         self.finished: RunFinished | None = None
         self.deletions = Deletions(self)
+        self.unfinished = Unfinished(self)
 
     def __call__(self) -> None:
         log = self.simulation.log
@@ -115,12 +120,14 @@ class Laws:
         for records in transaction.records.values():
             for record in records:
                 self._look(record, new_tasks)
+        self.unfinished.transaction(transaction.transactional_id)
         if new_tasks:
             self._admission(new_tasks)
 
     def _look(self, record: Record, new_tasks: list[Task]) -> None:
         self._twin(record)
         self.deletions.look(record)
+        self.unfinished.look(record)
         if record.value is None:
             return
         message = codec.from_record(record)
@@ -132,6 +139,8 @@ class Laws:
                 new_tasks.append(message)
             case Rollout():
                 self._rollout(record, message)
+            case PartialRollout():
+                self.unfinished.piece(record, message)
             case VerifiedRollout():
                 self._verified(message)
             case Experience():
@@ -217,7 +226,11 @@ class Laws:
         assert record.partition == ids.sequence % self.config.transport.partitions
         self._copy(rollout)
         self.sampled[str(record)] = record, rollout
-        for segment in rollout.segments:
+        self.unfinished.rollout(rollout)
+        self.versions(ids, rollout.segments)
+
+    def versions(self, ids: RolloutIds, segments: Sequence[Segment]) -> None:
+        for segment in segments:
             for span in segment.versions:
                 assert (span.trainer_epoch, span.version) in self.announced
                 assert span.version >= ids.min_version, f"{ids.rollout_id}: a token of version {span.version}"

@@ -24,6 +24,7 @@ from zlib import crc32
 from rftstream import ids
 from rftstream.errors import AssignmentLost, RftError
 from rftstream.messages import StepRecord, Task, VersionName
+from rftstream.roles import explorer as explorer_module
 from rftstream.roles import feeder as feeder_module
 from rftstream.roles.admission import InForce
 from rftstream.roles.buffer import BufferStep
@@ -31,6 +32,7 @@ from rftstream.roles.feeder import FeederStep
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
 from rftstream.runtime.concurrent import ConcurrentService
+from rftstream.runtime.recall import Recall
 from rftstream.runtime.role import Log, Transaction
 from rftstream.runtime.single import SingleService
 from rftstream.testing import Faults
@@ -225,9 +227,7 @@ def lost_work_published() -> Iterator[None]:
         owned = self._member.assignment()
         for place in [place for place, (number, _) in self._trackers.items() if owned.get(place, number) != number]:
             self._lose(place)  # It came back.
-        new = [place for place in owned if place not in self._trackers]
-        if new:
-            self._position(self._member, new, {place: owned[place] for place in new})
+        new = self._position({place: owned[place] for place in owned if place not in self._trackers})
         self._member.held = {place: number for place, (number, _) in self._trackers.items()}  # type: ignore[attr-defined]
         return set(new)
 
@@ -244,6 +244,53 @@ def lost_work_published() -> Iterator[None]:
         changed(MemoryMember, "snapshot", careless),
         changed(MemoryMember, "position", known),
     ):
+        yield
+
+
+# --------------------------------------------------------------------------------------------- unfinished rollouts
+
+
+def pieces_left() -> Iterator[None]:
+    with changed(explorer_module, "tombstones", lambda rollout_id, partition, num_pieces: ()):
+        yield
+
+
+def pieces_of_anybody() -> Iterator[None]:
+    """A transaction with nothing but pieces has no positions, so nobody asks whose the partition is."""
+    commit = MemoryProducer.commit
+
+    def mutated(self: MemoryProducer, records: Any, *, positions: Any = None, group: Any = None, snapshot: Any = None):  # type: ignore[no-untyped-def]
+        if records and {record.topic for record in records} == {"partials"}:
+            positions = snapshot = None
+        commit(self, records, positions=positions, group=group, snapshot=snapshot)
+
+    with changed(MemoryProducer, "commit", mutated):
+        yield
+
+
+def pieces_read_too_early() -> Iterator[None]:
+    """Up to where they could be read when the partition came, and not after the positions were stable."""
+    begin = Recall.__init__
+
+    def mutated(self: Recall, transport: Any, member: Any, places: Any, topic: str | None = None) -> None:
+        ends = {}
+        if topic is not None:
+            known = transport.__dict__.setdefault("ends_when_it_came", {})
+            for place, number in places.items():
+                saved = TopicPartition(topic, place.partition)
+                ends[saved] = known.setdefault((saved, number), transport._log.partitions[saved].end)
+        begin(self, transport, member, places)
+        if topic is not None:
+            self._ends = ends
+            self.reader = transport.reader(dict.fromkeys(ends, 0))
+
+    with changed(Recall, "__init__", mutated):
+        yield
+
+
+def pieces_saved_again() -> Iterator[None]:
+    """After a commit with an unknown result."""
+    with changed(ConcurrentService, "_saved_there", lambda self: set()):
         yield
 
 
@@ -383,6 +430,8 @@ SINGLES = Faults(share=0.12, roles=("feeder", "buffer", "trainer"), kills=12, pa
 WORKERS = Faults(share=0.12, roles=("explorer", "verifier"), kills=8, pauses=16, joins=4, restarts=4, aborts=8,
                  unknowns=8, silences=4)  # fmt: skip
 
+SAVERS = Faults(share=0.12, roles=("explorer",), kills=8, pauses=20, joins=10, restarts=6, aborts=4, unknowns=8)
+
 MUTANTS: Mapping[str, Mutant] = {
     "positions-before-records": Mutant("commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
@@ -391,6 +440,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "read-uncommitted": Mutant("readers see what is open and what was aborted", read_uncommitted),
     "unstable-positions": Mutant("positions are taken while a commit of them is pending", unstable_positions, WORKERS),
     "lost-work-published": Mutant("ownership is not checked before publishing", lost_work_published, WORKERS),
+    "pieces-left": Mutant("a finished rollout leaves its pieces", pieces_left),
+    "pieces-of-anybody": Mutant("pieces are saved without a look at whose the partition is", pieces_of_anybody, SAVERS),
+    "pieces-read-too-early": Mutant("pieces are read before their end is certain", pieces_read_too_early, SAVERS),
+    "pieces-saved-again": Mutant("what may have been saved is saved again", pieces_saved_again, SAVERS),
     "claim-read-before-start": Mutant("control is read before the producer's start", claim_read_before_start, SINGLES),
     "claims-hidden": Mutant("a claim behind an open transaction is overlooked", claims_hidden, SINGLES),
     "epochs-ignored": Mutant("no epoch check", epochs_ignored, SINGLES),

@@ -10,8 +10,8 @@ from tests.simulation.grid import check_seed
 from tests.simulation.mutants import MAX_TICKS, MUTANTS, SINGLES, TRAINERS, WORKERS, caught
 
 QUICK = {
-    "positions-before-records": 0, "read-uncommitted": 3, "epochs-ignored": 0, "partition-of-the-rollout": 0,
-    "ids-drawn": 4, "filtered-held": 1,
+    "positions-before-records": 1, "read-uncommitted": 3, "epochs-ignored": 0, "partition-of-the-rollout": 0,
+    "ids-drawn": 4, "filtered-held": 1, "pieces-left": 0, "pieces-of-anybody": 2,
 }  # fmt: skip
 """With the seed that catches it."""
 

@@ -14,6 +14,7 @@ from rftstream.messages import (
     GroupResult,
     LossKind,
     Message,
+    PartialRollout,
     Problem,
     Rollout,
     RolloutIds,
@@ -178,6 +179,12 @@ class SyntheticLog:
 
 def task(one: RolloutIds) -> Task:
     return Task(ids=one, problem=PROBLEM, sampling=Sampling(), seed=7)
+
+
+def piece(one: RolloutIds, number: int, *, explorer: str = "explorer-0", num_tokens: int = 2) -> PartialRollout:
+    return PartialRollout(
+        ids=one, piece=number, turns=(), segments=(), num_tokens=num_tokens, continues=False, explorer=explorer
+    )
 
 
 def rollout(

@@ -24,7 +24,7 @@ from rftstream.transport.base import NewRecord, TopicPartition, Transport
 from rftstream.transport.memory import MemoryLog
 from rftstream.views.audit import audit
 from rftstream.views.balance import AuditReport, Balance
-from tests.unit.synthetic import SyntheticLog, experience, outcome, rollout, task, verified
+from tests.unit.synthetic import SyntheticLog, experience, outcome, piece, rollout, task, verified
 
 
 @pytest.fixture
@@ -233,6 +233,22 @@ def test_twins_of_outcomes_steps_and_weights(log: SyntheticLog) -> None:
     assert {name: count for name, count in report.twins.items() if count} == {"outcomes": 1, "steps": 1, "weights": 2}
 
 
+def test_twins_and_strangers_among_pieces(log: SyntheticLog) -> None:
+    """A piece is unique by its rollout and number; what takes it back belongs to nobody."""
+    ready(log)
+    known, stranger = log.siblings(1)[0], log.siblings(9)[0]
+    log.put("partials", piece(known, 0), piece(known, 1), partition=1)
+    log.put_raw(NewRecord("partials", 1, b"sums/0/1/0/0#0", None), NewRecord("partials", 1, b"sums/0/1/0/0#1", None))
+    report = audit(log.transport)
+    assert report.fine, report.to_text()
+    assert report.twins["partials"] == 0
+    log.put("partials", piece(known, 1), piece(stranger, 0), partition=1)
+    report = audit(log.transport)
+    assert report.twins["partials"] == 1
+    assert "partials: 1 rollout that tasks does not have: sums/0/9/0/0 (partials[1]@5)" in report.problems
+    assert any(text.startswith("partials: 1 twin: sums/0/1/0/0 1 (") for text in report.problems)
+
+
 def test_a_twin_in_a_batch(log: SyntheticLog) -> None:
     ready(log)
     log.put("batches", experience(log.siblings(0)[0], 0, 0, 2))
@@ -333,7 +349,7 @@ class Growing:
         self._transport, self._grow = transport, grow
         self.admin = self
 
-    def end_offsets(self, topic: str, *, settled: bool = False) -> dict[TopicPartition, int]:
+    def end_offsets(self, topic: str, **how: Any) -> dict[TopicPartition, int]:
         self._grow()
         return self._transport.admin.end_offsets(topic)
 

@@ -71,13 +71,14 @@ def test_right_share_and_greedy():
     assert set(answers(policy(skill=3.0), 20, temperature=0.0)) == {"7"}
 
 
-def test_the_first_logprob_is_that_of_the_choice():
-    opened = policy(skill=1.0)
+def test_the_logprob_of_the_last_digit_is_that_of_the_choice():
+    opened = policy(skill=1.0, mean_tokens=5, sigma=0.0)
     opened.submit(request())
     (done,) = opened.step()
     share = fakemodel.right_probability(1.0, "3+4=")
-    right = FakeRenderer().decode(done.token_ids) == "7"
-    assert np.exp(done.behavior_logprobs[0]) == pytest.approx(share if right else 1 - share)
+    assert len(done.token_ids) == 5
+    right = FakeRenderer().decode(done.token_ids).strip() == "7"
+    assert np.exp(done.behavior_logprobs[3]) == pytest.approx(share if right else 1 - share)
     assert (done.finish_reason, done.token_ids[-1]) == ("stop", 0)
     assert done.versions == (VersionSpan(start=0, count=len(done.token_ids), trainer_epoch=1, version=0),)
 
@@ -98,6 +99,58 @@ def test_tokens_come_at_their_rate_and_are_stamped():
         VersionSpan(start=0, count=5, trainer_epoch=1, version=0),
         VersionSpan(start=5, count=15, trainer_epoch=1, version=1),
     )
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"max_tokens": 7}], ids=str)
+def test_what_goes_on_elsewhere_is_what_it_would_have_been_bit_for_bit(settings):
+    config = {"tokens_per_s": 1.0, "mean_tokens": 9, "sigma": 0.3}
+    for number in range(12):
+        whole_clock = Clock()
+        undisturbed = policy(whole_clock, skill=0.4, **config)
+        asked = request(number, "13+4=", **{"max_tokens": 64, **settings})
+        undisturbed.submit(asked)
+        undisturbed.step()
+        whole_clock.sleep(100)
+        (whole,) = undisturbed.step()
+        for cut in range(1, len(whole.token_ids)):
+            clock = Clock()
+            first = policy(clock, skill=0.4, **config)
+            first.submit(asked)
+            first.step()
+            clock.sleep(cut)
+            assert first.step() == []
+            half = first.so_far(asked.request_id)
+            assert half.finish_reason == "unfinished"
+            second = policy(clock, skill=0.4, **config)
+            going_on = dataclasses.replace(
+                asked, token_ids=(*asked.token_ids, *half.token_ids.tolist()), num_sampled=cut,
+                max_tokens=asked.max_tokens - cut,
+            )  # fmt: skip
+            second.submit(going_on)
+            second.step()
+            clock.sleep(100)
+            (rest,) = second.step()
+            assert rest.finish_reason == whole.finish_reason
+            for name in ("token_ids", "behavior_logprobs"):
+                joined = np.concatenate([getattr(half, name), getattr(rest, name)])
+                assert joined.tobytes() == getattr(whole, name).tobytes()
+            assert [(one.start, one.count) for one in rest.versions] == [(0, len(rest.token_ids))]
+
+
+def test_what_is_complete_is_told_by_the_next_step_alone():
+    clock = Clock()
+    opened = policy(clock, tokens_per_s=1.0, mean_tokens=5, sigma=0.0)
+    opened.submit(request())
+    assert opened.so_far("r0") is None
+    opened.step()
+    clock.sleep(4)
+    opened.load(weights(0.0), VersionName(trainer_epoch=1, version=1))
+    assert len(opened.so_far("r0").token_ids) == 4
+    clock.sleep(1)
+    opened.load(weights(0.0), VersionName(trainer_epoch=1, version=2))
+    assert opened.so_far("r0") is None
+    (done,) = opened.step()
+    assert [(one.version, one.count) for one in done.versions] == [(0, 4), (1, 1)]
 
 
 def test_lengths_have_a_long_tail():

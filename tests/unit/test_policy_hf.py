@@ -121,12 +121,48 @@ def test_tokens_do_not_depend_on_who_else_is_in_the_batch(spec, backend, policy)
         np.testing.assert_allclose(completion.behavior_logprobs, together[f"r{number}"].behavior_logprobs, atol=2e-5)
 
 
-def test_a_rollout_that_goes_on_samples_what_it_would_have(spec, backend, policy):
-    policy.submit(tiny.request(5, max_tokens=8, min_tokens=8))
-    whole = tiny.drain(policy)["r5"].token_ids.tolist()
-    rest = dataclasses.replace(tiny.request(5, (*PROMPTS[0], *whole[:3]), min_tokens=5, max_tokens=5))
-    policy.submit(rest)
-    assert tiny.drain(policy)["r5"].token_ids.tolist() == whole[3:]
+GOING_ON = {
+    "plain": {},
+    "min_tokens": {"min_tokens": 8},
+    "truncated distribution": {"temperature": 0.8, "top_k": 9, "top_p": 0.9},
+    "penalties": {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.3},
+    "stop strings": {"stop": ("12", "3"), "min_tokens": 3},
+    "greedy": {"temperature": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+def test_a_rollout_that_goes_on_elsewhere_is_what_it_would_have_been(spec, backend, policy, name):
+    """Token for token; its logprobs within rounding, for what it brings is computed in one pass."""
+    first, second = (tiny.policy(spec, backend.served_tensors()) for _ in range(2))
+    for request, whole in sample(policy, count=4, **GOING_ON[name]):
+        for cut in range(1, len(whole.token_ids)):
+            first.submit(request)
+            for _ in range(cut):
+                first.step()
+            half = first.so_far(request.request_id)
+            assert half.finish_reason == "unfinished"
+            assert half.token_ids.tolist() == whole.token_ids[:cut].tolist()
+            first.abort(request.request_id)
+            second.submit(dataclasses.replace(
+                request, token_ids=(*request.token_ids, *half.token_ids.tolist()), num_sampled=cut,
+                max_tokens=request.max_tokens - cut,
+            ))  # fmt: skip
+            rest = tiny.drain(second)[request.request_id]
+            assert rest.token_ids.tolist() == whole.token_ids[cut:].tolist()
+            assert rest.finish_reason == whole.finish_reason
+            assert [(one.start, one.count) for one in rest.versions] == [(0, len(rest.token_ids))]
+            np.testing.assert_allclose(rest.behavior_logprobs, whole.behavior_logprobs[cut:], atol=2e-5)
+
+
+def test_only_what_is_being_sampled_can_be_asked_for(policy):
+    assert policy.so_far("r0") is None
+    policy.submit(tiny.request(0, max_tokens=3, min_tokens=3))
+    assert policy.so_far("r0") is None
+    policy.step()
+    assert len(policy.so_far("r0").token_ids) == 1
+    policy.abort("r0")
+    assert policy.so_far("r0") is None
 
 
 def test_frequencies_are_those_of_the_distribution(policy, backend):

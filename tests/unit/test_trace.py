@@ -14,11 +14,12 @@ from rftstream import config as configs
 from rftstream.messages import EvalResult, GroupResult, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.runtime.role import Log, dead_letter
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log
+from rftstream.transport.base import NewRecord
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.views.chain import Headers, Node
 from rftstream.views.trace import trace
 from tests import commands
-from tests.unit.synthetic import SyntheticLog, rollout
+from tests.unit.synthetic import SyntheticLog, piece, rollout
 
 CONFIG = {
     "run": {"name": "demo", "steps": 4},
@@ -106,6 +107,25 @@ def test_a_rollout_from_its_task_to_the_evaluation(scene: Scene) -> None:
     assert all_of(found, "evaluation")[0].facts == {"mean": 0.75}
     assert all_of(found, "weights")[-1].facts["is"] == "deleted from the store"
     assert not any(one.twin for one in nodes(found))
+
+
+def test_who_sampled_what_of_it_before_it_was_finished(scene: Scene) -> None:
+    one, other = scene.siblings(3)
+    saved = [("a", 5), ("a", 7), ("b", 11), ("a", 2)]
+    for number, (explorer, count) in enumerate(saved):
+        scene.put("partials", piece(one, number, explorer=explorer, num_tokens=count), partition=1)
+        scene.put("partials", piece(other, number), partition=1)
+    scene.put_raw(NewRecord("partials", 1, b"sums/0/3/0/1#0", None))
+    found = scene.trace("sums/0/3/0/0")
+    assert [(node.name, node.facts, str(node.record)) for node in all_of(found, "saved")] == [
+        ("a", {"pieces": "0 to 1", "tokens": 12}, "partials[1]@2"),
+        ("b", {"pieces": 2, "tokens": 11}, "partials[1]@4"),
+        ("a", {"pieces": 3, "tokens": 2}, "partials[1]@6"),
+    ]
+    assert [one.kind for one in found.children][:4] == ["task", "saved", "saved", "saved"]
+    assert scene.trace("partials[1]@4").name == "sums/0/3/0/0"
+    shown = call(scene.folder.path, "sums/0/3/0/0")
+    assert "pieces 0 to 1" in shown.output
 
 
 def test_only_one_partition_of_each_topic_is_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,119 @@
+"""What the log may say of rollouts that are not finished, and of those that were continued."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rftstream.fakemodel import solve
+from rftstream.messages import PartialRollout, Rollout, RolloutStatus, Segment, Task, VersionName
+from rftstream.models import ModelSpec
+from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.fake import FakePolicy
+from rftstream.rendering import FakeRenderer
+from rftstream.roles.partials import parse_key
+from rftstream.transport.base import Record
+
+if TYPE_CHECKING:
+    from tests.simulation.laws import Laws
+
+SAMPLED = (RolloutStatus.completed, RolloutStatus.truncated)
+
+
+class Unfinished:
+    def __init__(self, laws: Laws) -> None:
+        self._laws = laws
+        self.pieces: dict[str, list[PartialRollout]] = defaultdict(list)
+        """By rollout_id, all that there ever were."""
+        self._live: dict[str, set[int]] = defaultdict(set)
+        self._finished: set[str] = set()
+        self._finished_now: list[str] = []
+        """By the transaction that is looked at."""
+        self.num_continued = 0
+        """Rollouts that another process finished than the one that saved some of them."""
+        fake = laws.config.policies.get("fake", {})
+        self._by_weights = fake.get("answer_depends_on", "weights") == "weights"
+        options = {**fake, "tokens_per_s": 0.0, "answer_depends_on": "task", "batch_size": 1}
+        self._policy = FakePolicy(
+            FakePolicy.Config(**options), model=ModelSpec(name="fake", folder=None, dtype="float32", context=None),
+            renderer=FakeRenderer(), clock=laws.simulation.clock,
+        )  # fmt: skip
+        self._policy.load({}, VersionName(trainer_epoch=0, version=0))
+
+    def look(self, record: Record) -> None:
+        if record.topic == "partials" and record.value is None:
+            rollout_id, piece = parse_key(record.key or b"")
+            assert piece in self._live[rollout_id], f"{record}: takes back what is not there"
+            self._live[rollout_id].remove(piece)
+
+    def piece(self, record: Record, piece: PartialRollout) -> None:
+        rollout_id, known = piece.ids.rollout_id, self.pieces[piece.ids.rollout_id]
+        assert piece.ids == self._laws.tasks[rollout_id].ids
+        assert record.partition == piece.ids.sequence % self._laws.config.transport.partitions
+        assert rollout_id not in self._finished, f"{record}: a piece of what is finished"
+        assert piece.piece == len(known), f"{record}: piece {piece.piece}, expected {len(known)}"
+        assert piece.num_tokens == sum(sum(one.loss_mask.data) for one in piece.segments) > 0
+        self._laws.versions(piece.ids, piece.segments)
+        known.append(piece)
+        self._live[rollout_id].add(piece.piece)
+
+    def rollout(self, rollout: Rollout) -> None:
+        rollout_id = rollout.ids.rollout_id
+        task = self._laws.tasks[rollout_id]
+        self._finished_now.append(rollout_id)
+        if rollout.status in SAMPLED and task.stored_rollout is None:
+            self._as_undisturbed(task, rollout)
+            if pieces := self.pieces[rollout_id]:
+                self._goes_on(rollout, pieces)
+
+    def transaction(self, transactional_id: str) -> None:
+        """It is through."""
+        for rollout_id in self._finished_now:
+            self.num_continued += any(f".{one.explorer}." not in transactional_id for one in self.pieces[rollout_id])
+            assert not self._live[rollout_id], f"{rollout_id}: finished, and pieces {self._live[rollout_id]} are left"
+        self._finished.update(self._finished_now)
+        self._finished_now.clear()
+
+    def _goes_on(self, rollout: Rollout, pieces: list[PartialRollout]) -> None:
+        """It begins with all its pieces: nobody began anew, or went on from a part of them."""
+        (whole,) = rollout.segments
+        parts = [segment for piece in pieces for segment in piece.segments]
+        assert [piece.continues for piece in pieces] == [number > 0 for number in range(len(pieces))]
+        for name in ("token_ids", "behavior_logprobs", "loss_mask"):
+            joined = b"".join(getattr(one, name).data for one in parts)
+            assert getattr(whole, name).data.startswith(joined), f"{rollout.ids.rollout_id}: {name} of pieces are lost"
+        stamps = [name for one in parts for name in _stamps(one)]
+        assert _stamps(whole)[: len(stamps)] == stamps
+        assert rollout.started_at == pieces[0].started_at
+
+    def _as_undisturbed(self, task: Task, rollout: Rollout) -> None:
+        """Bit for bit what one process gives that nobody disturbs; whether the last digit is right may depend on the
+        weights."""
+        (segment,) = rollout.segments
+        mask = segment.loss_mask.numpy() == 1
+        expected = self._alone(task, segment)
+        compared = np.ones(len(expected.token_ids), bool)
+        if self._by_weights:
+            chosen_at = len(expected.token_ids) - 2
+            if expected.finish_reason == "stop" and solve(task.problem.messages[-1].content):
+                compared[chosen_at] = False
+        for name, found in (("token_ids", segment.token_ids), ("behavior_logprobs", segment.behavior_logprobs)):
+            given, wanted = found.numpy()[mask], getattr(expected, name)
+            assert len(given) == len(wanted), f"{rollout.ids.rollout_id}: {len(given)} tokens, alone {len(wanted)}"
+            assert given[compared].tobytes() == wanted[compared].tobytes(), f"{rollout.ids.rollout_id}: other {name}"
+
+    def _alone(self, task: Task, segment: Segment) -> Completion:
+        prompt = segment.token_ids.numpy()[segment.loss_mask.numpy() == 0]
+        self._policy.submit(SampleRequest(
+            request_id="alone", token_ids=tuple(prompt.tolist()), sampling=task.sampling, seed=task.seed,
+            max_tokens=task.sampling.max_tokens,
+        ))  # fmt: skip
+        (completion,) = self._policy.step()
+        return completion
+
+
+def _stamps(segment: Segment) -> list[tuple[int, int]]:
+    """Epoch and version of each sampled token."""
+    return [(span.trainer_epoch, span.version) for span in segment.versions for _ in range(span.count)]
