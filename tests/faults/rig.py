@@ -79,7 +79,7 @@ def score(completion, answer, prompt):
 """
 
 END_S = 240.0
-"""From the last fault to the run's end, on a machine that has much else to do."""
+"""From one version to the next, or the run's end, on a machine that has much else to do."""
 LOOK_S = 0.1
 ROOM_BYTES = 24 * 1024
 
@@ -248,7 +248,17 @@ class _Play:
             return self._view.curve().version
         return -1
 
+    def _await_end(self) -> None:
+        """As long as there are new versions: how long a run takes is a matter of what else the machine does."""
+        seen, until = -1, time.monotonic() + END_S
+        while self._run.alive:
+            if (version := self._version()) > seen:
+                seen, until = version, time.monotonic() + END_S
+            assert time.monotonic() < until, f"no version after {seen} and no end within {END_S:g} s"
+            time.sleep(0.5)
+
     def _finish(self) -> None:
+        self._await_end()
         done = self._run.finish(END_S)
         assert done.code == 0, f"exit {done.code}: {done.err[-3000:]}"
         assert done.result["reason"] == "taskset", done.result
