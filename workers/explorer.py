@@ -5,8 +5,7 @@ from __future__ import annotations
 from rftstream.roles.explorer import ExplorerStep
 from rftstream.roles.stored import StoredRollouts
 from rftstream.runtime.role import Role, RoleContext
-from rftstream.weights.follower import WeightsFollower
-from workers.parts import model_spec, own_renderers, turn_loop
+from workers.parts import follower, model_spec, own_renderers, turn_loop
 
 
 def build(context: RoleContext) -> Role:
@@ -16,7 +15,7 @@ def build(context: RoleContext) -> Role:
     step = ExplorerStep(
         policy=policy,
         loop=loop,
-        follower=WeightsFollower(context.open_store(), spec.name),
+        follower=follower(context, spec, context.open_store()),
         max_concurrent=settings.max_concurrent,
         renderers=own_renderers(spec, config.tasksets),
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
