@@ -97,13 +97,15 @@ class Changes:
     old_digests: dict[str, str]
 
 
-def take(state: ServedState, tensors: Mapping[str, RawTensor]) -> Changes:
+def take(
+    state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements: int = LANE_ELEMENTS
+) -> Changes:
     """What makes `tensors` of the state, which is then what they are. Each tensor is asked for once, in order of names,
     and held no longer than it takes. WeightsError, and the state is of no use, if names, dtypes or shapes differ."""
     changes = Changes([], state.digest(), state.digests())
     source = _Source(state, tensors)
     with state.of_no_use_after_errors():
-        streams = state.in_threads(_take_jobs(state, source))
+        streams = state.in_threads(_take_jobs(state, source, lane_elements))
     room = sum(map(len, state.arrays.values()))
     for lane, stream, changed in streams:
         state.touched(piece.tensor for piece, count in zip(lane.pieces, changed, strict=True) if count)
@@ -178,17 +180,17 @@ def _lanes(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[_Lane
         raise ValueError("fewer elements in streams than in tensors")
 
 
-def _lengths(tensors: Forms) -> Iterator[tuple[str, int]]:
-    """Of the lanes that we write: as long as LANE_ELEMENTS allows, each of one dtype."""
+def _lengths(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
+    """Of the lanes that we write: of `most` elements, each of one dtype."""
     dtype, length = "", 0
     for _, (one, shape) in _taken_apart(tensors):
         if length and one != dtype:
             yield dtype, length
             length = 0
         dtype, length = one, length + math.prod(shape)
-        while length >= LANE_ELEMENTS:
-            yield dtype, LANE_ELEMENTS
-            length -= LANE_ELEMENTS
+        while length >= most:
+            yield dtype, most
+            length -= most
     if length:
         yield dtype, length
 
@@ -202,10 +204,10 @@ def _forms(state: ServedState) -> Forms:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in state.tensors.items()}
 
 
-def _take_jobs(state: ServedState, source: _Source) -> Iterator[Callable[[], tuple[_Lane, Any, list[int]]]]:
+def _take_jobs(state: ServedState, source: _Source, lane_elements: int) -> Iterator[Callable[[], tuple[_Lane, Any, list[int]]]]:
     forms = _forms(state)
     name, new = "", np.empty(0, np.uint8)
-    for lane in _lanes(forms, _lengths(forms)):
+    for lane in _lanes(forms, _lengths(forms, lane_elements)):
         pairs = []
         for piece in lane.pieces:
             if piece.tensor != name:
@@ -220,7 +222,8 @@ def _take_jobs(state: ServedState, source: _Source) -> Iterator[Callable[[], tup
 
 def _take_lane(lane: _Lane, pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[_Lane, np.ndarray | None, list[int]]:
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    stream, changed = kernels.take(old, new, FORMS[lane.dtype], lane.num_bytes)
+    room = lane.num_bytes + lane.num_bytes // 8 + 64  # whether all of them together are smaller is seen in the end
+    stream, changed = kernels.take(old, new, FORMS[lane.dtype], room)
     return lane, None if stream is None else stream.copy(), changed
 
 
