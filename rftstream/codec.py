@@ -54,7 +54,7 @@ from rftstream.transport.base import Headers, NewRecord, Record
 
 VERSIONS: dict[str, int] = {
     **dict.fromkeys(MESSAGES, 1), "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2, "step_record": 2,
-    "weights_announced": 2,
+    "weights_announced": 3,
 }  # fmt: skip
 """Contract -> the newest version that this code writes and reads; all versions up to it can be read."""
 

@@ -185,6 +185,8 @@ def _group_outcome(outcome: GroupOutcome) -> Violation | None:
 def _weights_announced(weights: WeightsAnnounced) -> Violation | None:
     if (weights.parent is not None) is not (weights.kind is WeightsKind.delta):
         return ".parent", f"got {_presence(weights.parent)} with kind {weights.kind}, expected one exactly for a delta"
+    if weights.delta is not None and weights.kind is not WeightsKind.full:
+        return ".delta", f"got one with kind {weights.kind}, expected none but with a full snapshot"
     return None
 
 

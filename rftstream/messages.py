@@ -547,6 +547,20 @@ class VersionName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaObject:
+    """What changed since another version, as an object of the store."""
+
+    parent: VersionName
+    """The version that it applies to."""
+    object: str
+    """Name inside the object store."""
+    num_bytes: int
+    """Of the object."""
+    digest: str
+    """`sha256:<hex>` of the object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsAnnounced:
     """New weights are in the object store. `weights`: trainer -> explorer, evaluator. The object is durable by then."""
 
@@ -574,6 +588,8 @@ class WeightsAnnounced:
     """When the object was durable."""
     gone: tuple[VersionName, ...] = ()
     """Older versions whose objects are deleted once this record stands here, by whomever and whenever."""
+    delta: DeltaObject | None = None
+    """Of full snapshots: the same version once more as a delta, for those who have its parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,8 +267,11 @@ class WeightsSection:
     are never written twice, so a store elsewhere (`s3://BUCKET/{run}`) needs it, or another prefix for each run. Keys
     never stand in it; they and the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_ENDPOINT_URL`)."""
+    anchor_every: Positive = 20
+    """Versions are published as what changed since the one before, without loss and some hundred times smaller; each
+    so many there is a full snapshot as well, an anchor, where a worker that comes late begins. 1: snapshots alone."""
     keep: Annotated[int, Meta(ge=2)] = 3
-    """Newest snapshots kept, beside those that something still needs."""
+    """Newest anchors kept, with the versions since the oldest of them, beside those that something still needs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).parent
 MESSAGES = HERE.parent / "rftstream" / "messages.py"
 VERSIONS: dict[str, int] = {
-    "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2, "step_record": 2, "weights_announced": 2,
+    "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2, "step_record": 2, "weights_announced": 3,
 }  # fmt: skip
 """Contract -> its version, where that is not 1; as in `rftstream/codec.py`."""
 
@@ -85,7 +85,7 @@ REFINEMENTS: dict[str, dict[str, Schema]] = {
     "WeightsAnnounced": {
         "": {
             "if": {"properties": {"kind": {"const": "delta"}}},
-            "then": {"properties": {"parent": {"type": "object"}}},
+            "then": {"properties": {"parent": {"type": "object"}, "delta": {"type": "null"}}},
             "else": {"properties": {"parent": {"type": "null"}}},
         }
     },

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rftstream.roles.evaluator import EvaluatorStep, build_evaluation
 from rftstream.runtime.role import Role, RoleContext
 from rftstream.tasksets.open import open_taskset
-from rftstream.weights.follower import WeightsFollower
-from workers.parts import model_spec, own_renderers, scorer, turn_loop
+from workers.parts import follower, model_spec, own_renderers, scorer, turn_loop
 
 
 def build(context: RoleContext) -> Role:
@@ -27,7 +26,7 @@ def build(context: RoleContext) -> Role:
         policy=policy,
         loop=loop,
         scorer=scorer(context),
-        follower=WeightsFollower(store, spec.name),
+        follower=follower(context, spec, store),
         store=store,
         clock=context.clock,
     )

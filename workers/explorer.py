@@ -6,8 +6,7 @@ from rftstream.roles.explorer import ExplorerStep
 from rftstream.roles.partials import Partials
 from rftstream.roles.stored import StoredRollouts
 from rftstream.runtime.role import Role, RoleContext
-from rftstream.weights.follower import WeightsFollower
-from workers.parts import model_spec, own_renderers, turn_loop
+from workers.parts import follower, model_spec, own_renderers, turn_loop
 
 
 def build(context: RoleContext) -> Role:
@@ -17,7 +16,7 @@ def build(context: RoleContext) -> Role:
     step = ExplorerStep(
         policy=policy,
         loop=loop,
-        follower=WeightsFollower(context.open_store(), spec.name),
+        follower=follower(context, spec, context.open_store()),
         settings=settings,
         renderers=own_renderers(spec, config.tasksets),
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],

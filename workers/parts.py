@@ -15,6 +15,9 @@ from rftstream.rewards.base import Scorer
 from rftstream.roles.turn_loop import TurnLoop
 from rftstream.runtime.role import RoleContext
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.weights.anchors import AnchorCache
+from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.store import ObjectStore
 
 
 def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -> ModelSpec:
@@ -41,6 +44,12 @@ def turn_loop(context: RoleContext, policy_name: str, spec: ModelSpec) -> tuple[
         now=context.clock.now,
     )
     return policy, loop
+
+
+def follower(context: RoleContext, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:
+    """Snapshots from elsewhere are kept beside the run, for all workers of this machine."""
+    cache = None if store.is_local or context.simulated else AnchorCache(context.folder.path / "anchors")
+    return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads)
 
 
 def own_renderers(

@@ -62,7 +62,8 @@ class Backend(Protocol):
         for only if the algorithm needs `reference_rewards`."""
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
-        """The weights as engines get them: served dtype, names of the model's own checkpoint, tied ones once."""
+        """The weights as engines get them: served dtype, names of the model's own checkpoint, tied ones once. May give
+        each tensor as it is when it is asked for, a copy: whoever wants the same state for longer takes all of them."""
 
     def save(self, folder: Path) -> None:
         """Masters, optimizer, RNG and counters, as safetensors and JSON, into an existing empty folder."""

@@ -134,8 +134,7 @@ class TorchBackend:
         return result
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
-        dtype = SERVED[self._spec.dtype]
-        return {name: _raw(value.detach().to(dtype, copy=True)) for name, value in self._parameters.items()}
+        return _Served(self._parameters, SERVED[self._spec.dtype])
 
     def save(self, folder: Path) -> None:
         _write(folder / "masters.safetensors", {name: _raw(p.detach()) for name, p in self._parameters.items()})
@@ -168,7 +167,7 @@ class TorchBackend:
 
     def export(self, folder: Path) -> None:
         modelfolder.copy_companions(self._spec, folder)
-        _write(folder / "model.safetensors", self.served_tensors(), {"format": "pt"})
+        _write(folder / "model.safetensors", dict(self.served_tensors()), {"format": "pt"})
 
     def close(self) -> None:
         self._model, self._reference, self._parameters = None, None, {}
@@ -389,6 +388,22 @@ def _switch_dropout_off(model: Any) -> None:
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
+
+
+class _Served(Mapping[str, RawTensor]):
+    """Converts each tensor when it is asked for, so that no more than one is there twice."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
+        self._parameters, self._dtype = parameters, dtype
+
+    def __getitem__(self, name: str) -> RawTensor:
+        return _raw(self._parameters[name].detach().to(self._dtype, copy=True))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
 
 def _raw(value: Tensor) -> RawTensor:

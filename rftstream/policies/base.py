@@ -74,7 +74,8 @@ class Policy(Protocol):
     def num_active(self) -> int: ...
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """New weights, between two steps; what is active goes on with them."""
+        """New weights, between two steps; what is active goes on with them. Copies what it keeps: the bytes change with
+        the next version."""
 
     def submit(self, request: SampleRequest) -> None: ...
 

@@ -29,6 +29,7 @@ from rftstream.messages import (
     RolloutStatus,
     Sampling,
     Task,
+    VersionName,
     WeightsAnnounced,
 )
 from rftstream.policies.base import LOOK_S, Policy
@@ -229,14 +230,20 @@ class ExplorerStep:
         if self._weights_retry_at > self._clock.now():
             return False
         started = time.perf_counter()
+        taken = newest.name
         try:
-            self._policy.load(self._follower.fetch(newest), newest.name)
+            tensors = self._follower.fetch(newest)
         except WeightsError as error:
             self._weights_retry_at = self._clock.now() + 1.0
-            log.warning("%s; going on with %s", error, current)
-            return False
+            reached = self._follower.held()
+            if reached is None or current is None or not _is_between(reached[0], current, newest.name):
+                log.warning("%s; going on with %s", error, current)
+                return False
+            taken, tensors = reached
+            log.warning("%s; going on with %s", error, taken)
+        self._policy.load(tensors, taken)
         metrics.WEIGHTS_SECONDS.labels("explorer").observe(time.perf_counter() - started)
-        metrics.VERSION.labels("explorer").set(newest.name.version)
+        metrics.VERSION.labels("explorer").set(taken.version)
         return False
 
     # ------------------------------------------------------------------------------------------ rollouts
@@ -431,6 +438,11 @@ class ExplorerStep:
         metrics.SAMPLED_TOKENS.labels("explorer").inc(num_sampled)
         pieces = tombstones(rollout.ids.rollout_id, work.partition, work.num_pieces)
         return Done(work.item.number, (Publish("rollouts", work.partition, rollout, value), *pieces))
+
+
+def _is_between(name: VersionName, current: VersionName, newest: VersionName) -> bool:
+    """Whether a version is of the newest trainer, and newer than the current one."""
+    return name.trainer_epoch == newest.trainer_epoch == current.trainer_epoch and name.version > current.version
 
 
 def _same_task(stored: RolloutIds, ids: RolloutIds) -> bool:

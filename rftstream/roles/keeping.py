@@ -25,7 +25,7 @@ from rftstream.runtime.role import Log
 from rftstream.sections import RunConfig
 from rftstream.transport.base import TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
-from rftstream.weights.publisher import object_name
+from rftstream.weights.publisher import object_names
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,8 @@ class Keeping:
         """Of versions that an announcement said are gone. What cannot be deleted now is said again by the next one."""
         try:
             for name in names:
-                self._store.delete(object_name(name))
+                for one in object_names(name):
+                    self._store.delete(one)
         except WeightsError as error:
             log.warning("%s; old weights are deleted after the next version", error)
 

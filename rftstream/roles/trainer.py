@@ -43,7 +43,7 @@ from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
-from rftstream.weights.publisher import publish
+from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,10 @@ class TrainerStep:
         self._progress = Progress()
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._keeping = Keeping(self._config, self._store, self._clock)
+        self._publisher = WeightsPublisher(
+            self._store, self._model.name, self._model.dtype, anchor_every=self._config.weights.anchor_every,
+            threads=self._model.threads,
+        )  # fmt: skip
         self._trim_due = False
         """After a checkpoint, until it is said and done what goes."""
         self._finished_said = False
@@ -277,15 +281,12 @@ class TrainerStep:
 
     def _publish(self, name: VersionName, *, resumed: bool = False) -> WeightsAnnounced:
         started = time.perf_counter()
-        announced = publish(
-            self._store,
+        announced = self._publisher.publish(
             self._backend.served_tensors(),
             name,
-            self._model.name,
-            self._model.dtype,
             resumed=resumed,
             announced_at=self._clock.now(),
-            gone=self._versions.to_delete(self._store, name, self._keeping.names),
+            gone=lambda parent: self._versions.to_delete(self._store, name, self._keeping.names, parent),
         )
         metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - started)
         return announced

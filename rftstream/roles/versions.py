@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Mapping
 
 from rftstream.messages import EvalResult, StepRecord, VersionName, WeightsAnnounced
@@ -21,8 +20,10 @@ class Versions:
         self._keep = keep
         self._lineage = Lineage()
         self._recorded: set[VersionName] = set()
-        self._newest: deque[VersionName] = deque(maxlen=keep)
-        """Announced versions in force, as many as are kept."""
+        self._newest: list[VersionName] = []
+        """Announced versions in force, from the oldest anchor on that is kept."""
+        self._parents: dict[VersionName, VersionName] = {}
+        """Of versions that are nothing but a delta, as long as they are there."""
         self._due: set[tuple[str, VersionName]] = set()
         """Evaluations that somebody still has to make."""
         self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
@@ -49,12 +50,16 @@ class Versions:
         self._gone |= set(announced.gone)
         if not self._lineage.in_force(name):
             return
+        for gone in announced.gone:
+            self._parents.pop(gone, None)
+        if announced.parent is not None:
+            self._parents[name] = announced.parent
         if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
-            kept = [one for one in self._newest if self._lineage.in_force(one)]
-            self._newest.clear()
-            self._newest.extend(kept)
+            self._newest = list(filter(self._lineage.in_force, self._newest))
             self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
         self._newest.append(name)
+        anchors = [place for place, one in enumerate(self._newest) if one not in self._parents]
+        del self._newest[: anchors[-self._keep] if len(anchors) >= self._keep else 0]
         self._due |= {
             (evaluation, name)
             for evaluation, section in self._evaluations.items()
@@ -86,9 +91,14 @@ class Versions:
         return (name in self._recorded or name.version == 0) and self._lineage.in_force(name)
 
     def to_delete(
-        self, store: ObjectStore, name: VersionName, kept_checkpoints: Collection[VersionName]
+        self,
+        store: ObjectStore,
+        name: VersionName,
+        kept_checkpoints: Collection[VersionName],
+        parent: VersionName | None,
     ) -> tuple[VersionName, ...]:
-        """Whose objects nothing needs any more once `name` is announced; what was given up before stays given up."""
+        """Whose objects nothing needs any more once `name` is announced; what was given up before stays given up.
+        `parent`: if that is to be a delta."""
 
         def stays(one: VersionName) -> bool:
             passed = one.trainer_epoch < name.trainer_epoch and one.version > name.version
@@ -98,6 +108,7 @@ class Versions:
             store.list("versions/"),
             in_force=[*filter(stays, self._newest), name],
             newest_keep=self._keep,
+            parents=self._parents if parent is None else {**self._parents, name: parent},
             kept_checkpoints=filter(stays, kept_checkpoints),
             due_evaluations=[one for _, one in self._due if stays(one)],
             best=[one for one in self._best.values() if one not in self._gone],

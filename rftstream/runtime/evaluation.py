@@ -95,18 +95,18 @@ def _announced(run: OpenRun, version: int | None) -> WeightsAnnounced:
     announced = [one for one in messages if isinstance(one, WeightsAnnounced)]
     if not announced:
         raise ConfigError(f"{run.run_id}: no version yet, so there is nothing to evaluate; wait for its trainer")
-    store = run.store()
-    follower = WeightsFollower(store, announced[0].model)
+    follower = WeightsFollower(run.store(), announced[0].model)
     for one in announced:
         follower.announced(one)
     in_force = follower.in_force()
     if version is None:
         return in_force[-1]
-    found = next((one for one in in_force if one.name.version == version), None)
-    if found is not None and store.exists(found.object):
+    available = follower.available()
+    found = next((one for one in available if one.name.version == version), None)
+    if found is not None:
         return found
-    there = [one.name.version for one in in_force if store.exists(one.object)]
-    why = "its weights are deleted" if found is not None else "no such version"
+    there = [one.name.version for one in available]
+    why = "its weights are deleted" if any(one.name.version == version for one in in_force) else "no such version"
     raise ConfigError(
         f"--version {version}: {why}; with weights in the store: {', '.join(map(str, there)) or 'none'}"
         " (weights.keep says how many stay)"

@@ -35,7 +35,7 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
         try:
             tensors = follower.fetch(announced)
         except WeightsError as error:
-            raise ConfigError(f"model.init_from: {wanted}: {error}; {_kept(opened, follower)}") from None
+            raise ConfigError(f"model.init_from: {wanted}: {error}; {_kept(follower)}") from None
     finally:
         opened.transport.close()
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
@@ -74,11 +74,10 @@ def _find(opened: OpenRun, model: str, wanted: str, version: int | None) -> tupl
             follower.announced(received.message)
     found = [one for one in follower.in_force() if version is None or one.name.version == version]
     if not found:
-        raise ConfigError(f"model.init_from: {wanted}: no such version is in force; {_kept(opened, follower)}")
+        raise ConfigError(f"model.init_from: {wanted}: no such version is in force; {_kept(follower)}")
     return found[-1], follower
 
 
-def _kept(opened: OpenRun, follower: WeightsFollower) -> str:
-    store = opened.store()
-    there = sorted({one.name.version for one in follower.in_force() if store.exists(one.object)})
+def _kept(follower: WeightsFollower) -> str:
+    there = sorted({one.name.version for one in follower.available()})
     return f"its store has {', '.join(map(str, there))}" if there else "its store has none"

@@ -58,6 +58,7 @@ class MemoryStore(ObjectStore):
 
     def __init__(self) -> None:
         self.url = "memory://"
+        self.is_local = True
         self.objects: dict[str, bytes] = {}
         self.fault: Callable[[str], None] | None = None
         """Called as fault("before_versions") and fault("after_versions") when an object is put into the folder

@@ -1,44 +1,64 @@
 """Following a trainer's weights: which version to be on, and its tensors, checked.
 
-The trainer never waits for a follower. One that is late just takes the newest version; one whose object has been
-deleted meanwhile (WeightsGone) asks again for the newest.
+The trainer never waits for a follower. One that holds the parent of a version applies what changed; one that does not
+(it is late, it has just started, a delta is gone or damaged) begins with the newest full snapshot, whose changes since
+it applies, with the trainer's help or without.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
+from typing import IO
+
+import numpy as np
 
 from rftstream.errors import WeightsError
-from rftstream.messages import VersionName, WeightsAnnounced, WeightsKind
+from rftstream.messages import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.weights import delta
+from rftstream.weights.anchors import AnchorCache
+from rftstream.weights.delta import text_of
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.snapshot import RawTensor, decode_snapshot, state_digest
+from rftstream.weights.snapshot import RawTensor, decode_snapshot
+from rftstream.weights.state import ServedState
 from rftstream.weights.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
+READ_BYTES = 4 * 1024 * 1024
+
+Link = tuple[WeightsAnnounced, DeltaObject]
+"""A version, and how it comes from its parent."""
+
 
 class WeightsFollower:
-    """Told of every announcement in log order by `announced`."""
+    """Told of every announcement in log order by `announced`. Holds one copy of a model, changed in place."""
 
-    def __init__(self, store: ObjectStore, model: str) -> None:
-        self._store = store
-        self._model = model
+    def __init__(
+        self, store: ObjectStore, model: str, *, cache: AnchorCache | None = None, threads: int | None = None
+    ) -> None:
+        """`cache`: where the newest full snapshot is kept for the next time; `threads`: default all cores."""
+        self._store, self._model, self._cache, self._threads = store, model, cache, threads
         self._lineage = Lineage()
         self._announced: dict[VersionName, WeightsAnnounced] = {}
+        self._state: ServedState | None = None
+        self._held: VersionName | None = None
         self.num_refused = 0
-        """Announcements of a replaced trainer, of another model, or out of order."""
+        """Announcements of a replaced trainer, of another model, out of order, or after a gap."""
 
     def fresh(self) -> WeightsFollower:
         """One that knows nothing yet, of the same store and model."""
-        return WeightsFollower(self._store, self._model)
+        return WeightsFollower(self._store, self._model, cache=self._cache, threads=self._threads)
+
+    # ------------------------------------------------------------------------------------------ announcements
 
     def announced(self, message: WeightsAnnounced) -> bool:
         """Takes note of a version; False if the announcement is refused."""
         problem = self._check(message)
         if problem:
             self.num_refused += 1
-            logger.warning("weights: version %s refused: %s", _text(message.name), problem)
+            logger.warning("weights: version %s refused: %s", text_of(message.name), problem)
             return False
         if message.name.trainer_epoch > self._lineage.epoch:
             self._lineage.start(message.name)
@@ -58,22 +78,16 @@ class WeightsFollower:
         """All versions in force, oldest first."""
         return tuple(self._announced.values())
 
-    def fetch(self, announcement: WeightsAnnounced) -> dict[str, RawTensor]:
-        """The tensors, all digests verified. WeightsGone if the object was deleted, WeightsError if it is damaged."""
-        where = f"weights {_text(announcement.name)} ({announcement.object})"
-        if announcement.kind is not WeightsKind.full:
-            raise WeightsError(f"{where}: is a {announcement.kind}, expected a full snapshot; update this worker")
-        data = self._store.get(announcement.object)
-        if len(data) != announcement.num_bytes:
-            raise WeightsError(f"{where}: found {len(data)} bytes, expected {announcement.num_bytes}; it is damaged")
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        if digest != announcement.digest:
-            raise WeightsError(f"{where}: digest {digest}, expected {announcement.digest}; it is damaged")
-        tensors = decode_snapshot(data, where=where)
-        state = state_digest(tensors)
-        if state != announcement.weights_digest:
-            raise WeightsError(f"{where}: state {state}, expected {announcement.weights_digest}; it is another state")
-        return tensors
+    def available(self) -> tuple[WeightsAnnounced, ...]:
+        """Those in force that can be made from what is in the store, oldest first."""
+        there = set(self._store.list("versions/"))
+        found: dict[VersionName, WeightsAnnounced] = {}
+        for one in self._announced.values():
+            way = _delta_of(one)
+            whole = one.kind is WeightsKind.full and one.object in there
+            if whole or (way is not None and way.object in there and way.parent in found):
+                found[one.name] = one
+        return tuple(found.values())
 
     def _check(self, message: WeightsAnnounced) -> str | None:
         if message.model != self._model:
@@ -83,11 +97,147 @@ class WeightsFollower:
             return f"its trainer was replaced by epoch {epoch}"
         newest = self.newest()
         if newest and message.name.trainer_epoch == epoch and message.name.version <= newest.name.version:
-            return f"not newer than {_text(newest.name)}"
+            return f"not newer than {text_of(newest.name)}"
+        if message.parent is not None and message.parent not in self._announced:
+            return f"a delta of {text_of(message.parent)}, which is not known; waiting for a full snapshot"
         if message.name.trainer_epoch > epoch and not message.resumed:
-            logger.warning("weights: %s is the first of its trainer but not its anchor", _text(message.name))
+            logger.warning("weights: %s is the first of its trainer but not its anchor", text_of(message.name))
         return None
 
+    # ------------------------------------------------------------------------------------------ tensors
 
-def _text(name: VersionName) -> str:
-    return f"{name.trainer_epoch}/{name.version}"
+    def fetch(self, announcement: WeightsAnnounced) -> Mapping[str, RawTensor]:
+        """The tensors, all digests verified: views of what the next call changes. WeightsGone if an object was deleted,
+        WeightsError if one is damaged; `held` is then as far as it came."""
+        links = self._links_from_held(announcement)
+        if links is not None:
+            try:
+                return self._follow(links)
+            except WeightsError as error:
+                logger.warning("%s; going back to a full snapshot", error)
+        anchor, links = self._links_from_anchor(announcement)
+        if self._held != anchor.name or self._digest() != anchor.weights_digest:
+            self._load(anchor)
+        return self._follow(links)
+
+    def held(self) -> tuple[VersionName, Mapping[str, RawTensor]] | None:
+        """The version that is in hand, if any, and its tensors."""
+        if self._state is None or self._held is None:
+            return None
+        return self._held, self._state.tensors
+
+    def _digest(self) -> str | None:
+        return self._state.digest() if self._state is not None else None
+
+    def _links_from_held(self, target: WeightsAnnounced) -> list[Link] | None:
+        """The changes from what is held to a version, oldest first, if they are less than a full snapshot. What is held
+        is known by its digest: a new trainer's anchor is often a state that one has."""
+        digest = self._digest()
+        links: list[Link] = []
+        num_bytes, limit = 0, None
+        one: WeightsAnnounced | None = target
+        while one is not None and digest is not None:
+            if one.weights_digest == digest:
+                self._held = one.name
+                return links[::-1]
+            way = _delta_of(one)
+            if one.kind is WeightsKind.full and limit is None:
+                limit = num_bytes + one.num_bytes
+            if way is None:
+                return None
+            num_bytes += way.num_bytes
+            if limit is not None and num_bytes > limit:
+                return None
+            links.append((one, way))
+            one = self._announced.get(way.parent)
+        return None
+
+    def _links_from_anchor(self, target: WeightsAnnounced) -> tuple[WeightsAnnounced, list[Link]]:
+        links: list[Link] = []
+        one = target
+        while one.kind is not WeightsKind.full:
+            way = _delta_of(one)
+            assert way is not None
+            links.append((one, way))
+            parent = self._announced.get(way.parent)
+            if parent is None:
+                raise WeightsError(
+                    f"weights {text_of(target.name)}: its parent {text_of(way.parent)} is not in force; expected all "
+                    "versions back to a full snapshot; waiting for the next one"
+                )
+            one = parent
+        return one, links[::-1]
+
+    def _follow(self, links: list[Link]) -> Mapping[str, RawTensor]:
+        for link in links:
+            self._apply(*link)
+        assert self._state is not None
+        return self._state.tensors
+
+    def _apply(self, announcement: WeightsAnnounced, way: DeltaObject) -> None:
+        assert self._state is not None
+        where = f"weights {text_of(announcement.name)} ({way.object})"
+        with self._store.open(way.object) as file:
+            data = _read(file, way.num_bytes, way.digest, where)
+        header, _ = delta.read_header(data, where=where)
+        expected = (self._model, announcement.name, way.parent, announcement.weights_digest)
+        if (header.model, header.name, header.parent, header.new) != expected:
+            raise WeightsError(
+                f"{where}: says it is {header.model} {text_of(header.name)} after {text_of(header.parent)} with state "
+                f"{header.new}, expected {self._model} {text_of(announcement.name)} after {text_of(way.parent)} with "
+                f"{announcement.weights_digest}; it is another version's"
+            )
+        self._held = None
+        delta.apply(self._state, data, where=where)
+        self._held = announcement.name
+
+    def _load(self, anchor: WeightsAnnounced) -> None:
+        where = f"weights {text_of(anchor.name)} ({anchor.object})"
+        self._state = self._held = None  # before the next one is read
+        cached = self._cache.open(anchor) if self._cache is not None else None
+        if cached is not None:
+            try:
+                with cached:
+                    self._take_over(_read(cached, anchor.num_bytes, anchor.digest, where), anchor, where)
+            except WeightsError as error:
+                logger.warning("%s in the local cache; reading it from the store", error)
+        if self._state is None:
+            with self._store.open(anchor.object) as file:
+                data = _read(file, anchor.num_bytes, anchor.digest, where)
+            if self._cache is not None:
+                self._cache.keep(anchor, data)
+            self._take_over(data, anchor, where)
+        self._held = anchor.name
+
+    def _take_over(self, data: memoryview, anchor: WeightsAnnounced, where: str) -> None:
+        state = ServedState(decode_snapshot(data, where=where), copy=False, threads=self._threads)
+        if (found := state.digest()) != anchor.weights_digest:
+            raise WeightsError(f"{where}: state {found}, expected {anchor.weights_digest}; it is another state")
+        self._state = state
+
+
+def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
+    """How a version comes from its parent; None of an anchor that only stands alone."""
+    if announcement.parent is None:
+        return announcement.delta
+    return DeltaObject(
+        parent=announcement.parent, object=announcement.object, num_bytes=announcement.num_bytes,
+        digest=announcement.digest,
+    )  # fmt: skip
+
+
+def _read(file: IO[bytes], num_bytes: int, digest: str, where: str) -> memoryview:
+    """All of the file, in bytes that can be written to; WeightsError unless it is what was announced."""
+    view = np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
+    sha256, position = hashlib.sha256(), 0
+    while chunk := file.read(min(READ_BYTES, num_bytes - position + 1)):
+        if position + len(chunk) > num_bytes:
+            raise WeightsError(f"{where}: found more than {num_bytes} bytes, expected as many; it is damaged")
+        view[position : position + len(chunk)] = chunk
+        sha256.update(chunk)
+        position += len(chunk)
+    if position != num_bytes:
+        raise WeightsError(f"{where}: found {position} bytes, expected {num_bytes}; it is damaged")
+    if (found := f"sha256:{sha256.hexdigest()}") != digest:
+        raise WeightsError(f"{where}: digest {found}, expected {digest}; it is damaged")
+    return view

@@ -1,31 +1,151 @@
-"""Publishing a version: write the object, make it durable, and say what to announce."""
+"""Publishing versions: write the objects, make them durable, and say what to announce.
+
+A version is published as what changed since the one before (delta.py), and every so often as a full snapshot, too, an
+anchor, which needs nothing else. Whoever has the parent takes the delta; whoever has not begins with an anchor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rftstream import faults
-from rftstream.messages import VersionName, WeightsAnnounced, WeightsKind
-from rftstream.weights.snapshot import RawTensor, state_digest, write_snapshot
+from rftstream.messages import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.weights import delta
+from rftstream.weights.snapshot import RawTensor, write_snapshot
+from rftstream.weights.state import ServedState
 from rftstream.weights.store import ObjectStore
 
 Fault = Callable[[str], None]
 """Called with the name of a point that a fault test may want to stop at."""
 
+Gone = Callable[[VersionName | None], Sequence[VersionName]]
+"""From the parent of a version that is nothing but a delta (None: of an anchor) to the versions that may go."""
 
-def object_name(name: VersionName) -> str:
-    return f"versions/{name.trainer_epoch:06d}-{name.version:08d}.safetensors"
+SUFFIXES = {WeightsKind.full: ".safetensors", WeightsKind.delta: ".delta"}
+
+
+def object_name(name: VersionName, kind: WeightsKind = WeightsKind.full) -> str:
+    return f"versions/{name.trainer_epoch:06d}-{name.version:08d}{SUFFIXES[kind]}"
+
+
+def object_names(name: VersionName) -> list[str]:
+    """All that a version may have in the store."""
+    return [object_name(name, kind) for kind in SUFFIXES]
 
 
 def parse_object_name(text: str) -> VersionName | None:
     """None for a name that is not a version's."""
     folder, _, rest = text.partition("/")
-    epoch, dash, version = rest.removesuffix(".safetensors").partition("-")
-    if folder != "versions" or not rest.endswith(".safetensors") or not dash:
+    stem, dot, suffix = rest.rpartition(".")
+    epoch, dash, version = stem.partition("-")
+    if folder != "versions" or f"{dot}{suffix}" not in SUFFIXES.values() or not dash:
         return None
     if not (epoch.isdecimal() and version.isdecimal()):
         return None
     return VersionName(trainer_epoch=int(epoch), version=int(version))
+
+
+def nothing(parent: VersionName | None) -> Sequence[VersionName]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A version whose weights were taken over, and that is still to be written."""
+
+    name: VersionName
+    resumed: bool
+    anchor: bool
+    parent: VersionName | None
+    changes: delta.Changes | None
+    """Since the parent; None where there is none."""
+
+
+class WeightsPublisher:
+    """Of one trainer. It holds the weights of the version that it published last. `take` is all that training has to
+    wait for; `write`, from whatever thread, comes before the next `take`. After an error it begins with an anchor."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        model: str,
+        dtype: str,
+        *,
+        anchor_every: int = 1,
+        threads: int | None = None,
+        fault: Fault = faults.at,
+    ) -> None:
+        """`anchor_every`: so many versions from one full snapshot to the next; 1: no deltas. `threads`: default all
+        cores."""
+        self._store, self._model, self._dtype = store, model, dtype
+        self._anchor_every, self._threads, self._fault = anchor_every, threads, fault
+        self._state: ServedState | None = None
+        self._written: VersionName | None = None
+        """Whose weights the state is, once they are in the store."""
+        self._since_anchor = 0
+
+    def publish(
+        self,
+        tensors: Mapping[str, RawTensor],
+        name: VersionName,
+        *,
+        resumed: bool = False,
+        announced_at: float = 0.0,
+        gone: Gone = nothing,
+    ) -> WeightsAnnounced:
+        return self.write(self.take(tensors, name, resumed=resumed), announced_at=announced_at, gone=gone)
+
+    def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, resumed: bool = False) -> Taken:
+        """Takes the weights over, each tensor asked for once; they may change when this returns."""
+        parent, self._written = self._written, None
+        if parent is None or resumed or self._state is None or self._anchor_every == 1:
+            self._state = None  # before the next one is made
+            self._state = ServedState(tensors, copy=True, threads=self._threads)
+            return Taken(name, resumed, True, None, None)
+        changes = delta.take(self._state, tensors)
+        return Taken(name, resumed, self._since_anchor + 1 >= self._anchor_every, parent, changes)
+
+    def write(self, taken: Taken, *, announced_at: float = 0.0, gone: Gone = nothing) -> WeightsAnnounced:
+        """Puts the version into the store. It is durable when this returns; announcing it is the caller's part, and so
+        is deleting what the announcement says is gone."""
+        assert self._state is not None
+        found = self._write_delta(taken)
+        if found is None or taken.anchor:
+            metadata = {"model": self._model, "trainer_epoch": str(taken.name.trainer_epoch),
+                        "version": str(taken.name.version)}  # fmt: skip
+            tensors = self._state.tensors
+            stored = self._store.write(object_name(taken.name), lambda file: write_snapshot(file, tensors, metadata))
+            kind, parent = WeightsKind.full, None
+            name, num_bytes, digest = stored.name, stored.num_bytes, stored.digest
+            self._fault("object_written")
+        else:
+            kind, parent = WeightsKind.delta, found.parent
+            name, num_bytes, digest, found = found.object, found.num_bytes, found.digest, None
+        announced = WeightsAnnounced(
+            model=self._model, name=taken.name, kind=kind, parent=parent, object=name, num_bytes=num_bytes,
+            digest=digest, weights_digest=self._state.digest(), dtype=self._dtype, resumed=taken.resumed,
+            announced_at=announced_at, gone=tuple(gone(parent)), delta=found,
+        )  # fmt: skip
+        self._since_anchor = 0 if kind is WeightsKind.full else self._since_anchor + 1
+        self._written = taken.name
+        return announced
+
+    def _write_delta(self, taken: Taken) -> DeltaObject | None:
+        """None if there is no parent, or the delta would be no smaller than the weights."""
+        changes, parent, state = taken.changes, taken.parent, self._state
+        assert state is not None
+        if changes is None or parent is None or changes.parts is None:
+            return None
+        head = delta.head_of(changes, state, model=self._model, name=taken.name, parent=parent)
+        data = [head, *(stream for _, stream in changes.parts)]
+        if sum(memoryview(one).nbytes for one in data) >= sum(map(len, state.arrays.values())):
+            return None
+        stored = self._store.write(
+            object_name(taken.name, WeightsKind.delta), lambda file: [file.write(one) for one in data]
+        )
+        self._fault("object_written")
+        return DeltaObject(parent=parent, object=stored.name, num_bytes=stored.num_bytes, digest=stored.digest)
 
 
 def publish(
@@ -37,28 +157,6 @@ def publish(
     *,
     resumed: bool = False,
     announced_at: float = 0.0,
-    gone: Sequence[VersionName] = (),
-    fault: Fault = faults.at,
 ) -> WeightsAnnounced:
-    """Puts the version into the store. The object is durable when this returns; announcing it is the caller's part, and
-    so is deleting what the announcement says is `gone`.
-
-    This is the one place where a version's form is chosen; so far it is always a full snapshot, without a parent.
-    """
-    metadata = {"model": model, "trainer_epoch": str(name.trainer_epoch), "version": str(name.version)}
-    stored = store.write(object_name(name), lambda file: write_snapshot(file, tensors, metadata))
-    fault("object_written")
-    return WeightsAnnounced(
-        model=model,
-        name=name,
-        kind=WeightsKind.full,
-        parent=None,
-        object=stored.name,
-        num_bytes=stored.num_bytes,
-        digest=stored.digest,
-        weights_digest=state_digest(tensors),
-        dtype=dtype,
-        resumed=resumed,
-        announced_at=announced_at,
-        gone=tuple(gone),
-    )
+    """One version alone, in full."""
+    return WeightsPublisher(store, model, dtype).publish(tensors, name, resumed=resumed, announced_at=announced_at)

@@ -3,7 +3,7 @@ what goes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rftstream.messages import VersionName
 from rftstream.weights.publisher import parse_object_name
@@ -14,6 +14,7 @@ def to_delete(
     *,
     in_force: Sequence[VersionName],
     newest_keep: int,
+    parents: Mapping[VersionName, VersionName] | None = None,
     kept_checkpoints: Iterable[VersionName] = (),
     due_evaluations: Iterable[VersionName] = (),
     best: Iterable[VersionName] = (),
@@ -21,19 +22,26 @@ def to_delete(
 ) -> list[VersionName]:
     """Versions out of `objects` that nothing needs any more, oldest first.
 
-    Kept are the newest `newest_keep` of the announced versions in force (`in_force`, oldest first), those of kept
-    checkpoints, due evaluations, best results and `pinned` (another run's start), and version 0 of the first trainer.
-    What the newest announcement in force does not reach (a version just being published, a newer trainer's) and names
-    that are not versions are never touched.
+    `parents`: of the versions that are nothing but a delta; the others are anchors. Kept are the newest `newest_keep`
+    anchors of the announced versions in force (`in_force`, oldest first) and what came after the oldest of them, the
+    versions of kept checkpoints, due evaluations, best results and `pinned` (another run's start), version 0 of the
+    first trainer, and of each of these all that it is made from. What the newest announcement in force does not reach
+    (a version just being published, a newer trainer's) and names that are not versions are never touched.
     """
     if not in_force:
         return []
+    parents = parents or {}
     newest = in_force[-1]
-    keep = {*in_force[-newest_keep:], *kept_checkpoints, *due_evaluations, *best, *pinned}
-    found = [version for name in objects if (version := parse_object_name(name)) is not None]
+    anchors = [place for place, one in enumerate(in_force) if one not in parents][-newest_keep:]
+    keep = {*in_force[anchors[0] if anchors else 0 :], *kept_checkpoints, *due_evaluations, *best, *pinned}
+    found = {version for name in objects if (version := parse_object_name(name)) is not None}
     beginnings = [version for version in (*found, *in_force) if version.version == 0]
     if beginnings:
         keep.add(min(beginnings, key=_age))
+    for one in list(keep):
+        while (parent := parents.get(one)) is not None and parent not in keep:
+            keep.add(parent)
+            one = parent
     return sorted((one for one in found if one not in keep and _age(one) < _age(newest)), key=_age)
 
 

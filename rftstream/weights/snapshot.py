@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,6 +48,10 @@ class RawTensor:
     @property
     def num_bytes(self) -> int:
         return memoryview(self.data).nbytes
+
+
+Line = tuple[str, str, tuple[int, ...], str]
+"""Of a tensor: name, dtype, shape, sha256 (hex) of its bytes."""
 
 
 class Writable(Protocol):
@@ -99,18 +103,22 @@ def decode_snapshot(data: Buffer, *, where: str = "snapshot") -> dict[str, RawTe
     return tensors
 
 
-def tensor_digests(tensors: Mapping[str, RawTensor]) -> dict[str, str]:
-    """Name -> sha256 (hex) of the tensor's bytes, sorted by name."""
-    return {name: hashlib.sha256(data_view(tensors[name])).hexdigest() for name in sorted(tensors)}
-
-
 def state_digest(tensors: Mapping[str, RawTensor]) -> str:
+    """A state's digest, as announcements have it; each tensor is asked for once."""
+
+    def lines() -> Iterator[Line]:
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            yield name, tensor.dtype, tensor.shape, hashlib.sha256(data_view(tensor)).hexdigest()
+
+    return digest_of_lines(lines())
+
+
+def digest_of_lines(lines: Iterable[Line]) -> str:
     """`sha256:<hex>` over a line for each tensor, sorted by name: the JSON of [name, dtype, shape, sha256 of bytes]."""
     total = hashlib.sha256()
-    for name, digest in tensor_digests(tensors).items():
-        tensor = tensors[name]
-        line = json.dumps([name, tensor.dtype, list(tensor.shape), digest], separators=(",", ":"))
-        total.update(line.encode() + b"\n")
+    for name, dtype, shape, digest in lines:
+        total.update(json.dumps([name, dtype, list(shape), digest], separators=(",", ":")).encode() + b"\n")
     return f"sha256:{total.hexdigest()}"
 
 

@@ -45,6 +45,8 @@ class ObjectStore:
         if not separator:
             scheme, rest = "file", url
         self.url = url
+        self.is_local = scheme == "file"
+        """On this machine's disks (or mounted there): reading is no dearer than a copy would be."""
         self._files: _Files = _LocalFiles(base / rest) if scheme == "file" else _RemoteFiles(url)
 
     def put(self, name: str, data: Buffer) -> StoredObject:

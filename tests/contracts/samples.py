@@ -22,6 +22,7 @@ from rftstream.messages import (
     Claim,
     DeadDropped,
     DeadLetter,
+    DeltaObject,
     Demonstration,
     DesiredState,
     EvalResult,
@@ -234,6 +235,16 @@ SAMPLES: dict[str, Message] = {
         object="versions/000002-00000004.safetensors", num_bytes=269_060_552, digest="sha256:" + "1e" * 32,
         weights_digest="sha256:" + "c4" * 32, dtype="bfloat16", announced_at=1767225620.0,
         gone=(VersionName(trainer_epoch=1, version=1), VersionName(trainer_epoch=1, version=2)),
+    ),
+    "weights_announced.v3": WeightsAnnounced(
+        model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.full, parent=None,
+        object="versions/000002-00000004.safetensors", num_bytes=269_060_552, digest="sha256:" + "1e" * 32,
+        weights_digest="sha256:" + "c4" * 32, dtype="bfloat16", announced_at=1767225620.0,
+        gone=(VersionName(trainer_epoch=1, version=1),),
+        delta=DeltaObject(
+            parent=VersionName(trainer_epoch=2, version=3), object="versions/000002-00000004.delta", num_bytes=341_552,
+            digest="sha256:" + "2f" * 32,
+        ),
     ),
     "step_record.v1": StepRecord(
         name=STEP, batch_sequence=3, positions=(40, 41), trained_groups=16, trained_rollouts=127,

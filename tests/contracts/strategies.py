@@ -173,8 +173,8 @@ _BY_HAND: dict[type, Any] = {
         {"batch_sequence": st.none(), "late": st.just(False)},
     ),
     WeightsAnnounced: lambda: _tied(
-        WeightsAnnounced, "kind", WeightsKind.delta, {"parent": _present(WeightsAnnounced, "parent")},
-        {"parent": st.none()},
+        WeightsAnnounced, "kind", WeightsKind.delta,
+        {"parent": _present(WeightsAnnounced, "parent"), "delta": st.none()}, {"parent": st.none()},
     ),
     StepRecord: lambda: _tied(
         StepRecord, "resumed", True, {"batch_sequence": st.none()}, {"batch_sequence": INTS}

@@ -33,6 +33,7 @@ KEYS_AND_IDS = {
     "weights_announced.v1": ("SmolLM2-135M-Instruct/4/2", "SmolLM2-135M-Instruct/4/2"),
     "weights_announced.v1-anchor": ("SmolLM2-135M-Instruct/3/2", "SmolLM2-135M-Instruct/3/2"),
     "weights_announced.v2": ("SmolLM2-135M-Instruct/4/2", "SmolLM2-135M-Instruct/4/2"),
+    "weights_announced.v3": ("SmolLM2-135M-Instruct/4/2", "SmolLM2-135M-Instruct/4/2"),
     "step_record.v1": ("4/2", "4/2"),
     "step_record.v1-resumed": ("3/2", "3/2"),
     "step_record.v2": ("3/2", "3/2"),
@@ -74,6 +75,7 @@ FACTS = {
         "group_id": "gsm8k/0/18/0", "taskset": "gsm8k", "sequence": "18", "result": "expired", "reason": "deadline",
         "late": "1",
     },
+    "weights_announced.v3": {"version": "4", "trainer_epoch": "2"},
     "weights_announced.v1": {"version": "4", "trainer_epoch": "2"},
     "step_record.v1": {
         "version": "4", "trainer_epoch": "2", "batch_sequence": "3", "trained_groups": "16", "skipped": "1",

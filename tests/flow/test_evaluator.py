@@ -225,7 +225,7 @@ def test_a_request_that_has_expired_is_not_done(tmp_path: Path) -> None:
 def test_weights_that_are_gone_are_left_out(tmp_path: Path) -> None:
     scene = scene_of(tmp_path)
     for version in range(7):
-        scene.announce(version)
+        scene.announce(version, skill=version)
     scene.store.delete("versions/000001-00000003.safetensors")
     finish(scene, 6)
     driver = RoleDriver(scene, "evaluator")

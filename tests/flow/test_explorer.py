@@ -196,7 +196,7 @@ def test_weights_that_are_gone_are_passed_over(tmp_path: Path) -> None:
     explorer = RoleDriver(scene, "explorer")
     scene.admit(0)
     explorer.work()
-    scene.announce(1)
+    scene.announce(1, skill=1)
     scene.store.delete("versions/000001-00000001.safetensors")
     scene.admit(1)
     scene.admit(2, min_version=1)

@@ -9,6 +9,7 @@ from rftstream.messages import GroupResult, StepRecord, Trimmed, VersionName, We
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.lineage import Lineage
+from rftstream.weights.publisher import parse_object_name
 
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws
@@ -25,6 +26,9 @@ class Deletions:
         """Offset -> sequence of the group, on the topics of the flow."""
         self._begins: Counter[TopicPartition] = Counter()
         self._newest: WeightsAnnounced | None = None
+        self._parents: dict[VersionName, VersionName | None] = {}
+        """Of announced versions that were not given up; None: an anchor."""
+        self.num_deltas = 0
         self.said: Trimmed | None = None
         self.num_deleted = 0
         """Records of the flow."""
@@ -43,8 +47,15 @@ class Deletions:
         self._recorded.add(step.name)
 
     def announced(self, message: WeightsAnnounced) -> None:
+        """What stays can still be made: nothing that it is made from goes."""
         assert all(name != message.name for name in message.gone)
         self._newest = message
+        self._parents[message.name] = message.parent
+        self.num_deltas += message.parent is not None
+        for name in message.gone:
+            self._parents.pop(name, None)
+        for name, parent in self._parents.items():
+            assert parent is None or parent in self._parents, f"{name} stays, its parent {parent} goes"
 
     def say(self, trimmed: Trimmed) -> None:
         """It only grows, and it is true."""
@@ -70,7 +81,11 @@ class Deletions:
         """After every change of the log."""
         laws, said = self._laws, self.said
         if self._newest is not None:
-            assert self._newest.object in laws.simulation.store.objects, "the newest weights are gone"
+            objects = {parse_object_name(name) for name in laws.simulation.store.objects}
+            name: VersionName | None = self._newest.name
+            while name is not None:
+                assert name in objects, f"{name}, which the newest weights are made from, is gone"
+                name = self._parents[name]
         if said is not None:
             for name in said.checkpoints:
                 where = f"checkpoints/{name.trainer_epoch:06d}-{name.version:08d}/manifest.json"

@@ -101,6 +101,9 @@ def draw_config(random: Random) -> RunConfig:
     if random.random() < 0.5:
         values["trainer"]["keep_checkpoints"] = random.randint(2, 3)
         values["retention"] = {"checkpoints": random.randint(2, values["trainer"]["keep_checkpoints"])}
+    aside = Random(repr(values))  # so that what is drawn above stays what it was
+    values["weights"]["anchor_every"] = aside.choice([1, 2, 3, 20])
+    values["backends"]["fake"]["elements"] = aside.choice([64, 2048])  # too few for deltas to be smaller, and enough
     _draw_saving(random, values)
     return configs.from_dict(values)
 

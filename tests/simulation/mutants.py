@@ -26,6 +26,7 @@ from rftstream.errors import AssignmentLost, RftError
 from rftstream.messages import StepRecord, Task, VersionName
 from rftstream.roles import explorer as explorer_module
 from rftstream.roles import feeder as feeder_module
+from rftstream.roles import versions as versions_module
 from rftstream.roles.admission import InForce
 from rftstream.roles.buffer import BufferStep
 from rftstream.roles.feeder import FeederStep
@@ -44,6 +45,7 @@ from rftstream.transport.memory import MemoryTransport
 from rftstream.transport.memory_clients import MemoryMember, MemoryProducer
 from rftstream.transport.memory_transactions import Coordinator
 from rftstream.transport.memory_transactions import Transaction as LogTransaction
+from rftstream.weights import retention
 from rftstream.weights.lineage import Lineage
 from tests.simulation.grid import check_seed
 
@@ -432,6 +434,15 @@ WORKERS = Faults(share=0.12, roles=("explorer", "verifier"), kills=8, pauses=16,
 
 SAVERS = Faults(share=0.12, roles=("explorer",), kills=8, pauses=20, joins=10, restarts=6, aborts=4, unknowns=8)
 
+
+def chains_broken() -> Iterator[None]:
+    def to_delete(objects: Any, *, parents: Any = None, **needs: Any) -> list[VersionName]:
+        return retention.to_delete(objects, parents=dict.fromkeys(parents or (), None), **needs)
+
+    with changed(versions_module, "to_delete", to_delete):
+        yield
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "positions-before-records": Mutant("commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
@@ -451,6 +462,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "partition-of-the-rollout": Mutant("a group's partition is chosen per rollout", partition_of_the_rollout),
     "filtered-held": Mutant("filtered outcomes wait for a batch", filtered_held),
     "checkpoint-without-positions": Mutant("the checkpoint has no positions", checkpoint_without_positions, TRAINERS),
+    "chains-broken": Mutant("a kept version's parents go", chains_broken),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
 }  # fmt: skip

@@ -184,7 +184,7 @@ def test_served_tensors_are_the_checkpoint_in_the_served_dtype(spec, dtype, know
 
 def test_served_tensors_are_a_copy(spec, grpo):
     backend = tiny.backend(spec)
-    served = backend.served_tensors()
+    served = dict(backend.served_tensors())
     before = {name: bytes(tensor.data) for name, tensor in served.items()}
     backend.update(tiny.rows(), grpo, tiny.plan())
     assert {name: bytes(tensor.data) for name, tensor in served.items()} == before

@@ -1,0 +1,406 @@
+"""Deltas: what changed between two states of a model, without loss, some hundred times smaller than the weights.
+
+docs/weights-format.md has the format. A file is 16 bytes (magic, format, length of the header), the header (JSON,
+compressed), and its parts one after another. Streams of changes are made by kernels.c, several at a time; their
+elements are those of all tensors of a dtype in order of names, one tensor after another. Tensors of dtypes that it does
+not take apart lie whole in the file, if they changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zstandard
+
+from rftstream.errors import WeightsError
+from rftstream.messages import VersionName
+from rftstream.weights import kernels
+from rftstream.weights.kernels import FORMS
+from rftstream.weights.snapshot import ITEM_BYTES, MAX_HEADER_BYTES, RawTensor, data_view
+from rftstream.weights.state import ServedState
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Forms = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Name -> dtype and shape, sorted by name."""
+
+MAGIC = b"RFTDELTA"
+FORMAT = 1
+LANE_ELEMENTS = 8 << 20
+"""Of a stream: enough to learn how often weights change, and few enough to keep all cores at work."""
+MAX_LANE_ELEMENTS = (1 << 31) - 2
+SHORT = 16
+"""Hex digits of a tensor's digest in the header; the whole state's digests stand there in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A run of bytes of the file."""
+
+    dtype: str
+    num_elements: int
+    tensor: str | None
+    """Of a tensor that lies there whole, compressed; None for a stream of changes."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeader:
+    model: str
+    name: VersionName
+    parent: VersionName
+    old: str
+    """Digest of the state that it applies to."""
+    new: str
+    """Digest of the state that it makes."""
+    tensors: Forms
+    """Name -> dtype and shape, sorted by name."""
+    old_digests: Mapping[str, str]
+    """Name -> the beginning of the tensor's sha256."""
+    new_digests: Mapping[str, str]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A run of one tensor's elements."""
+
+    tensor: str
+    begin: int
+    """Bytes."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    dtype: str
+    pieces: tuple[_Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.end - piece.begin for piece in self.pieces)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What `take` found; `None` in the place of parts if they would be no smaller than the weights."""
+
+    parts: list[tuple[Part, Buffer]] | None
+    old: str
+    old_digests: dict[str, str]
+
+
+def take(state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements: int = LANE_ELEMENTS) -> Changes:
+    """What makes `tensors` of the state, which is then what they are. Each tensor is asked for once, in order of names,
+    and held no longer than it takes. WeightsError, and the state is of no use, if names, dtypes or shapes differ."""
+    changes = Changes([], state.digest(), state.digests())
+    source = _Source(state, tensors)
+    with state.of_no_use_after_errors():
+        streams = state.in_threads(_take_jobs(state, source, lane_elements))
+    room = sum(map(len, state.arrays.values()))
+    for lane, stream, changed in streams:
+        state.touched(piece.tensor for piece, count in zip(lane.pieces, changed, strict=True) if count)
+        if changes.parts is None or stream is None or (room := room - len(stream)) < 0:
+            changes.parts = None
+            continue
+        num_elements = lane.num_bytes // FORMS[lane.dtype].width
+        part = Part(dtype=lane.dtype, num_elements=num_elements, tensor=None, num_bytes=len(stream))
+        changes.parts.append((part, stream))
+    for name in source.whole:
+        tensor = state.tensors[name]
+        state.touched([name])
+        packed = zstandard.compress(state.arrays[name].data, 3)
+        if changes.parts is not None:
+            part = Part(dtype=tensor.dtype, num_elements=math.prod(tensor.shape), tensor=name, num_bytes=len(packed))
+            changes.parts.append((part, packed))
+    return changes
+
+
+class _Source:
+    """Hands the new tensors out in order; those that are not taken apart are compared and copied on the way."""
+
+    def __init__(self, state: ServedState, tensors: Mapping[str, RawTensor]) -> None:
+        names = sorted(tensors)
+        if names != list(state.tensors):
+            odd = sorted(set(names) ^ state.tensors.keys())[0]
+            raise WeightsError(
+                f"weights: tensor {odd!r} came or went, expected the parent's tensors; publish an anchor"
+            )
+        self._state, self._tensors = state, tensors
+        self.whole: list[str] = []
+        """Changed tensors of other dtypes."""
+
+    def get(self, name: str) -> np.ndarray:
+        tensor, mine = self._tensors[name], self._state.tensors[name]
+        if (tensor.dtype, tensor.shape) != (mine.dtype, mine.shape):
+            raise WeightsError(
+                f"weights: tensor {name!r}: found {tensor.dtype} {list(tensor.shape)}, expected {mine.dtype} "
+                f"{list(mine.shape)} as in the parent; publish an anchor"
+            )
+        return np.frombuffer(data_view(tensor), np.uint8)
+
+    def replace(self, name: str) -> None:
+        new, mine = self.get(name), self._state.arrays[name]
+        if not np.array_equal(new, mine):
+            mine[:] = new
+            self.whole.append(name)
+
+
+def _lanes(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[_Lane]:
+    """Cuts all elements that are taken apart into lanes: for each of `lengths` (dtype, elements) the pieces of it.
+    ValueError if they do not come out even."""
+    rest = iter([(name, dtype, math.prod(shape)) for name, (dtype, shape) in _taken_apart(tensors)])
+    name, dtype, left, begin = "", "", 0, 0
+    for wanted, length in lengths:
+        pieces = []
+        missing = length
+        while missing:
+            while not left:
+                name, dtype, left = next(rest, ("", "", 0))
+                begin = 0
+                if not name:
+                    raise ValueError("more elements in streams than in tensors")
+            if dtype != wanted:
+                raise ValueError(f"a stream of {wanted} goes on into {dtype}")
+            count = min(left, missing)
+            width = FORMS[dtype].width
+            pieces.append(_Piece(name, begin, begin + count * width))
+            begin, left, missing = begin + count * width, left - count, missing - count
+        yield _Lane(wanted, tuple(pieces))
+    if left or any(count for _, _, count in rest):
+        raise ValueError("fewer elements in streams than in tensors")
+
+
+def _lengths(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
+    """Of the lanes that we write: of `most` elements, each of one dtype."""
+    dtype, length = "", 0
+    for _, (one, shape) in _taken_apart(tensors):
+        if length and one != dtype:
+            yield dtype, length
+            length = 0
+        dtype, length = one, length + math.prod(shape)
+        while length >= most:
+            yield dtype, most
+            length -= most
+    if length:
+        yield dtype, length
+
+
+def _taken_apart(tensors: Forms) -> list[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """The tensors whose elements are in streams: dtype by dtype, in order of names."""
+    return [one for dtype in sorted(FORMS) for one in tensors.items() if one[1][0] == dtype]
+
+
+def _forms(state: ServedState) -> Forms:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in state.tensors.items()}
+
+
+def _take_jobs(
+    state: ServedState, source: _Source, lane_elements: int
+) -> Iterator[Callable[[], tuple[_Lane, Any, list[int]]]]:
+    forms = _forms(state)
+    name, new = "", np.empty(0, np.uint8)
+    for lane in _lanes(forms, _lengths(forms, lane_elements)):
+        pairs = []
+        for piece in lane.pieces:
+            if piece.tensor != name:
+                name, new = piece.tensor, source.get(piece.tensor)
+            pairs.append((state.arrays[name][piece.begin : piece.end], new[piece.begin : piece.end]))
+        yield functools.partial(_take_lane, lane, pairs)
+    del new
+    for name, (dtype, _) in forms.items():
+        if dtype not in FORMS:
+            source.replace(name)
+
+
+def _take_lane(lane: _Lane, pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[_Lane, np.ndarray | None, list[int]]:
+    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    room = lane.num_bytes + lane.num_bytes // 8 + 64  # whether all of them together are smaller is seen in the end
+    stream, changed = kernels.take(old, new, FORMS[lane.dtype], room)
+    return lane, None if stream is None else stream.copy(), changed
+
+
+# ------------------------------------------------------------------------------------------ the file
+
+
+def head_of(changes: Changes, state: ServedState, *, model: str, name: VersionName, parent: VersionName) -> bytes:
+    """What comes before the parts in the file of the changes that made this state."""
+    assert changes.parts is not None
+    digests = state.digests()
+    header = {
+        "model": model,
+        "name": [name.trainer_epoch, name.version],
+        "parent": [parent.trainer_epoch, parent.version],
+        "old": changes.old,
+        "new": state.digest(),
+        "tensors": [
+            [key, tensor.dtype, list(tensor.shape), changes.old_digests[key][:SHORT], digests[key][:SHORT]]
+            for key, tensor in state.tensors.items()
+        ],
+        "parts": [[part.dtype, part.num_elements, part.tensor, part.num_bytes] for part, _ in changes.parts],
+    }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    packed = zstandard.compress(text, 19)
+    return MAGIC + FORMAT.to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed
+
+
+def read_header(data: Buffer, *, where: str) -> tuple[DeltaHeader, int]:
+    """The header, and where the parts begin. WeightsError for anything but a whole delta of this format."""
+    view = memoryview(data).cast("B")
+    if view.nbytes < 16 or view[:8] != MAGIC:
+        raise _damaged(where, f"{view.nbytes} bytes that begin with {bytes(view[:8])!r}", f"a delta ({MAGIC!r} ...)")
+    if (found := int.from_bytes(view[8:12], "little")) != FORMAT:
+        raise WeightsError(f"{where}: found format {found}, expected {FORMAT}; update this worker")
+    length = int.from_bytes(view[12:16], "little")
+    if length > min(MAX_HEADER_BYTES, view.nbytes - 16):
+        raise _damaged(where, f"a header of {length} bytes", f"at most {min(MAX_HEADER_BYTES, view.nbytes - 16)}")
+    try:
+        text = _unpack(view[16 : 16 + length], MAX_HEADER_BYTES)
+        header = _parse_header(json.loads(text))
+    except (zstandard.ZstdError, ValueError, TypeError, RecursionError) as error:
+        raise _damaged(where, f"a header that cannot be read ({error})", "JSON, compressed, as it is written") from None
+    end = 16 + length + sum(part.num_bytes for part in header.parts)
+    if end != view.nbytes:
+        raise _damaged(where, f"{view.nbytes} bytes", f"{end}")
+    return header, 16 + length
+
+
+def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
+    """Makes the state the next one. Nothing happens if it is that already. WeightsError if it is neither that nor the
+    parent, or the delta is damaged; the state's digest then tells whether it is still of use."""
+    header, start = read_header(data, where=where)
+    state.check_same_tensors(header.tensors, where)
+    found = state.digest()
+    if found == header.new:
+        return header
+    if found != header.old:
+        mine = state.digests()
+        odd = next((name for name, one in header.old_digests.items() if not mine[name].startswith(one)), "none")
+        raise WeightsError(
+            f"{where}: applies to the state {header.old} of {text_of(header.parent)}, found {found} (the first tensor "
+            f"that differs: {odd}); go back to an anchor"
+        )
+    view = memoryview(data).cast("B")[start:]
+    streams, position = [], 0
+    for part in header.parts:
+        stream = np.frombuffer(view[position : position + part.num_bytes], np.uint8)
+        position += part.num_bytes
+        if part.tensor is None:
+            streams.append(stream)
+        else:
+            _put_whole(state, part, stream, where)
+    try:
+        lanes = list(_lanes(header.tensors, ((p.dtype, p.num_elements) for p in header.parts if p.tensor is None)))
+    except ValueError as error:
+        raise _damaged(where, str(error), "a stream for each element") from None
+    jobs = (functools.partial(_apply_lane, state, lane, stream) for lane, stream in zip(lanes, streams, strict=True))
+    with state.of_no_use_after_errors():
+        for lane, changed in zip(lanes, state.in_threads(jobs), strict=True):
+            if changed is None:
+                raise _damaged(where, f"a stream of {lane.dtype} that does not come out", "one as it is written")
+            state.touched(piece.tensor for piece, count in zip(lane.pieces, changed, strict=True) if count)
+    _check_made(state, header, where)
+    return header
+
+
+def _apply_lane(state: ServedState, lane: _Lane, stream: np.ndarray) -> list[int] | None:
+    arrays = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in lane.pieces]
+    return kernels.apply(arrays, FORMS[lane.dtype], stream)
+
+
+def _put_whole(state: ServedState, part: Part, stream: np.ndarray, where: str) -> None:
+    assert part.tensor is not None
+    array = state.arrays[part.tensor]
+    try:
+        found = _unpack(stream.data, len(array))
+    except zstandard.ZstdError as error:
+        raise _damaged(where, f"tensor {part.tensor!r} that cannot be unpacked ({error})", "zstd") from None
+    if len(found) != len(array):
+        raise _damaged(where, f"tensor {part.tensor!r} of {len(found)} bytes", f"{len(array)}")
+    state.touched([part.tensor])
+    array[:] = np.frombuffer(found, np.uint8)
+
+
+def _check_made(state: ServedState, header: DeltaHeader, where: str) -> None:
+    digests = state.digests()
+    for name, digest in header.new_digests.items():
+        if not digests[name].startswith(digest):
+            raise WeightsError(
+                f"{where}: tensor {name!r} became {digests[name][:SHORT]}, expected {digest}; go back to an anchor"
+            )
+    if state.digest() != header.new:
+        raise WeightsError(f"{where}: made the state {state.digest()}, expected {header.new}; go back to an anchor")
+
+
+# ------------------------------------------------------------------------------------------ the header
+
+
+def _parse_header(value: Any) -> DeltaHeader:
+    """ValueError or TypeError if it is not one."""
+    if not isinstance(value, dict) or set(value) != {"model", "name", "parent", "old", "new", "tensors", "parts"}:
+        raise ValueError("other fields")
+    forms: dict[str, tuple[str, tuple[int, ...]]] = {}
+    old: dict[str, str] = {}
+    new: dict[str, str] = {}
+    for name, dtype, shape, before, after in value["tensors"]:
+        if dtype not in ITEM_BYTES or len(shape) > 64 or not all(map(_is_size, shape)):
+            raise ValueError(f"tensor {name!r} of {dtype} {shape}")
+        forms[_text(name)] = (dtype, tuple(shape))
+        old[name], new[name] = _text(before), _text(after)
+    if list(forms) != sorted(forms) or len(forms) != len(value["tensors"]):
+        raise ValueError("tensors out of order")
+    parts = tuple(
+        Part(dtype=_text(dtype), num_elements=num_elements, tensor=tensor, num_bytes=num_bytes)
+        for dtype, num_elements, tensor, num_bytes in value["parts"]
+    )
+    for part in parts:
+        if not (_is_size(part.num_elements) and _is_size(part.num_bytes)):
+            raise ValueError(f"a part of {part.num_elements} elements, {part.num_bytes} bytes")
+        if part.tensor is None and (part.dtype not in FORMS or part.num_elements > MAX_LANE_ELEMENTS):
+            raise ValueError(f"a stream of {part.num_elements} elements of {part.dtype}")
+        if part.tensor is not None and (part.tensor not in forms or part.dtype != forms[part.tensor][0]):
+            raise ValueError(f"a tensor {part.tensor!r} of {part.dtype}")
+    return DeltaHeader(
+        model=_text(value["model"]), name=_version(value["name"]), parent=_version(value["parent"]),
+        old=_text(value["old"]), new=_text(value["new"]), tensors=forms, old_digests=old, new_digests=new, parts=parts,
+    )  # fmt: skip
+
+
+def _version(value: Any) -> VersionName:
+    epoch, version = value
+    if not (_is_size(epoch) and _is_size(version)):
+        raise ValueError(f"a version {value}")
+    return VersionName(trainer_epoch=epoch, version=version)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} in the place of a text")
+    return value
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _unpack(data: memoryview, limit: int) -> bytes:
+    """ZstdError if it is not a frame, or says that it holds more than `limit` bytes."""
+    size = zstandard.frame_content_size(data)
+    if not 0 <= size <= limit:
+        raise zstandard.ZstdError(f"{size} bytes, expected at most {limit}")
+    return zstandard.ZstdDecompressor().decompress(data, max_output_size=limit, allow_extra_data=False)
+
+
+def text_of(name: VersionName) -> str:
+    return f"{name.trainer_epoch}/{name.version}"
+
+
+def _damaged(where: str, found: str, expected: str) -> WeightsError:
+    return WeightsError(f"{where}: found {found}, expected {expected}; the delta is damaged")

@@ -1,0 +1,144 @@
+"""The compiled pass over weights: kernels.c, as a library that is built once on a machine.
+
+It is looked for beside the source (`python -m rftstream.weights.kernels` leaves it there, for images and installs
+without a compiler), then in the user's cache, and is otherwise compiled into that; a place that others could write to
+is not trusted. Calls let other threads run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rftstream.errors import WeightsError
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared")
+TOO_LONG, NO_MEMORY, DAMAGED = -1, -2, -3
+
+
+class Form(NamedTuple):
+    """How elements of a dtype are taken apart."""
+
+    width: int
+    """Bytes."""
+    mantissa: int
+    """Bits below the exponent."""
+
+
+FORMS = {"BF16": Form(2, 7), "F16": Form(2, 10), "F32": Form(4, 23)}
+"""Safetensors' names of the dtypes that a delta takes apart."""
+
+
+def take(
+    old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, capacity: int
+) -> tuple[np.ndarray | None, list[int]]:
+    """How `old` becomes `new`, and makes it so: the stream (None if it is longer than `capacity` bytes), and how many
+    elements of each array changed. Arrays of bytes, aligned to elements, pair by pair of one length."""
+    counts = [len(one) // form.width for one in old]
+    out, changed = np.empty(capacity, np.uint8), np.zeros(max(len(old), 1), np.int64)
+    length = _library().rft_take(
+        len(old), _pointers(old), _pointers(new), (ctypes.c_int64 * len(counts))(*counts), *form,
+        out.ctypes.data, capacity, changed.ctypes.data,
+    )  # fmt: skip
+    if length == NO_MEMORY:
+        raise MemoryError(f"no memory for the changes of {sum(counts)} elements")
+    return (out[:length] if length >= 0 else None), changed[: len(old)].tolist()
+
+
+def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[int] | None:
+    """Changes `data` as a stream says, and returns how many elements of each array. None if the stream is damaged: then
+    `data` is of no use any more."""
+    counts = [len(one) // form.width for one in data]
+    changed = np.zeros(max(len(data), 1), np.int64)
+    result = _library().rft_apply(
+        len(data), _pointers(data), (ctypes.c_int64 * len(counts))(*counts), *form,
+        stream.ctypes.data, len(stream), changed.ctypes.data,
+    )  # fmt: skip
+    if result == NO_MEMORY:
+        raise MemoryError("no memory for the model of a delta")
+    return changed[: len(data)].tolist() if result == 0 else None
+
+
+def build(target: Path) -> None:
+    """Compiles the library, atomically. WeightsError if there is no compiler, or it fails."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise WeightsError(
+            f"{SOURCE.name}: found no C compiler to build it with; install gcc, or run `python -m {__name__}` where "
+            "there is one"
+        )
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
+        library = Path(folder) / target.name
+        done = subprocess.run(
+            [compiler, *FLAGS, "-o", str(library), str(SOURCE)], stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise WeightsError(f"{SOURCE.name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one")
+        library.replace(target)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_built()))
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    form = (ctypes.c_int, ctypes.c_int)
+    library.rft_take.argtypes = (number, pointer, pointer, pointer, *form, pointer, number, pointer)
+    library.rft_apply.argtypes = (number, pointer, pointer, *form, pointer, number, pointer)
+    library.rft_take.restype = library.rft_apply.restype = number
+    return library
+
+
+def _built() -> Path:
+    """Where the library lies, compiled if need be. Its name tells the source and the platform."""
+    beside = SOURCE.with_name(_name())
+    if beside.exists():
+        return beside
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rftstream" / "kernels"
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_ours(cache):
+            library = cache / _name()
+            if not library.exists():
+                build(library)
+            if _is_ours(library):
+                return library
+    except OSError:  # no home, or none to write to
+        pass
+    library = Path(tempfile.mkdtemp(prefix="rftstream-kernels-")) / _name()
+    build(library)
+    return library
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else could have put something else there."""
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _name() -> str:
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    return f"kernels-{digest}-{sysconfig.get_platform()}.so"
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(arrays))(*(one.ctypes.data for one in arrays))
+
+
+if __name__ == "__main__":
+    build(SOURCE.with_name(_name()))
+    print(SOURCE.with_name(_name()), file=sys.stderr)

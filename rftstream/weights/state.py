@@ -1,0 +1,98 @@
+"""A model's served tensors in memory, owned by whoever follows or publishes them, with their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from rftstream.errors import WeightsError
+from rftstream.weights.snapshot import RawTensor, data_view, digest_of_lines
+
+T = TypeVar("T")
+
+MAX_THREADS = 16
+
+
+class ServedState:
+    """One copy of a model. `arrays` are changed in place; who does so says which by `touched`, and asks for digests
+    when all is done."""
+
+    def __init__(self, tensors: Mapping[str, RawTensor], *, copy: bool, threads: int | None = None) -> None:
+        """Without `copy` their bytes, which must be writable, are taken over. Each tensor is asked for once."""
+        self.threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        self.tensors: dict[str, RawTensor] = {}
+        """Views of the arrays, sorted by name."""
+        self.arrays: dict[str, np.ndarray] = {}
+        """uint8 [num_bytes]."""
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            array: np.ndarray = np.frombuffer(data_view(tensor), np.uint8)
+            array = array.copy() if copy or not len(array) else array
+            self.arrays[name] = array
+            self.tensors[name] = RawTensor(tensor.dtype, tensor.shape, array.data)
+        self._digests: dict[str, str] = {}
+
+    def touched(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._digests.pop(name, None)
+
+    @contextlib.contextmanager
+    def of_no_use_after_errors(self) -> Iterator[None]:
+        """An error inside leaves a state whose digests tell what became of it."""
+        try:
+            yield
+        except BaseException:
+            self._digests.clear()
+            raise
+
+    def digests(self) -> dict[str, str]:
+        """Name -> sha256 (hex) of the tensor's bytes, sorted by name; computed where they are not known."""
+        missing = [name for name in self.arrays if name not in self._digests]
+        found = self.in_threads([lambda name=name: _sha256(self.arrays[name]) for name in missing])  # type: ignore[misc]
+        self._digests.update(zip(missing, found, strict=True))
+        return {name: self._digests[name] for name in self.arrays}
+
+    def digest(self) -> str:
+        """The state's, as announcements have it (snapshot.state_digest)."""
+        digests = self.digests()
+        return digest_of_lines((name, one.dtype, one.shape, digests[name]) for name, one in self.tensors.items())
+
+    def in_threads(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
+        """Results in order; of jobs that let other threads run. No more are taken from `jobs` than can be worked on."""
+        jobs = iter(jobs)
+        if self.threads == 1:
+            return [job() for job in jobs]
+        results: list[T] = []
+        with ThreadPoolExecutor(self.threads) as pool:
+            running = []
+            for job in jobs:
+                running.append(pool.submit(job))
+                if len(running) > self.threads:
+                    results.append(running.pop(0).result())
+            results += [one.result() for one in running]
+        return results
+
+    def check_same_tensors(self, tensors: Mapping[str, tuple[str, tuple[int, ...]]], where: str) -> None:
+        """WeightsError unless names, dtypes and shapes are these."""
+        for name in sorted(tensors.keys() | self.tensors.keys()):
+            mine = self.tensors.get(name)
+            found = tensors.get(name)
+            expected = None if mine is None else (mine.dtype, mine.shape)
+            if found != expected:
+                raise WeightsError(
+                    f"{where}: tensor {name!r}: found {_form(found)}, expected {_form(expected)}; another model's?"
+                )
+
+
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(array.data).hexdigest()
+
+
+def _form(found: tuple[str, tuple[int, ...]] | None) -> str:
+    return "none" if found is None else f"{found[0]} {list(found[1])}"

@@ -1,0 +1,82 @@
+"""Who comes late has the weights, bit for bit, with nobody there but the log and the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rftstream.messages import StepRecord, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import open_run
+from rftstream.weights.anchors import AnchorCache
+from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.snapshot import state_digest
+from rftstream.weights.store import ObjectStore
+from tests.e2e.workplace import Workplace, sets
+from tests.s3 import BUCKET, S3Server
+
+pytestmark = pytest.mark.slow
+
+VERSION, ANCHOR_EVERY = 57, 20
+
+
+class CountingStore(ObjectStore):
+    """Says which objects were read."""
+
+    def __init__(self, url: str, base: Path) -> None:
+        super().__init__(url, base=base)
+        self.read: list[str] = []
+
+    def open(self, name: str):  # type: ignore[no-untyped-def]
+        self.read.append(name)
+        return super().open(name)
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, place: Workplace) -> Iterator[str]:
+    """The URL of a store."""
+    if request.param == "file":
+        yield "file://weights"
+        return
+    server = S3Server()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for key, value in server.environment.items():
+                patch.setenv(key, value)
+            yield f"s3://{BUCKET}/late/{{run}}"
+    finally:
+        server.close()
+
+
+def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, store: str) -> None:
+    done = place.call("run", "tiny.toml", *sets(
+        f"run.steps={VERSION}", f"weights.store={store}", f"weights.anchor_every={ANCHOR_EVERY}", "model.dtype=bfloat16",
+        "backends.fake.elements=8192", "trainer.checkpoint_every=20", "weights.keep=2",
+    ))  # fmt: skip
+    assert done.code == 0, done.err
+    opened = open_run(place.folder / "runs" / "tiny")
+    try:
+        messages = [one.message for topic in ("weights", "steps") for one in Log(opened.transport).messages(topic)]
+        url = opened.store().url
+    finally:
+        opened.transport.close()
+    announced = [one for one in messages if isinstance(one, WeightsAnnounced)]
+    assert [one.name.version for one in announced if one.kind is WeightsKind.full] == [0, 20, 40]
+    recorded = {one.name.version: one.weights_digest for one in messages if isinstance(one, StepRecord)}
+
+    counting = CountingStore(url, place.folder / "runs" / "tiny")
+    cache = AnchorCache(place.folder / "anchors")
+    expected = [one.object for one in announced[40:]]
+    for read in (expected, expected[1:]):  # the second time the anchor lies on this machine
+        counting.read.clear()
+        follower = WeightsFollower(counting, announced[0].model, cache=cache)
+        assert all(map(follower.announced, announced))
+        newest = follower.newest()
+        assert newest is not None
+        assert newest.name == VersionName(trainer_epoch=1, version=VERSION)
+        assert state_digest(follower.fetch(newest)) == recorded[VERSION]
+        assert counting.read == read
+    assert {one.name.version for one in follower.available()} == {0, *range(20, VERSION + 1)}
+    assert sum(counting.size(one.object) for one in announced[41:]) < 0.5 * 17 * announced[40].num_bytes
