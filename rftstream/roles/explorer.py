@@ -1,8 +1,8 @@
 """The explorer: tasks -> rollouts, with the newest weights that the trainer announced.
 
 A task waits while the policy is older than its `min_version`. Weights are taken over between two decoding steps; what
-runs goes on with them. After a rollback of the trainer the older version is taken over once nothing is in hand that
-needs a newer one, and nothing new is begun before.
+runs goes on with them. After a rollback of the trainer what needs a newer version than there is now is paused, also in
+the middle; the others go on.
 
 What is not finished is saved to `partials` every so often, and when the worker is to leave; whoever gets the task next
 goes on from there. A rollout that has had its share of tokens in one go is saved too, and makes room for those that
@@ -219,12 +219,14 @@ class ExplorerStep:
     # ------------------------------------------------------------------------------------------ weights
 
     def _take_over_weights(self) -> bool:
-        """Loads the newest version; True while an older one has to be taken over but can't yet."""
+        """Loads the newest version; True while an older one has to be taken over, and something is about to finish that
+        needs a newer one."""
         newest = self._follower.newest()
         current = self._policy.version
         if newest is None or newest.name == current:
             return False
-        if any(work.task.ids.min_version > newest.name.version for work in self._active.values()):
+        too_old_for = [work for work in self._active.values() if work.task.ids.min_version > newest.name.version]
+        if not all(self._pause(work) for work in too_old_for):
             return True
         if self._weights_retry_at > self._clock.now():
             return False
