@@ -1,8 +1,8 @@
 """The explorer: tasks -> rollouts, with the newest weights that the trainer announced.
 
 A task waits while the policy is older than its `min_version`. Weights are taken over between two decoding steps; what
-runs goes on with them. After a rollback of the trainer the older version is taken over once nothing is in hand that
-needs a newer one, and nothing new is begun before.
+runs goes on with them. After a rollback of the trainer what needs a newer version than there is now is paused, also in
+the middle; the others go on.
 
 What is not finished is saved to `partials` every so often, and when the worker is to leave; whoever gets the task next
 goes on from there. A rollout that has had its share of tokens in one go is saved too, and makes room for those that
@@ -15,7 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rftstream import codec, metrics
 from rftstream.clock import Clock
@@ -34,7 +34,7 @@ from rftstream.messages import (
 )
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rendering import Renderer
-from rftstream.roles.partials import TOPIC, Partials, num_pieces, tombstones
+from rftstream.roles.partials import TOPIC, Partials, numbers_of, tombstones
 from rftstream.roles.pieces import CannotGoOnError, SavedRollout
 from rftstream.roles.recordable import MAX_BODY_BYTES, recordable, skipped
 from rftstream.roles.turn_loop import Attempt, TurnLoop, oldest_version
@@ -57,8 +57,8 @@ class _Work:
     item: Item
     saved: SavedRollout | None = None
     """Where it goes on from, until it is begun."""
-    num_pieces: int = 0
-    """On the log, or on their way there."""
+    pieces: list[int] = field(default_factory=list)
+    """Numbers of those that are on the log, or on their way there."""
     is_paused: bool = False
     is_due: bool = False
     """To be saved, since it was paused."""
@@ -142,7 +142,7 @@ class ExplorerStep:
     def start(self, item: Item) -> None:
         work = _Work(item)
         task, records = work.task, self._partials.of(work.partition, work.task.ids.rollout_id)
-        work.num_pieces = num_pieces(records)
+        work.pieces = numbers_of(records)
         stored = self._stored(task)
         if records and stored is None and task.ids.group_id not in self._decided:
             try:
@@ -201,7 +201,7 @@ class ExplorerStep:
         )
         return (
             Publish("rollouts", record.partition, rollout),
-            *tombstones(ids.rollout_id, record.partition, num_pieces(pieces)),
+            *tombstones(ids.rollout_id, record.partition, numbers_of(pieces)),
         )
 
     def health(self) -> Mapping[str, object]:
@@ -220,12 +220,14 @@ class ExplorerStep:
     # ------------------------------------------------------------------------------------------ weights
 
     def _take_over_weights(self) -> bool:
-        """Loads the newest version; True while an older one has to be taken over but can't yet."""
+        """Loads the newest version; True while an older one has to be taken over, and something is about to finish that
+        needs a newer one."""
         newest = self._follower.newest()
         current = self._policy.version
         if newest is None or newest.name == current:
             return False
-        if any(work.task.ids.min_version > newest.name.version for work in self._active.values()):
+        too_old_for = [work for work in self._active.values() if work.task.ids.min_version > newest.name.version]
+        if not all(self._pause(work) for work in too_old_for):
             return True
         if self._weights_retry_at > self._clock.now():
             return False
@@ -297,7 +299,7 @@ class ExplorerStep:
         work.saved, work.may_save = None, False
         metrics.PARTIAL_TOKENS.labels("lost").inc(num_tokens)
         log.warning(
-            "%s: cannot go on from its %d pieces: %s; begun anew", work.task.ids.rollout_id, work.num_pieces, why
+            "%s: cannot go on from its %d pieces: %s; begun anew", work.task.ids.rollout_id, len(work.pieces), why
         )
 
     def _abort(self, work: _Work) -> None:
@@ -310,7 +312,8 @@ class ExplorerStep:
         if not (settings.yield_after_tokens or settings.repetition_tokens) or now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
-        places = sum(self._may_begin(work.task, behind) for work in self._waiting)
+        free = self._places - len(self._active)
+        places = sum(self._may_begin(work.task, behind) for work in self._waiting) - free
         for work in list(self._active.values()):
             count = settings.repetition_tokens
             if count and repeats(self._loop.newest_tokens(work.key, count), count, settings.repetition_period):
@@ -370,7 +373,7 @@ class ExplorerStep:
             return None
         piece = PartialRollout(
             ids=work.task.ids,
-            piece=work.num_pieces,
+            piece=len(work.pieces),
             turns=new.turns,
             segments=new.segments,
             num_tokens=new.num_tokens,
@@ -392,7 +395,7 @@ class ExplorerStep:
             work.may_save = False
             log.warning("%s: cannot be saved: %s", work.task.ids.rollout_id, error)
             return None
-        work.num_pieces += 1
+        work.pieces.append(piece.piece)
         metrics.PARTIAL_TOKENS.labels("saved").inc(new.num_tokens)
         return Publish(TOPIC, work.partition, piece, value)
 
@@ -436,7 +439,7 @@ class ExplorerStep:
         rollout, value = recordable(rollout)
         metrics.ROLLOUTS.labels(str(rollout.status)).inc()
         metrics.SAMPLED_TOKENS.labels("explorer").inc(num_sampled)
-        pieces = tombstones(rollout.ids.rollout_id, work.partition, work.num_pieces)
+        pieces = tombstones(rollout.ids.rollout_id, work.partition, work.pieces)
         return Done(work.item.number, (Publish("rollouts", work.partition, rollout, value), *pieces))
 
 

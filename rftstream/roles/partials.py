@@ -7,14 +7,14 @@ Bodies are held up to a limit, the rest is read from the log when the rollout's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rftstream import codec
 from rftstream.errors import ContractError
 from rftstream.messages import PartialRollout, Task
 from rftstream.roles.pieces import CannotGoOnError, SavedRollout, join_pieces
-from rftstream.runtime.role import Publish, read_record
+from rftstream.runtime.role import Publish, read_records
 from rftstream.transport.base import Record, Transport
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,11 @@ class Partials:
     def saved(self, task: Task, records: Sequence[Record]) -> SavedRollout:
         """What the rollout goes on from. CannotGoOnError if it has to be begun anew."""
         pieces: list[PartialRollout] = []
+        known = {record.offset: record for record in records if record.value is not None}
+        if rest := [record.offset for record in records if record.value is None]:
+            known |= read_records(self._transport, records[0].place, rest)
         for record in records:
-            whole = record if record.value is not None else read_record(self._transport, record.place, record.offset)
+            whole = known.get(record.offset)
             if whole is None:
                 raise CannotGoOnError(f"{record} is gone")
             try:
@@ -73,16 +76,13 @@ class Partials:
         return join_pieces(task, pieces)
 
 
-def tombstones(rollout_id: str, partition: int, num_pieces: int) -> tuple[Publish, ...]:
-    """That take all pieces back."""
-    return tuple(
-        Publish(TOPIC, partition, None, key=f"{rollout_id}#{piece}".encode("ascii")) for piece in range(num_pieces)
-    )
+def tombstones(rollout_id: str, partition: int, pieces: Iterable[int]) -> tuple[Publish, ...]:
+    """That take these pieces back."""
+    return tuple(Publish(TOPIC, partition, None, key=f"{rollout_id}#{piece}".encode("ascii")) for piece in pieces)
 
 
-def num_pieces(records: Sequence[Record]) -> int:
-    """With those that are missing in between."""
-    return 1 + max((parse_key(one.key or b"")[1] for one in records), default=-1)
+def numbers_of(records: Sequence[Record]) -> list[int]:
+    return [parse_key(one.key or b"")[1] for one in records]
 
 
 def parse_key(key: bytes) -> tuple[str, int]:

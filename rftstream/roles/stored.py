@@ -8,7 +8,7 @@ import re
 from rftstream import codec
 from rftstream.errors import ContractError
 from rftstream.messages import Rollout
-from rftstream.runtime.role import read_record
+from rftstream.runtime.role import read_records
 from rftstream.transport.base import TopicPartition, Transport
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ class StoredRollouts:
         """The rollout at `rollouts[partition]@offset`; None if none is there (any more), or it cannot be decoded."""
         if (match := _PLACE.fullmatch(where)) is None:
             return None
-        record = read_record(self._transport, TopicPartition("rollouts", int(match[1])), int(match[2]))
+        offset = int(match[2])
+        record = read_records(self._transport, TopicPartition("rollouts", int(match[1])), [offset]).get(offset)
         if record is None or record.value is None:
             return None
         try:

@@ -425,7 +425,7 @@ class ConcurrentService(Service):
     def _saved_there(self) -> set[tuple[int, bytes | None]]:
         """Partition and key of what stands on the log since it was tried last to save something."""
         keeps = self.declaration.keeps
-        if keeps is None or all(result.finishes for result in self._results):
+        if keeps is None or not self._ends or all(result.finishes for result in self._results):
             return set()
         numbers = {place.partition for place in self._ends}
         records = Log(self.transport).read(keeps, start=self._ends, bodies=False, settled=True, partitions=numbers)

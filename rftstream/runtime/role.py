@@ -260,21 +260,27 @@ class Log:
         return self.transport.admin.committed(group)
 
 
-def read_record(transport: Transport, place: TopicPartition, offset: int) -> Record | None:
-    """The record at one place of the log; None if none is there (any more)."""
+def read_records(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
+    """The records at these places of the log, by offset; those that are not there (any more) are left out."""
     admin = transport.admin
     begin, end = admin.begin_offsets(place.topic).get(place, 0), admin.end_offsets(place.topic).get(place, 0)
-    if not begin <= offset < end:
-        return None
-    reader = transport.reader({place: offset})
+    wanted = sorted(offset for offset in offsets if begin <= offset < end)
+    found: dict[int, Record] = {}
+    if not wanted:
+        return found
+    reader = transport.reader({place: wanted[0]})
     try:
-        while reader.position(place) <= offset:
-            for record in reader.poll(max_records=1):
-                return record if record.offset == offset else None
-            transport.wait([reader], 0.05)
+        for offset in wanted:
+            if reader.position(place) != offset:
+                reader.seek(place, offset)
+            while reader.position(place) <= offset:
+                if records := reader.poll(max_records=1):
+                    found |= {record.offset: record for record in records if record.offset == offset}
+                    break
+                transport.wait([reader], 0.05)
     finally:
         reader.close()
-    return None
+    return found
 
 
 def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: int, now: float) -> Publish:

@@ -156,6 +156,8 @@ class KafkaAdmin:
         """Of what is committed. The broker answers a commit before it has marked it everywhere: marks that are on
         their way are waited for; transactions that are still open are not."""
         wanted = [one for one in self._partitions(topic) if partitions is None or one.partition in partitions]
+        if not wanted:
+            return {}
         written = self._offsets(wanted, OffsetSpec.LATEST, "read_uncommitted")
         ends = self._offsets(wanted, OffsetSpec.LATEST)
         until = time.monotonic() + PATIENCE_S

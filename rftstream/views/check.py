@@ -437,11 +437,12 @@ def _token_lines(prompt: Prompt, width: int = 100) -> list[str]:
 def _disk_lines(disk: DiskEstimate) -> list[str]:
     log = "unknown length" if disk.log_bytes is None else size(disk.log_bytes)
     rollouts = "" if disk.rollouts is None else f"{disk.rollouts:,} rollouts of "
+    saved = f", {size(disk.saved_bytes)} of it to go on from" if disk.saved_bytes else ""
     elsewhere = "" if disk.store_is_local else " (in the object store, not on this disk)"
     return [
         f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free",
         *columns([
-            ("log", log, f"{rollouts}{size(disk.bytes_per_rollout)} each, at the greatest length"),
+            ("log", log, f"{rollouts}{size(disk.bytes_per_rollout)} each, at the greatest length{saved}"),
             ("weights", size(disk.snapshot_bytes * disk.snapshots),
              f"{disk.snapshots} snapshots of {size(disk.snapshot_bytes)}{elsewhere}"),
             ("checkpoints", size(disk.checkpoint_bytes * disk.checkpoints),

@@ -62,6 +62,8 @@ class DiskEstimate:
     """Of the whole run; None when nothing says how long it is."""
     bytes_per_rollout: int
     """On all topics of its way, with a completion of the greatest length."""
+    saved_bytes: int
+    """Of these on `partials`, if it takes longer than the rhythm in which unfinished ones are saved."""
     log_bytes: int | None
     parameters: int
     snapshot_bytes: int
@@ -89,7 +91,8 @@ class DiskEstimate:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "rollouts": self.rollouts, "bytes_per_rollout": self.bytes_per_rollout, "log_bytes": self.log_bytes,
+            "rollouts": self.rollouts, "bytes_per_rollout": self.bytes_per_rollout, "saved_bytes": self.saved_bytes,
+            "log_bytes": self.log_bytes,
             "parameters": self.parameters, "snapshot_bytes": self.snapshot_bytes, "snapshots": self.snapshots,
             "checkpoint_bytes": self.checkpoint_bytes, "checkpoints": self.checkpoints,
             "store_is_local": self.store_is_local, "total_bytes": self.total_bytes, "free_bytes": self.free_bytes,
@@ -115,21 +118,26 @@ def estimate_disk(
     """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset."""
     weights = {name: config.tasksets[name].weight for name in samples}
     total = sum(weights.values()) or 1.0
-    per_rollout = sum(
-        rollout_bytes(
-            problem, num_prompt, sampling_for(config, config.tasksets[name].sampling, where=name),
-            context=context, group_size=config.feeder.group_size, run=config.run.name,
-            saves=config.explorer.partial_every_s > 0,
-        ) * weights[name] / total
-        for name, (problem, num_prompt) in samples.items()
-    )  # fmt: skip
+
+    def per_rollout(saves: bool) -> float:
+        return LOG_OVERHEAD * sum(
+            rollout_bytes(
+                problem, num_prompt, sampling_for(config, config.tasksets[name].sampling, where=name), context=context,
+                group_size=config.feeder.group_size, run=config.run.name, saves=saves,
+            ) * weights[name] / total
+            for name, (problem, num_prompt) in samples.items()
+        )  # fmt: skip
+
+    saves = config.explorer.partial_every_s > 0
+    num_bytes = per_rollout(saves)
     rollouts = num_rollouts(config, sizes)
     parameters = num_parameters(spec.folder)
     local = config.weights.store.startswith("file://") or "://" not in config.weights.store
     return DiskEstimate(
         rollouts=rollouts,
-        bytes_per_rollout=round(per_rollout * LOG_OVERHEAD),
-        log_bytes=None if rollouts is None else round(rollouts * per_rollout * LOG_OVERHEAD),
+        bytes_per_rollout=round(num_bytes),
+        saved_bytes=round(num_bytes - per_rollout(False)),
+        log_bytes=None if rollouts is None else round(rollouts * num_bytes),
         parameters=parameters,
         snapshot_bytes=parameters * SERVED_BYTES[spec.dtype],
         # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rftstream import codec
 from rftstream.errors import ProducerLost, TransactionAborted
 from rftstream.messages import GroupResult, PartialRollout, Rollout, RolloutStatus, Segment
 from rftstream.roles.partials import parse_key
-from rftstream.runtime.role import read_record
+from rftstream.runtime.role import read_records
 from rftstream.testing import RoleDriver
 from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
 from tests.flow.scene import Scene
@@ -436,11 +436,11 @@ def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
 ) -> None:
     asked: list[int] = []
 
-    def read(transport: Transport, place: TopicPartition, offset: int) -> Record | None:
-        asked.append(offset)
-        return read_record(transport, place, offset)
+    def read(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
+        asked.extend(offsets)
+        return read_records(transport, place, offsets)
 
-    monkeypatch.setattr("rftstream.roles.partials.read_record", read)
+    monkeypatch.setattr("rftstream.roles.partials.read_records", read)
     monkeypatch.setattr("rftstream.roles.partials.Partials.__init__.__defaults__", (2000,))
     scene = Scene(tmp_path, **LONG)
     scene.announce(0)

@@ -253,7 +253,7 @@ def lost_work_published() -> Iterator[None]:
 
 
 def pieces_left() -> Iterator[None]:
-    with changed(explorer_module, "tombstones", lambda rollout_id, partition, num_pieces: ()):
+    with changed(explorer_module, "tombstones", lambda rollout_id, partition, pieces: ()):
         yield
 
 
