@@ -31,6 +31,7 @@ COMMANDS = {
     "trace": "rftstream.cli.trace:trace",
     "evaluate": "rftstream.cli.evaluate:evaluate",
     "dead": "rftstream.cli.dead:dead",
+    "weights": "rftstream.cli.weights:weights",
     "rescore": "rftstream.cli.rescore:rescore",
     "plot": "rftstream.cli.views:plot",
     "replay": "rftstream.cli.replay:replay",

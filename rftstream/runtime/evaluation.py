@@ -18,11 +18,11 @@ from rftstream.errors import ConfigError, RftError, TakenOver
 from rftstream.messages import EvalResult, Request, RequestKind, WeightsAnnounced
 from rftstream.runtime.deletion import is_alive
 from rftstream.runtime.observer import read_control
-from rftstream.runtime.role import FOREVER, Log
+from rftstream.runtime.published import read_published
+from rftstream.runtime.role import FOREVER
 from rftstream.runtime.runs import OpenRun
 from rftstream.runtime.service import Service, begin_positions, build_service
 from rftstream.transport.base import Reader, TopicPartition
-from rftstream.weights.follower import WeightsFollower
 
 LOOK_S = 0.25
 SAY_S = 5.0
@@ -91,26 +91,10 @@ def _wanted(run: OpenRun, evaluation: str | None, version: int | None, *, needed
 
 def _announced(run: OpenRun, version: int | None) -> WeightsAnnounced:
     """The version in force that is meant, with its weights still in the store."""
-    messages = [one.message for one in Log(run.transport).messages("weights")]
-    announced = [one for one in messages if isinstance(one, WeightsAnnounced)]
-    if not announced:
-        raise ConfigError(f"{run.run_id}: no version yet, so there is nothing to evaluate; wait for its trainer")
-    follower = WeightsFollower(run.store(), announced[0].model)
-    for one in announced:
-        follower.announced(one)
-    in_force = follower.in_force()
+    published = read_published(run)
     if version is None:
-        return in_force[-1]
-    available = follower.available()
-    found = next((one for one in available if one.name.version == version), None)
-    if found is not None:
-        return found
-    there = [one.name.version for one in available]
-    why = "its weights are deleted" if any(one.name.version == version for one in in_force) else "no such version"
-    raise ConfigError(
-        f"--version {version}: {why}; with weights in the store: {', '.join(map(str, there)) or 'none'}"
-        " (weights.keep says how many stay)"
-    )
+        return published.follower.in_force()[-1]
+    return published.choose([version], where="--version")[0]
 
 
 def _evaluator_alive(run: OpenRun) -> str | None:

@@ -8,12 +8,10 @@ import shutil
 from pathlib import Path
 
 from rftstream.errors import ConfigError, WeightsError
-from rftstream.messages import WeightsAnnounced
-from rftstream.modelfolder import INITIAL, copy_companions, initial_of, prepare_model
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import OpenRun, open_run
+from rftstream.modelfolder import INITIAL, copy_companions, initial_of
+from rftstream.runtime.published import model_of, read_published
+from rftstream.runtime.runs import open_run
 from rftstream.sections import RunConfig
-from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.snapshot import write_snapshot
 
 
@@ -28,14 +26,13 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
     path, version = _parsed(wanted, Path(config.base))
     opened = open_run(path)
     try:
-        spec = prepare_model(opened.config.model, opened.folder.model, opened.config.run.seed)
-        if not (spec.folder / "config.json").is_file():
-            raise ConfigError(f"model.init_from: {wanted}: its model is {spec.name!r}, expected one with a folder")
-        announced, follower = _find(opened, spec.name, wanted, version)
+        spec, published = model_of(opened), read_published(opened)
+        chosen = [] if version is None else [version]
+        (announced,) = published.choose(chosen, where=f"model.init_from: {path}: version")
         try:
-            tensors = follower.fetch(announced)
+            tensors = published.follower.fetch(announced)
         except WeightsError as error:
-            raise ConfigError(f"model.init_from: {wanted}: {error}; {_kept(follower)}") from None
+            raise ConfigError(f"model.init_from: {wanted}: {error}") from None
     finally:
         opened.transport.close()
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
@@ -64,20 +61,3 @@ def _parsed(wanted: str, base: Path) -> tuple[Path, int | None]:
     if not path.exists():
         raise ConfigError(f"model.init_from: {run}: no such run, expected a run folder or a run file")
     return path, int(version) if version else None
-
-
-def _find(opened: OpenRun, model: str, wanted: str, version: int | None) -> tuple[WeightsAnnounced, WeightsFollower]:
-    """The newest announcement in force, or that of the version."""
-    follower = WeightsFollower(opened.store(), model)
-    for received in Log(opened.transport).messages("weights"):
-        if isinstance(received.message, WeightsAnnounced):
-            follower.announced(received.message)
-    found = [one for one in follower.in_force() if version is None or one.name.version == version]
-    if not found:
-        raise ConfigError(f"model.init_from: {wanted}: no such version is in force; {_kept(follower)}")
-    return found[-1], follower
-
-
-def _kept(follower: WeightsFollower) -> str:
-    there = sorted({one.name.version for one in follower.available()})
-    return f"its store has {', '.join(map(str, there))}" if there else "its store has none"

@@ -88,6 +88,10 @@ class _Lane:
         return sum(piece.end - piece.begin for piece in self.pieces)
 
 
+_Taken = tuple[_Lane, "np.ndarray | None", list[int]]
+"""A lane, its stream (None: too long), how many elements of each piece changed."""
+
+
 @dataclass(slots=True)
 class Changes:
     """What `take` found; `None` in the place of parts if they would be no smaller than the weights."""
@@ -112,7 +116,7 @@ def take(state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements:
             continue
         num_elements = lane.num_bytes // FORMS[lane.dtype].width
         part = Part(dtype=lane.dtype, num_elements=num_elements, tensor=None, num_bytes=len(stream))
-        changes.parts.append((part, stream))
+        changes.parts.append((part, stream.data))
     for name in source.whole:
         tensor = state.tensors[name]
         state.touched([name])
@@ -202,9 +206,7 @@ def _forms(state: ServedState) -> Forms:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in state.tensors.items()}
 
 
-def _take_jobs(
-    state: ServedState, source: _Source, lane_elements: int
-) -> Iterator[Callable[[], tuple[_Lane, Any, list[int]]]]:
+def _take_jobs(state: ServedState, source: _Source, lane_elements: int) -> Iterator[Callable[[], _Taken]]:
     forms = _forms(state)
     name, new = "", np.empty(0, np.uint8)
     for lane in _lanes(forms, _lengths(forms, lane_elements)):
@@ -220,7 +222,7 @@ def _take_jobs(
             source.replace(name)
 
 
-def _take_lane(lane: _Lane, pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[_Lane, np.ndarray | None, list[int]]:
+def _take_lane(lane: _Lane, pairs: list[tuple[np.ndarray, np.ndarray]]) -> _Taken:
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     room = lane.num_bytes + lane.num_bytes // 8 + 64  # whether all of them together are smaller is seen in the end
     stream, changed = kernels.take(old, new, FORMS[lane.dtype], room)

@@ -52,7 +52,8 @@ def store(request: pytest.FixtureRequest, place: Workplace) -> Iterator[str]:
 
 def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, store: str) -> None:
     done = place.call("run", "tiny.toml", *sets(
-        f"run.steps={VERSION}", f"weights.store={store}", f"weights.anchor_every={ANCHOR_EVERY}", "model.dtype=bfloat16",
+        f"run.steps={VERSION}", "model.dtype=bfloat16",
+        f"weights.store={store}", f"weights.anchor_every={ANCHOR_EVERY}",
         "backends.fake.elements=8192", "trainer.checkpoint_every=20", "weights.keep=2",
     ))  # fmt: skip
     assert done.code == 0, done.err

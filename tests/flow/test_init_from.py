@@ -91,8 +91,8 @@ def test_it_begins_with_the_weights_of_the_version(tmp_path: Path, named: str, v
 
 
 @pytest.mark.parametrize(("named", "text"), [
-    ("runs/first@1", "its store has 0, 2"),
-    ("runs/first@7", "no such version is in force; its store has 0, 2"),
+    ("runs/first@1", "version 1: its weights are deleted; with weights in the store: 0, 2"),
+    ("runs/first@7", "version 7: no such version; with weights in the store: 0, 2"),
     ("runs/none@1", "no such run"),
     ("runs/first@new", "expected RUN or RUN@version"),
 ])  # fmt: skip

@@ -171,7 +171,7 @@ def test_one_that_does_not_answer(scene: Scene) -> None:
     ("arguments", "text"),
     [
         (("--evaluation", "esy"), "--evaluation: unknown 'esy'; known: easy, more; did you mean 'easy'?"),
-        (("--version", 17), "--version 17: no such version; with weights in the store: 0, 1, 2, 3"),
+        (("--version", 17), "--version 17: no such version; with weights in the store: 0 to 3"),
         (("--version", "x"), "'x' is not a valid integer"),
     ],
 )

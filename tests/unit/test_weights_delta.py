@@ -157,7 +157,7 @@ def test_twice_is_once_and_the_wrong_state_is_refused() -> None:
 def test_another_model_is_refused() -> None:
     other = stored(OLD)
     del other["g.mask"]
-    with pytest.raises(WeightsError, match="tensor 'g.mask': found BOOL \\[3\\], expected none"):
+    with pytest.raises(WeightsError, match=r"tensor 'g.mask': found BOOL \[3\], expected none"):
         delta.apply(ServedState(other, copy=True), DELTA.read_bytes(), where="it")
 
 

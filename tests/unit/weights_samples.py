@@ -1,5 +1,7 @@
-"""The sample of a delta in schemas/weights: `python -m tests.unit.weights_samples` writes what is not there yet. What is
-there is never written again: it stands for what lies in somebody's store."""
+"""The sample of a delta in schemas/weights: `python -m tests.unit.weights_samples` writes what is not there yet.
+
+What is there is never written again: it stands for what lies in somebody's store.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,207 @@
+"""Bytes of a version published as a delta, beside the full weights and beside the form that others publish; and times.
+
+SmolLM2-135M (a made model of its depth and width where it is not installed), served in bfloat16, trained by the torch
+backend with AdamW and float32 masters on sums answered rightly and wrongly, other ones with every batch. Each version
+goes through the trainer's publisher into a store on disk and from there through the explorer's follower. The form of
+others: gaps between changed elements and their new values, zstd. Times are of one core, digests included.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from rftstream import config
+from rftstream.algorithms.base import TrainingRow
+from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.convert import convert_smollm2
+from rftstream.errors import ConfigError
+from rftstream.messages import ChatMessage, VersionName, WeightsAnnounced
+from rftstream.modelfolder import prepare_model
+from rftstream.rendering import open_renderer
+from rftstream.sections import RunConfig
+from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.publisher import WeightsPublisher
+from rftstream.weights.snapshot import RawTensor, data_view
+from rftstream.weights.store import ObjectStore
+
+CACHE = Path(__file__).parent.parent / ".cache" / "models"
+LRS = (1e-6, 5e-6, 2e-5)
+NUM_VERSIONS = 5
+MEASURED_FROM = 3
+"""The first versions come from an optimizer that knows nothing yet."""
+NUM_GROUPS, GROUP_SIZE = 4, 4
+MADE = {"characters": "0123456789+-*/= becauswdthnmr", "layers": 30, "width": 576, "heads": 9, "context": 512}
+
+
+@dataclass(slots=True)
+class Measured:
+    full_bytes: int = 0
+    changed_share: list[float] = field(default_factory=list)
+    delta_bytes: list[int] = field(default_factory=list)
+    others_bytes: list[int] = field(default_factory=list)
+    take_s: list[float] = field(default_factory=list)
+    write_s: list[float] = field(default_factory=list)
+    apply_s: list[float] = field(default_factory=list)
+
+
+def run() -> list[dict[str, Any]]:
+    model, name = _model()
+    rows, last = [], Measured()
+    with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
+        for lr in LRS:
+            last = measure(model, lr, Path(folder) / f"{lr:g}")
+            ours, others = (last.full_bytes / statistics.mean(one) for one in (last.delta_bytes, last.others_bytes))
+            share = 100 * statistics.mean(last.changed_share)
+            rows.append(_row(f"{name}, lr {lr:g} ({share:.2f} % changed): times smaller than full", "x", ours, others,
+                             "gaps + new values, zstd-19", ours / others))  # fmt: skip
+            rows += _times(f"{name}, lr {lr:g}", last, Path(folder))
+    return rows
+
+
+def _times(name: str, found: Measured, folder: Path) -> list[dict[str, Any]]:
+    write_s, read_s = _safetensors(folder / "full", found.full_bytes)
+    take_s, rest_s, apply_s = (statistics.median(one) for one in (found.take_s, found.write_s, found.apply_s))
+    return [
+        _row(f"{name}: to publish", "s", take_s + rest_s, write_s, "write of safetensors", write_s / (take_s + rest_s)),
+        _row(f"{name}: of it, training waits", "s", take_s, None, None, None),
+        _row(f"{name}: to apply", "s", apply_s, read_s, "read of safetensors", read_s / apply_s),
+    ]
+
+
+def _row(
+    name: str, unit: str, ours: float, reference: float | None, which: str | None, ratio: float | None
+) -> dict[str, Any]:
+    return {"name": f"weights: {name}", "unit": unit, "ours": ours, "reference": reference, "reference_name": which,
+            "ratio": ratio}  # fmt: skip
+
+
+def measure(model: Mapping[str, Any], lr: float, folder: Path) -> Measured:
+    """A trajectory at this learning rate, published version by version."""
+    store = ObjectStore("file://weights", base=folder)
+    publisher = WeightsPublisher(store, "bench", "bfloat16", anchor_every=1000, threads=1)
+    follower = WeightsFollower(store, "bench", threads=1)
+    found, before = Measured(), np.empty(0, np.uint16)
+    for version, tensors in enumerate(_versions(model, lr, folder)):
+        began = time.perf_counter()
+        taken = publisher.take(tensors, VersionName(trainer_epoch=1, version=version), resumed=version == 0)
+        took_s = time.perf_counter() - began
+        announced = publisher.write(taken)
+        wrote_s = time.perf_counter() - began - took_s
+        follower.announced(announced)
+        began = time.perf_counter()
+        fetched = follower.fetch(announced)
+        applied_s = time.perf_counter() - began
+        state = np.concatenate([np.frombuffer(data_view(one), np.uint16) for one in fetched.values()])
+        if version >= MEASURED_FROM:
+            _note(found, announced, before, state)
+            found.take_s.append(took_s)
+            found.write_s.append(wrote_s)
+            found.apply_s.append(applied_s)
+        before = state
+        gc.collect()
+    return found
+
+
+def _note(found: Measured, announced: WeightsAnnounced, before: np.ndarray, state: np.ndarray) -> None:
+    assert announced.parent is not None
+    found.full_bytes = state.nbytes
+    found.changed_share.append(float((before != state).mean()))
+    found.delta_bytes.append(announced.num_bytes)
+    found.others_bytes.append(num_bytes_of_others(before, state))
+
+
+def num_bytes_of_others(before: np.ndarray, state: np.ndarray) -> int:
+    """Gaps as 16-bit numbers (a longer one as 65535 and its rest), and new values."""
+    places = np.flatnonzero(before != state)
+    gaps = np.diff(places, prepend=-1) - 1
+    long = gaps >= 65535
+    words = np.where(long, 65535, gaps).astype("<u2").tobytes() + gaps[long].astype("<u4").tobytes()
+    return len(zstandard.compress(words, 19)) + len(zstandard.compress(state[places].tobytes(), 19))
+
+
+# -- the trajectory
+
+
+def _versions(model: Mapping[str, Any], lr: float, folder: Path) -> Iterator[Mapping[str, RawTensor]]:
+    from rftstream.backends.torch import TorchBackend
+
+    run = config.from_dict({
+        "run": {"name": "weights", "steps": 1}, "model": {**model, "dtype": "bfloat16"},
+        "tasksets": {"sums": {"source": "arithmetic"}}, "base": str(folder),
+    })  # fmt: skip
+    spec = prepare_model(run.model, folder / "model", run.run.seed, threads=2)
+    backend = TorchBackend(TorchBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)
+    backend.open()
+    algorithm_class, options = run.build_part("algorithm", "grpo")
+    algorithm = algorithm_class(options)
+    plan = UpdatePlan(lr=lr, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=4096)
+    chance = np.random.default_rng(0)
+    yield backend.served_tensors()
+    for _ in range(1, NUM_VERSIONS):
+        rows = _rows(run, folder / "model", chance)
+        logprobs = backend.logprobs(rows)
+        rows = [_with_logprobs(row, behavior) for row, behavior in zip(rows, logprobs, strict=True)]
+        assert not backend.update(rows, algorithm, plan).skipped
+        yield backend.served_tensors()
+    backend.close()
+
+
+def _rows(run: RunConfig, folder: Path, chance: np.random.Generator) -> list[TrainingRow]:
+    """Groups of sums, half of each answered rightly."""
+    renderer = open_renderer(prepare_model(run.model, folder, run.run.seed))
+    rows = []
+    for group in range(NUM_GROUPS):
+        left, right = chance.integers(0, 99, 2).tolist()
+        prompt = renderer.render((ChatMessage(role="user", content=f"{left}+{right}="),))
+        for sibling in range(GROUP_SIZE):
+            good = 2 * sibling < GROUP_SIZE
+            answer = left + right if good else int(chance.integers(0, 198))
+            said = renderer.render((ChatMessage(role="assistant", content=f"{answer}"),))
+            mask = np.asarray([0.0] * len(prompt) + [1.0] * len(said), np.float32)
+            rows.append(TrainingRow(
+                token_ids=np.asarray([*prompt, *said], np.int32), loss_mask=mask, behavior_logprobs=0 * mask,
+                advantages=mask if good else -mask, group=group,
+            ))  # fmt: skip
+    return rows
+
+
+def _with_logprobs(row: TrainingRow, behavior_logprobs: np.ndarray) -> TrainingRow:
+    return TrainingRow(token_ids=row.token_ids, loss_mask=row.loss_mask, behavior_logprobs=behavior_logprobs,
+                       advantages=row.advantages, group=row.group)  # fmt: skip
+
+
+def _model() -> tuple[dict[str, Any], str]:
+    try:
+        return {"path": str(convert_smollm2(CACHE / "SmolLM2-135M-Instruct"))}, "SmolLM2-135M"
+    except ConfigError:
+        return {"make": MADE}, "a made model"
+
+
+# -- the reference
+
+
+def _safetensors(path: Path, num_bytes: int) -> tuple[float, float]:
+    """Seconds to write and read so many bytes of bfloat16 with the safetensors library, the file in the page cache."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = {f"layer{one}": torch.zeros(num_bytes // 2 // 30, dtype=torch.bfloat16) for one in range(30)}
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        save_file(tensors, path)
+        written = time.perf_counter()
+        checksum = sum(float(one[0]) for one in load_file(path).values())
+        assert checksum == 0
+        times.append((written - began, time.perf_counter() - written))
+    return tuple(statistics.median(column) for column in zip(*times, strict=True))
