@@ -31,7 +31,7 @@ kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long" --durations 10 $(ARGS)
 
-test-long: .venv/.developer  ## tests left out of make test: faults on a cluster, many workers on Kafka
+test-long: .venv/.developer  ## tests left out of make test: every mutant, and what takes many minutes
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds

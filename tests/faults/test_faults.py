@@ -42,7 +42,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.broker
-@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_nothing_is_lost_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
     play(Rig(tmp_path / "runs", cluster), "kafka")
