@@ -26,6 +26,7 @@ from rftstream.sections import RunConfig
 from rftstream.transport import embedded_findings
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.views.layout import columns, plural, size
+from rftstream.weights import kernels
 
 FREE_BYTES = 5e9
 MEMORY_BYTES = 2e9
@@ -73,7 +74,14 @@ class DoctorReport:
 def examine(config: RunConfig | None) -> DoctorReport:
     """Of the machine; with a config of what it names, too. Nothing is left anywhere."""
     folder = Path.cwd() if config is None else Path(config.base) / config.run.folder
-    findings = [*_python(), *_machine(config), *_disk(folder), *embedded_findings.find(folder), *_devices(config)]
+    findings = [
+        *_python(),
+        *_kernels(),
+        *_machine(config),
+        *_disk(folder),
+        *embedded_findings.find(folder),
+        *_devices(config),
+    ]
     if config is not None:
         for what, look in (("parts", _parts), ("broker", _broker), ("object store", _store), ("model", _model)):
             findings += _guarded(what, look, config)
@@ -115,6 +123,12 @@ def _python() -> Iterator[Finding]:
     fast = importlib.util.find_spec("crc32c") is not None
     todo = "on Kafka every record is summed in Python, which is slow; pip install crc32c"
     yield _advised(fast, "crc32c", "in C" if fast else "in Python", "in C", todo)
+
+
+def _kernels() -> Iterator[Finding]:
+    problem = kernels.why_not()
+    todo = "weights are published in full without it, and deltas of others cannot be read; install gcc"
+    yield _advised(not problem, "pass over weights", problem or "compiled", "compiled", todo)
 
 
 def _machine(config: RunConfig | None) -> Iterator[Finding]:

@@ -73,6 +73,15 @@ def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[in
     return changed[: len(data)].tolist() if result == 0 else None
 
 
+def why_not() -> str:
+    """Why there is no compiled pass on this machine; empty if there is one, built now if need be."""
+    try:
+        _library()
+    except (WeightsError, OSError) as error:
+        return str(error)
+    return ""
+
+
 def build(target: Path) -> None:
     """Compiles the library, atomically. WeightsError if there is no compiler, or it fails."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)

@@ -6,15 +6,18 @@ anchor, which needs nothing else. Whoever has the parent takes the delta; whoeve
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rftstream import faults
 from rftstream.messages import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.weights import delta
+from rftstream.weights import delta, kernels
 from rftstream.weights.snapshot import RawTensor, write_snapshot
 from rftstream.weights.state import ServedState
 from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
 
 Fault = Callable[[str], None]
 """Called with the name of a point that a fault test may want to stop at."""
@@ -80,6 +83,9 @@ class WeightsPublisher:
         cores."""
         self._store, self._model, self._dtype = store, model, dtype
         self._anchor_every, self._threads, self._fault = anchor_every, threads, fault
+        if anchor_every > 1 and (problem := kernels.why_not()):
+            log.warning("weights are published in full, without deltas: %s", problem)
+            self._anchor_every = 1
         self._state: ServedState | None = None
         self._written: VersionName | None = None
         """Whose weights the state is, once they are in the store."""

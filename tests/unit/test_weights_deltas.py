@@ -10,6 +10,7 @@ import pytest
 
 from rftstream.errors import WeightsError, WeightsGone
 from rftstream.messages import VersionName, WeightsAnnounced, WeightsKind
+from rftstream.weights import kernels
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher, publish
@@ -270,3 +271,21 @@ def test_publishing_the_same_again_is_fine(trainer: Trainer) -> None:
     assert again.publish(state(0), name(0), resumed=True) == trainer.announced[0]
     assert again.publish(state(1), name(1)) == trainer.announced[1]
     assert publish(trainer.store, state(0), name(0), "m", "float32", resumed=True) == trainer.announced[0]
+
+
+def test_without_a_compiler_weights_are_published_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    kernels._library.cache_clear()
+    try:
+        trainer = Trainer(tmp_path)
+        assert [trainer.publish(version).kind for version in (1, 2)] == [WeightsKind.full] * 2
+    finally:
+        monkeypatch.undo()
+        kernels._library.cache_clear()
+    assert "published in full, without deltas: kernels.c: found no C compiler" in caplog.text
+    assert state_digest(trainer.follower().fetch(trainer.announced[-1])) == state_digest(state(2))
+    assert not kernels.why_not()
