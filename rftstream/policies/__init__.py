@@ -6,5 +6,6 @@ It is built as `Class(config: Class.Config, *, model: ModelSpec, renderer: Rende
 
 POLICIES = {
     "hf": "rftstream.policies.hf:HfPolicy",
+    "vllm": "rftstream.policies.vllm:VllmPolicy",
     "fake": "rftstream.policies.fake:FakePolicy",
 }

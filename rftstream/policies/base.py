@@ -85,3 +85,13 @@ class Policy(Protocol):
         """A bounded slice of work; the requests that finished in it."""
 
     def close(self) -> None: ...
+
+
+def without_tokens(request: SampleRequest, reason: str, error: str | None) -> Completion:
+    """Of a request that nothing is sampled for."""
+    import numpy as np
+
+    return Completion(
+        request_id=request.request_id, token_ids=np.zeros(0, np.int32), behavior_logprobs=np.zeros(0, np.float32),
+        versions=(), finish_reason=reason, error=error,
+    )  # fmt: skip

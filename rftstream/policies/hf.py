@@ -22,13 +22,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, logging
 
 from rftstream.clock import Clock
-from rftstream.errors import PolicyError, WeightsError
+from rftstream.errors import PolicyError
 from rftstream.messages import VersionName
 from rftstream.models import ModelSpec
 from rftstream.policies import attention
-from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.batch import Batch
 from rftstream.policies.prompts import Block, PromptStore, TokenIds
+from rftstream.policies.served import check_tensors
 from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
@@ -56,6 +57,10 @@ class HfPolicy:
         self._model.eval()
         self._device = torch.device(model.device)
         self._parameters = dict(self._model.named_parameters())
+        self._expected = {
+            key: (DTYPES[str(one.dtype).removeprefix("torch.")], tuple(one.shape))
+            for key, one in self._parameters.items()
+        }
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
         self._waiting: deque[SampleRequest] = deque()
@@ -81,16 +86,7 @@ class HfPolicy:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
-        if odd := sorted(tensors.keys() ^ self._parameters.keys()):
-            side = "is missing" if odd[0] in self._parameters else "is not of this model"
-            raise WeightsError(f"{where}: {odd[0]!r} {side} ({len(odd)} names differ); is it another model's?")
-        for key, parameter in self._parameters.items():
-            tensor = tensors[key]
-            if tensor.dtype != DTYPES[str(parameter.dtype).removeprefix("torch.")] or tensor.shape != parameter.shape:
-                raise WeightsError(
-                    f"{where}: {key} is {tensor.dtype} {tensor.shape}, expected {parameter.dtype} "
-                    f"{tuple(parameter.shape)}; is it another model's?"
-                )
+        check_tensors(tensors, self._expected, where=where)
         for key, parameter in self._parameters.items():
             if parameter.numel():
                 parameter.copy_(_tensor(tensors[key], parameter))
@@ -101,9 +97,9 @@ class HfPolicy:
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
         if not request.token_ids or not all(0 <= one < self._model.config.vocab_size for one in request.token_ids):
-            self._refused.append(_without_tokens(request, "error", "the prompt is empty or has ids out of range"))
+            self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:
-            self._refused.append(_without_tokens(request, "length", None))
+            self._refused.append(without_tokens(request, "length", None))
         else:
             self._waiting.append(request)
 
@@ -219,13 +215,6 @@ class HfPolicy:
             self._batch = None
             self._versions = self._versions[-1:]
         return done
-
-
-def _without_tokens(request: SampleRequest, reason: str, error: str | None) -> Completion:
-    return Completion(
-        request_id=request.request_id, token_ids=np.zeros(0, np.int32), behavior_logprobs=np.zeros(0, np.float32),
-        versions=(), finish_reason=reason, error=error,
-    )  # fmt: skip
 
 
 def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:
