@@ -116,9 +116,10 @@ class HfPolicy:
     def step(self) -> list[Completion]:
         done, self._refused = self._refused, []
         if self._versions:
+            self._go_on()
             self._let_in()
             if self._batch is not None:
-                done.extend(self._advance(self._batch))
+                done.extend(self._sample(self._batch))
         return done
 
     def close(self) -> None:
@@ -132,9 +133,6 @@ class HfPolicy:
         """Requests whose prompts are known join at once. Others wait until computing their prompts, which costs about
         a step whatever their number, costs the batch less than their waiting has."""
         batch = self._batch
-        if batch is not None:
-            batch.leave()
-            batch = self._batch = batch if batch.num_rows else None
         num_rows = batch.num_rows if batch is not None else 0
         free = self._config.batch_size - num_rows
         if not (self._waiting and free):
@@ -204,17 +202,26 @@ class HfPolicy:
             raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
         return output.logits[:, -1]  # type: ignore[no-any-return]
 
-    def _advance(self, batch: Batch) -> list[Completion]:
-        """Samples one token of each row, and computes the logits of the next if anything is left to sample."""
+    def _go_on(self) -> None:
+        """Logits of the next token of all that are active: in the step that samples it, so by the weights of then."""
+        if (batch := self._left()) is not None:
+            batch.logits_BV = self._forward(batch.inputs())
+
+    def _sample(self, batch: Batch) -> list[Completion]:
+        """One token of each row."""
         finished = batch.sample(len(self._versions) - 1)
         done = [batch.completion(row, reason, self._versions) for row, reason in finished]
-        batch.leave()
-        if batch.num_rows:
-            batch.logits_BV = self._forward(batch.inputs())
-        else:
-            self._batch = None
-            self._versions = self._versions[-1:]
+        self._left()
         return done
+
+    def _left(self) -> Batch | None:
+        """The batch without the rows that are done."""
+        if self._batch is not None:
+            self._batch.leave()
+            if not self._batch.num_rows:
+                self._batch = None
+                self._versions = self._versions[-1:]
+        return self._batch
 
 
 def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:
