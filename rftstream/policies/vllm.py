@@ -237,7 +237,7 @@ class _Engine:
         except Exception as error:  # vLLM raises whatever its parts do
             raise PolicyError(f"policy vllm: the engine did not start: {_short(error)}; see the log above") from error
         try:
-            await engine.collective_rpc("rftstream_watch", args=(os.getpid(),))
+            await engine.collective_rpc("rftstream_prepare", args=(os.getpid(),))
         except BaseException:
             engine.shutdown()
             raise
@@ -378,7 +378,8 @@ class _Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._engine.shutdown()
+        engine, self._engine = self._engine, None
+        engine.shutdown()
 
 
 class _SharedFile:

@@ -35,8 +35,15 @@ class WeightsReceiver:
         for module in _tied(worker.get_model()):
             module.quant_method.process_weights_after_loading(module)
 
-    def rftstream_watch(self, client: int) -> None:
-        """Ends the engine when its client, a process of this machine, is gone: killed, it could not tell anybody."""
+    def rftstream_prepare(self, client: int) -> None:
+        """Once, before anything is sampled. `client`: the process that the engine works for, on this machine."""
+        worker = cast(Any, self)
+        if worker.device.type == "cpu":
+            _spare_generators(worker.model_runner)
+        self._end_with(client)
+
+    def _end_with(self, client: int) -> None:
+        """Ends the engine when its client is gone: killed, it could not tell anybody."""
         engine = os.getppid() if os.getppid() != client else None
         descriptor = os.pidfd_open(client)
 
@@ -60,3 +67,22 @@ def _tied(model: Module) -> Iterator[Module]:
         if weight.data_ptr() in seen and hasattr(module, "cpu_linear"):
             yield module
         seen.add(weight.data_ptr())
+
+
+def _spare_generators(runner: Any) -> None:
+    """vLLM sets the random numbers of a request back when it throws a token away (of a long prompt that is computed in
+    pieces, or of one computed anew). On a CPU that cannot be done and ends the worker, so there it is left out: such a
+    request goes on with its next numbers."""
+    if (original := getattr(runner, "_bookkeeping_sync", None)) is None:
+        return
+
+    def bookkeeping(*args: Any, **kwargs: Any) -> Any:
+        generators = runner.input_batch.generators
+        thrown = [row for row in generators if runner.discard_request_mask.np[row]]
+        spared = {row: generators.pop(row) for row in thrown}
+        try:
+            return original(*args, **kwargs)
+        finally:
+            generators.update(spared)
+
+    runner._bookkeeping_sync = bookkeeping
