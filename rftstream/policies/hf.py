@@ -11,9 +11,9 @@ Shapes: U prompts, L their tokens, B rows of the batch, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,11 @@ class HfPolicy:
         prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
         """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
         for siblings that come later."""
+        in_flight: Literal["keep", "recompute", "finish"] = "keep"
+        """What becomes of running requests when new weights come. keep: they go on, with the keys and values that the
+        old weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
+        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
+        old weights first, and what is new waits for them."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self._config, self._spec, self._renderer = config, model, renderer
@@ -63,6 +68,8 @@ class HfPolicy:
         }
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
+        self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
+        """Waits until what runs has finished."""
         self._waiting: deque[SampleRequest] = deque()
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
@@ -72,6 +79,9 @@ class HfPolicy:
 
     @property
     def version(self) -> VersionName | None:
+        """With `finish`: of what is submitted from now on."""
+        if self._next is not None:
+            return self._next[1]
         return self._versions[-1] if self._versions else None
 
     @property
@@ -83,15 +93,24 @@ class HfPolicy:
         active = self._batch.num_alive if self._batch is not None else 0
         return active + len(self._waiting) + len(self._refused)
 
-    @torch.no_grad()
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
         check_tensors(tensors, self._expected, where=where)
+        if self._config.in_flight == "finish" and self._left() is not None:
+            self._next = (tensors, name)
+        else:
+            self._take_over(tensors, name)
+
+    @torch.no_grad()
+    def _take_over(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         for key, parameter in self._parameters.items():
             if parameter.numel():
                 parameter.copy_(_tensor(tensors[key], parameter))
         self._versions.append(name)
+        self._next = None
         self._prompts.clear()
+        if self._config.in_flight == "recompute" and (batch := self._left()) is not None:
+            batch.renew(self._compute(chunk).states for chunk in self._chunks(batch.contexts()))
 
     def submit(self, request: SampleRequest) -> None:
         context = self._renderer.context
@@ -117,7 +136,10 @@ class HfPolicy:
         done, self._refused = self._refused, []
         if self._versions:
             self._go_on()
-            self._let_in()
+            if self._next is not None and self._batch is None:
+                self._take_over(*self._next)
+            if self._next is None:
+                self._let_in()
             if self._batch is not None:
                 done.extend(self._sample(self._batch))
         return done
@@ -192,6 +214,16 @@ class HfPolicy:
         })  # fmt: skip
         states = [(layer.keys, layer.values) for layer in cache.layers]
         return Block(prompts=prompts, states=states, logits_UV=logits_UV)
+
+    def _chunks(self, rows: Sequence[TokenIds]) -> Iterator[tuple[TokenIds, ...]]:
+        """In order, so many at a time as `prefill_tokens` allows."""
+        chunk: list[TokenIds] = []
+        for row in rows:
+            if chunk and max(len(row), *map(len, chunk)) * (len(chunk) + 1) > self._config.prefill_tokens:
+                yield tuple(chunk)
+                chunk = []
+            chunk.append(row)
+        yield tuple(chunk)
 
     def _forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Logits of the next token, [B, V]; the cache grows by the given tokens."""

@@ -400,7 +400,7 @@ def _environment(config: VllmPolicy.Config, model: ModelSpec) -> dict[str, str]:
     """What the engine's processes inherit: nothing is reported to anybody, threads and GPUs are the given ones."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # idle ones often overlook that their engine is gone
     }
     kind, _, which = model.device.partition(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rftstream.messages import VersionSpan
 from tests.engines.replay import Replay
 from tests.unit import tiny
 
@@ -36,11 +37,11 @@ def check_stamps(replay, request, completion, names, *, cache="keep", atol=2e-5)
                 assert np.abs(other - completion.behavior_logprobs)[places].max() > 100 * atol
 
 
-@pytest.mark.parametrize("updates", [1, 4])
-def test_stamps_of_hf_are_right_token_by_token(tmp_path, updates):
+@pytest.mark.parametrize(("updates", "setting"), [(1, "keep"), (4, "keep"), (4, "recompute")])
+def test_stamps_of_hf_are_right_token_by_token(tmp_path, updates, setting):
     spec = tiny.make(tmp_path, seed=3, context=128)
     backend, replay = tiny.backend(spec), Replay(spec)
-    policy, names, done = tiny.policy(spec), [], {}
+    policy, names, done = tiny.policy(spec, in_flight=setting, prefill_tokens=200), [], {}
     requests = {f"r{n}": tiny.request(n, PROMPTS[n % 4], max_tokens=60, min_tokens=60) for n in range(12)}
     for name, tensors in versions_of(backend, updates + 1):
         replay.add(name, tensors)
@@ -55,4 +56,24 @@ def test_stamps_of_hf_are_right_token_by_token(tmp_path, updates):
     assert done.keys() == requests.keys()
     for request_id, request in requests.items():
         assert len(done[request_id].versions) == updates + 1
-        check_stamps(replay, request, done[request_id], names)
+        check_stamps(replay, request, done[request_id], names, cache=setting)
+
+
+def test_hf_finishes_what_runs_with_the_old_weights(tmp_path):
+    spec = tiny.make(tmp_path, seed=3)
+    policy, (first, second, third) = tiny.policy(spec, in_flight="finish"), versions_of(tiny.backend(spec), 3)
+    policy.load(first[1], first[0])
+    for number in range(4):
+        policy.submit(tiny.request(number, max_tokens=10, min_tokens=10))
+    done = [policy.step(), policy.step()]
+    policy.load(second[1], second[0])
+    policy.load(third[1], third[0])  # before the other could be taken over
+    assert policy.version == third[0]
+    policy.submit(tiny.request(9, max_tokens=5, min_tokens=5))
+    while policy.num_active:
+        done.append(policy.step())
+    spans = {one.request_id: one.versions for ones in done for one in ones}
+    assert spans["r9"] == (VersionSpan(start=0, count=5, trainer_epoch=1, version=2),)
+    assert {spans[f"r{number}"] for number in range(4)} == {
+        (VersionSpan(start=0, count=10, trainer_epoch=1, version=0),)
+    }
