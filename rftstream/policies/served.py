@@ -12,15 +12,17 @@ Parameters = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name -> safetensors' dtype, shape."""
 
 
-def served_parameters(model: ModelSpec) -> Parameters:
-    """From the model's config alone; no memory is taken for the weights."""
+def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
+    """And the size of the vocabulary; from the model's config alone, no memory is taken for the weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = AutoConfig.from_pretrained(model.folder)
     with torch.device("meta"):
-        shell = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model.folder))
+        shell = AutoModelForCausalLM.from_config(config)
     dtype = DTYPES[model.dtype]
-    return {name: (dtype, tuple(parameter.shape)) for name, parameter in shell.named_parameters()}
+    parameters = {name: (dtype, tuple(one.shape)) for name, one in shell.named_parameters()}
+    return parameters, config.get_text_config().vocab_size
 
 
 def check_tensors(tensors: Mapping[str, RawTensor], parameters: Parameters, *, where: str) -> None:

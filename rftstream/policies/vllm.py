@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
-from rftstream.errors import ConfigError, PolicyError
+from rftstream.errors import ConfigError, PolicyError, RftError
 from rftstream.messages import Sampling, VersionName, VersionSpan
 from rftstream.models import ModelSpec
 from rftstream.plugins import suggest
@@ -80,21 +80,17 @@ class VllmPolicy:
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self.require()
         self._config, self._spec, self._renderer = config, model, renderer
-        self._stop_ids = sorted(renderer.stop_token_ids)
-        self._parameters = served_parameters(model)
+        self._parameters, self._vocab_size = served_parameters(model)
         self._version: VersionName | None = None
         self._held: list[tuple[str, SampleRequest]] = []
         """Until there are weights."""
         self._active: dict[str, str] = {}
         """Request id -> what it is called in the engine: never the same twice."""
         self._number = 0
-        self._told: queue.SimpleQueue[tuple[str, Completion] | PolicyError] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
-        try:
-            self._engine = self._loop.call(_Engine.open(config, model, renderer, self._told))
-        except BaseException:
-            self._loop.close()
-            raise
+        self._engine = _Engine(config, model, renderer, self._told)
+        self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
 
     @property
     def version(self) -> VersionName | None:
@@ -112,7 +108,7 @@ class VllmPolicy:
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         check_tensors(tensors, self._parameters, where=f"weights {_label(name)} of {self._spec.name}")
         shared = _SharedFile(tensors)
-        if self._config.in_flight == "finish":
+        if self._config.in_flight == "finish" or not self._engine.started:
             self._loop.soon(self._engine.load_later, shared, _label(name))
         else:
             self._loop.call(self._engine.load(shared, _label(name)))
@@ -127,7 +123,7 @@ class VllmPolicy:
         self._active[request.request_id] = unique
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
-        if not request.token_ids or not all(0 <= one < self._engine.vocab_size for one in request.token_ids):
+        if not request.token_ids or not all(0 <= one < self._vocab_size for one in request.token_ids):
             why = "the prompt is empty or has ids out of range"
             self._told.put((unique, without_tokens(request, "error", why)))
         elif request.num_sampled and _remembers(request.sampling):
@@ -143,7 +139,9 @@ class VllmPolicy:
     def so_far(self, request_id: str) -> Completion | None:
         """None also of those that no engine could go on with: stop strings and penalties look back."""
         unique = self._active.get(request_id)
-        return None if unique is None else self._loop.call(self._engine.so_far(unique))
+        if unique is None or not self._engine.started:
+            return None
+        return self._loop.call(self._engine.so_far(unique))
 
     def abort(self, request_id: str) -> None:
         unique = self._active.pop(request_id, None)
@@ -158,7 +156,7 @@ class VllmPolicy:
             while True:
                 told = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
                 wait_s = 0.0
-                if isinstance(told, PolicyError):
+                if isinstance(told, RftError):
                     raise told
                 unique, completion = told
                 if self._active.get(completion.request_id) == unique:
@@ -174,45 +172,48 @@ class VllmPolicy:
             self._loop.close()
 
     def _begin(self, unique: str, request: SampleRequest) -> None:
-        self._loop.soon(self._engine.begin, unique, request, self._params(request))
-
-    def _params(self, request: SampleRequest) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        sampling = request.sampling
-        return SamplingParams(
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty, stop=list(sampling.stop), stop_token_ids=self._stop_ids,
-            ignore_eos=True, min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
-            max_tokens=request.max_tokens, seed=_seed(request), logprobs=0, flat_logprobs=True,
-            detokenize=bool(sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True,
-        )  # fmt: skip
+        self._loop.soon(self._engine.begin, unique, request)
 
 
 class _Engine:
     """vLLM's engine; all methods are called in the thread of its event loop."""
 
-    def __init__(self, engine: Any, config: VllmPolicy.Config, told: queue.SimpleQueue[Any]) -> None:
-        self._engine, self._config, self._told = engine, config, told
-        self.vocab_size: int = engine.model_config.get_vocab_size()
+    def __init__(
+        self, config: VllmPolicy.Config, model: ModelSpec, renderer: Renderer, told: queue.SimpleQueue[Any]
+    ) -> None:
+        self._config, self._model, self._renderer, self._told = config, model, renderer, told
+        self._stop_ids = sorted(renderer.stop_token_ids)
+        self._engine: Any = None
+        self.started = False
         self._running: dict[str, asyncio.Task[None]] = {}
         self._queues: dict[str, tuple[SampleRequest, Any]] = {}
         self._places = asyncio.Semaphore(config.batch_size)
         self._gate = asyncio.Lock()
-        """Held while a request enters the engine, and while weights are exchanged: nothing enters half way."""
+        """Held while the engine starts, a request enters it, or weights are exchanged: nothing enters half way."""
         self._label = ""
         self._newest: tuple[_SharedFile, str] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._asleep = False
         self._sleep: asyncio.TimerHandle | None = None
         self._sleeping: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
 
-    @classmethod
-    async def open(
-        cls, config: VllmPolicy.Config, model: ModelSpec, renderer: Renderer, told: queue.SimpleQueue[Any]
-    ) -> _Engine:
+    def start(self) -> None:
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        async with self._gate:
+            try:
+                self._engine = self._open()
+                await self._engine.collective_rpc("rftstream_prepare", args=(os.getpid(),))
+                self.started = True
+            except RftError as error:
+                self._told.put(error)
+            except Exception as error:
+                self._told.put(PolicyError(f"policy vllm: the engine did not start: {_short(error)}"))
+
+    def _open(self) -> Any:
+        config, model = self._config, self._model
         os.environ.update(_environment(config, model))
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
@@ -225,7 +226,7 @@ class _Engine:
                 f"policy vllm: the installed vllm runs on {built_for or 'no device of this machine'}, the device given "
                 f"is {model.device!r}; set explorer.devices and evaluator.device, or install a vllm for {wanted}"
             )
-        arguments = _arguments(config, model, renderer, [one.name for one in dataclasses.fields(AsyncEngineArgs)])
+        arguments = _arguments(config, model, self._renderer, [one.name for one in dataclasses.fields(AsyncEngineArgs)])
         try:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
@@ -233,20 +234,14 @@ class _Engine:
                 f"policies.vllm: vLLM does not take these settings: {_short(error)}; mend them"
             ) from error
         try:
-            engine = AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
+            return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
         except Exception as error:  # vLLM raises whatever its parts do
             raise PolicyError(f"policy vllm: the engine did not start: {_short(error)}; see the log above") from error
-        try:
-            await engine.collective_rpc("rftstream_prepare", args=(os.getpid(),))
-        except BaseException:
-            engine.shutdown()
-            raise
-        return cls(engine, config, told)
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def begin(self, unique: str, request: SampleRequest, params: Any) -> None:
-        self._running[unique] = asyncio.get_running_loop().create_task(self._sample(unique, request, params))
+    def begin(self, unique: str, request: SampleRequest) -> None:
+        self._running[unique] = asyncio.get_running_loop().create_task(self._sample(unique, request))
 
     def abort(self, unique: str) -> None:
         if (task := self._running.get(unique)) is not None:
@@ -265,11 +260,11 @@ class _Engine:
             request, token_ids, state.logprobs_processor.logprobs, state._weight_version_spans(), "unfinished"
         )
 
-    async def _sample(self, unique: str, request: SampleRequest, params: Any) -> None:
+    async def _sample(self, unique: str, request: SampleRequest) -> None:
         queued: Any = None
         try:
             async with self._places:
-                queued = await self._enter(unique, request, params)
+                queued = await self._enter(unique, request)
                 self._queues[unique] = (request, queued)
                 output = (await queued.get()).outputs[0]
                 reason = output.finish_reason
@@ -285,17 +280,21 @@ class _Engine:
             self._queues.pop(unique, None)
             self._plan_sleep()
 
-    async def _enter(self, unique: str, request: SampleRequest, params: Any) -> Any:
+    async def _enter(self, unique: str, request: SampleRequest) -> Any:
         from vllm.inputs.engine import tokens_input
 
         async with self._gate:
+            if not self.started:
+                raise PolicyError("policy vllm: the engine did not start")
             await self._wake()
             # A prompt must not meet what older weights computed of it.
             prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
-            return await self._engine.add_request(unique, prompt, params)
+            return await self._engine.add_request(unique, prompt, _params(request, self._stop_ids))
 
     def _tell_failure(self, unique: str, request: SampleRequest, error: Exception) -> None:
-        if self._engine.errored:
+        if isinstance(error, PolicyError):
+            self._told.put(error)
+        elif self._engine.errored:
             self._told.put(PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above"))
         else:
             self._told.put((unique, without_tokens(request, "error", f"vllm: {_short(error)}")))
@@ -320,14 +319,15 @@ class _Engine:
                 while self._queues:
                     await asyncio.wait([self._running[one] for one in self._queues],
                                        return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-                assert self._newest is not None
+                if self._newest is None or not self.started:
+                    return
                 (shared, label), self._newest = self._newest, None
                 await self._exchange(shared, label, mode="keep", clear_cache=True)
         except PolicyError as error:
             self._told.put(error)
         finally:
             self._loading = None
-            if self._newest is not None:
+            if self._newest is not None and self.started:
                 self.load_later(*self._newest)
 
     async def _exchange(self, shared: _SharedFile, label: str, *, mode: str, clear_cache: bool) -> None:
@@ -374,12 +374,13 @@ class _Engine:
 
     async def close(self) -> None:
         self._cancel_sleep()
-        tasks = [*self._running.values(), *filter(None, (self._loading, self._sleeping))]
+        tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping))]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         engine, self._engine = self._engine, None
-        engine.shutdown()
+        if engine is not None:
+            engine.shutdown()
 
 
 class _SharedFile:
@@ -446,6 +447,21 @@ def _arguments(config: VllmPolicy.Config, model: ModelSpec, renderer: Renderer, 
         "enable_sleep_mode": config.sleep_after_s is not None, "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "rftstream.policies.vllm_worker.WeightsReceiver",
     }  # fmt: skip
+
+
+def _params(request: SampleRequest, stop_ids: Sequence[int]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty, stop=list(sampling.stop), stop_token_ids=list(stop_ids),
+        ignore_eos=True, min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
+        max_tokens=request.max_tokens, seed=_seed(request), logprobs=0, flat_logprobs=True,
+        detokenize=bool(sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True,
+    )  # fmt: skip
 
 
 def _remembers(sampling: Sampling) -> bool:

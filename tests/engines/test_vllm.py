@@ -170,7 +170,7 @@ def test_seeds_limits_and_what_is_refused(policy, backend):
 
     stopping = tiny.drain_one(policy, tiny.request(0, max_tokens=200, stop=("1", "22"), min_tokens=2))
     text = policy._renderer.decode(stopping.token_ids.tolist())
-    if stopping.finish_reason == "stop" and stopping.token_ids[-1] not in policy._stop_ids:
+    if stopping.finish_reason == "stop" and stopping.token_ids[-1] not in policy._renderer.stop_token_ids:
         assert text.endswith(("1", "22"))
 
     too_long = tiny.drain_one(policy, tiny.request(1, (5,) * CONTEXT))
