@@ -19,7 +19,7 @@ def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
 
     config = AutoConfig.from_pretrained(model.folder)
     with torch.device("meta"):
-        shell = AutoModelForCausalLM.from_config(config)
+        shell = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     dtype = DTYPES[model.dtype]
     parameters = {name: (dtype, tuple(one.shape)) for name, one in shell.named_parameters()}
     return parameters, config.get_text_config().vocab_size

@@ -112,9 +112,9 @@ class Engine:
 
     async def so_far(self, unique: str) -> Completion | None:
         """vLLM tells versions with finished requests only, so this looks into the state that it keeps of them."""
-        request, queued = self._queues.get(unique, (None, None))
-        if request is None or remembers(request.sampling):
+        if unique not in self._queues or remembers(self._queues[unique][0].sampling):
             return None
+        request, queued = self._queues[unique]
         state = self._engine.output_processor.request_states.get(queued.request_id)
         if state is None or queued.output is not None:
             return None  # finished
@@ -244,6 +244,7 @@ class Engine:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
+            engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the garbage collector
 
 
 class SharedFile:
@@ -292,7 +293,7 @@ def _visible(which: str, visible: str | None) -> str:
         ) from None
 
 
-def _arguments(config: Config, model: ModelSpec, renderer: Renderer, known: Sequence[str]) -> dict[str, Any]:
+def _arguments(config: Config, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
     for name, value in config.engine.items():
         where = f"policies.vllm.engine.{name}"
         if name not in known:

@@ -56,7 +56,7 @@ class WeightsReceiver:
         threading.Thread(target=watch, name="rftstream-watch", daemon=True).start()
 
 
-def _tied(model: Module) -> Iterator[Module]:
+def _tied(model: Module) -> Iterator[Any]:
     """Layers with another's weight, of which vLLM's kernels for CPUs keep a packed copy. `reload_weights` makes it anew
     only for the layer that the weight was loaded into."""
     seen: set[int] = set()

@@ -26,7 +26,7 @@ from rftstream.policies.vllm_worker import WeightsReceiver, _spare_generators
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from tests.unit import tiny
 
-KNOWN = ("model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization")
+KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization"]
 
 
 def spec(device="cpu"):
