@@ -71,5 +71,5 @@ clean:  ## remove .venv, caches and build output; runs stay
 .venv/.user: pyproject.toml constraints.txt scripts/setup
 	scripts/setup user
 
-.venv/.developer: .venv/.user
+.venv/.developer: .venv/.user scripts/vllm-cpu.txt
 	scripts/setup developer

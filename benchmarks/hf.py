@@ -1,9 +1,8 @@
 """What the explorer samples with `hf`, beside `generate` of transformers on the same prompts, in equal batches.
 
-Lengths have a long tail, as those of rollouts have, and are forced: both sides sample the same number of tokens of
-each prompt, from the model's distribution without its stop token. The explorer reads its tasks from an embedded log and
-writes rollouts there, in one process; `generate` takes as many prompts at a time as the explorer has places, in the
-order of the tasks. The explorer computes logprobs and stamps, `generate` tokens alone. Loading is not counted.
+`generate` takes as many prompts at a time as the explorer has places, in the order of the tasks, and samples from the
+model's distribution without its stop token. The explorer computes logprobs and stamps, `generate` tokens alone.
+Loading is not counted.
 """
 
 from __future__ import annotations
@@ -11,63 +10,21 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rftstream import __version__, codec, config, ids
-from rftstream.clock import SystemClock
-from rftstream.errors import ConfigError
-from rftstream.messages import (
-    ChatMessage,
-    Message,
-    Problem,
-    Rollout,
-    RolloutIds,
-    RunManifest,
-    Sampling,
-    Task,
-    VersionName,
-)
+from benchmarks._exploring import CONCURRENT, MAX_TOKENS, Load, choose_model, explore, make_load
 from rftstream.modelfolder import prepare_model
-from rftstream.models import ModelSpec
 from rftstream.rendering import open_renderer
-from rftstream.runtime.role import Log, RoleContext
-from rftstream.runtime.runs import RunFolder, create_log
-from rftstream.runtime.service import role_builder, service_of
-from rftstream.sections import RunConfig
-from rftstream.transport.embedded import EmbeddedTransport
-from rftstream.weights.publisher import publish
-from rftstream.weights.snapshot import RawTensor
-
-CACHE = Path(__file__).parent.parent / ".cache" / "models"
-NUM_GROUPS, GROUP_SIZE = 8, 8
-CONCURRENT = 32
-PARTITIONS = 4
-MEDIAN_TOKENS, SIGMA, MAX_TOKENS = 24, 1.0, 192
-"""Of the lengths' lognormal distribution."""
-MADE = {"characters": "0123456789+-*/= ", "layers": 30, "width": 576, "heads": 9, "context": 512}
-"""In place of SmolLM2 where it is not installed: as deep and wide, with a vocabulary of 19."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    run: RunConfig
-    tasks: tuple[Task, ...]
-    prompts: tuple[tuple[int, ...], ...]
-    lengths: tuple[int, ...]
 
 
 def run() -> list[dict[str, Any]]:
     rows = []
-    model, name = _model()
+    model, name = choose_model()
     for threads in sorted({1, os.cpu_count() or 1}):
         with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
-            load = _load(model, threads, folder)
-            ours = sum(load.lengths) / _explore(load, Path(folder) / "run")
+            load = make_load(model, threads, folder, "hf")
+            ours = sum(load.lengths[1:]) / explore(load, Path(folder) / "run")
             reference = sum(load.lengths) / _generate(load, Path(folder) / "model")
         rows.append({
             "name": f"hf: {name}, {threads} thread{'s' * (threads > 1)}, {CONCURRENT} at once", "unit": "tokens/s",
@@ -75,101 +32,6 @@ def run() -> list[dict[str, Any]]:
             "ratio": ours / reference,
         })  # fmt: skip
     return rows
-
-
-def _model() -> tuple[dict[str, Any], str]:
-    from rftstream.convert import convert_smollm2
-
-    try:
-        return {"path": str(convert_smollm2(CACHE / "SmolLM2-135M-Instruct"))}, "SmolLM2-135M"
-    except ConfigError:
-        return {"make": MADE}, "a made model"
-
-
-def _load(model: dict[str, Any], threads: int, folder: str) -> Load:
-    run = config.from_dict({
-        "run": {"name": "hf", "steps": 1}, "model": {**model, "dtype": "bfloat16"},
-        "tasksets": {"sums": {"source": "arithmetic"}}, "transport": {"partitions": PARTITIONS},
-        "explorer": {"threads": threads, "max_concurrent": CONCURRENT},
-        "policies": {"hf": {"batch_size": CONCURRENT}}, "base": folder,
-    })  # fmt: skip
-    chance = np.random.default_rng(0)
-    lengths = np.exp(np.log(MEDIAN_TOKENS) + SIGMA * chance.standard_normal(NUM_GROUPS * GROUP_SIZE))
-    lengths = lengths.astype(int).clip(1, MAX_TOKENS)
-    tasks = []
-    for number, length in enumerate(lengths.tolist()):
-        group, sibling = divmod(number, GROUP_SIZE)
-        group_id = ids.group_id("sums", 0, group, 0)
-        question = "".join(f"{one}+" for one in chance.integers(0, 99, size=8 + 2 * group).tolist()) + "1="
-        tasks.append(Task(
-            ids=RolloutIds(rollout_id=ids.rollout_id(group_id, sibling), group_id=group_id, taskset="sums",
-                           sibling=sibling, group_size=GROUP_SIZE, sequence=group, min_version=0),
-            problem=Problem(messages=(ChatMessage(role="user", content=question),), answer="0"),
-            sampling=Sampling(temperature=1.0, min_tokens=length, max_tokens=length), seed=number,
-            environment="single_turn",
-        ))  # fmt: skip
-    renderer = open_renderer(prepare_model(run.model, Path(folder) / "model", 0))
-    prompts = tuple(renderer.render(one.problem.messages) for one in tasks)
-    return Load(run, tuple(tasks), prompts, tuple(lengths.tolist()))
-
-
-# -- ours
-
-
-def _explore(load: Load, path: Path) -> float:
-    """Seconds from the first task on the log to the last rollout."""
-    folder, clock = RunFolder(path), SystemClock()
-    folder.path.mkdir()
-    transport = EmbeddedTransport(folder.log)
-    create_log(transport, load.run)
-    producer = transport.producer("bench")
-    producer.start()
-
-    def put(topic: str, partition: int, *messages: Message) -> None:
-        producer.commit([codec.to_record(one, topic, partition, run=folder.run_id) for one in messages])
-
-    put("control", 0, RunManifest(
-        run=folder.run_id, created_at=clock.now(), config="", digests={"taskset.sums": ""}, seed=0, shares=1,
-        partitions=PARTITIONS, rftstream_version=__version__,
-    ))  # fmt: skip
-    context = RoleContext(config=load.run, folder=folder, clock=clock, transport=transport, process="explorer")
-    spec = prepare_model(load.run.model, folder.model, load.run.run.seed)
-    name = VersionName(trainer_epoch=1, version=0)
-    weights = publish(context.open_store(), _weights(spec), name, spec.name, spec.dtype, resumed=True)
-    put("weights", 0, weights)
-    service = service_of(role_builder("explorer")(context), context)
-    service.start()
-
-    def work_until(num_rollouts: int) -> None:
-        while sum(transport.admin.end_offsets("rollouts").values()) < num_rollouts:
-            if (idle_s := service.tick()) > 0:
-                time.sleep(min(idle_s, 0.01))
-
-    first, *others = load.tasks
-    put("tasks", first.ids.sequence % PARTITIONS, first)
-    work_until(1)  # it has the weights now
-    for partition in range(PARTITIONS):
-        put("tasks", partition, *(one for one in others if one.ids.sequence % PARTITIONS == partition))
-    began = time.perf_counter()
-    work_until(len(load.tasks))
-    took_s = time.perf_counter() - began
-    rollouts = [one for one in map(codec.from_record, Log(transport).read("rollouts")) if isinstance(one, Rollout)]
-    assert sum(one.num_tokens for one in rollouts) == sum(load.lengths)
-    service.close()
-    transport.close()
-    return took_s
-
-
-def _weights(spec: ModelSpec) -> Mapping[str, RawTensor]:
-    from rftstream.backends.base import OptimizerSettings
-    from rftstream.backends.torch import TorchBackend
-
-    backend = TorchBackend(TorchBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)
-    backend.open()
-    return backend.served_tensors()
-
-
-# -- the reference
 
 
 def _generate(load: Load, made: Path) -> float:

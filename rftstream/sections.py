@@ -331,7 +331,9 @@ class RunConfig:
         return secrets.reveal(tables.get(name, {}), where=f"{section}.{name}")
 
     def build_part(self, kind: str, name: str) -> tuple[Any, Any]:
-        """A part's class and its Config."""
+        """A part's class and its Config. ConfigError also where the part says that it cannot be used here."""
         part = plugins.resolve(kind, name, where=kind)
+        if (require := getattr(part, "require", None)) is not None:
+            require()
         plural = "policies" if kind == "policy" else f"{kind}s"
         return part, plugins.build_config(part, self.part_options(kind, name), where=f"{plural}.{name}")

@@ -6,5 +6,7 @@ It is built as `Class(config: Class.Config, *, model: ModelSpec, renderer: Rende
 
 POLICIES = {
     "hf": "rftstream.policies.hf:HfPolicy",
+    "vllm": "rftstream.policies.vllm:VllmPolicy",
+    "openai": "rftstream.policies.openai:OpenAiPolicy",
     "fake": "rftstream.policies.fake:FakePolicy",
 }

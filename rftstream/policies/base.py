@@ -94,3 +94,13 @@ class Policy(Protocol):
         submits. An engine that works beside it says how long it may be left alone; LOOK_S at most it is."""
 
     def close(self) -> None: ...
+
+
+def without_tokens(request: SampleRequest, reason: str, error: str | None) -> Completion:
+    """Of a request that nothing is sampled for."""
+    import numpy as np
+
+    return Completion(
+        request_id=request.request_id, token_ids=np.zeros(0, np.int32), behavior_logprobs=np.zeros(0, np.float32),
+        versions=(), finish_reason=reason, error=error,
+    )  # fmt: skip

@@ -8,7 +8,7 @@ Shapes: B rows, N rows that join, W columns of the cache in use, T sampled token
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from rftstream.messages import VersionName, VersionSpan
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.policies.cache import RowCache
-from rftstream.policies.prompts import Block
+from rftstream.policies.cache import LayerStates, RowCache
+from rftstream.policies.prompts import Block, TokenIds
 from rftstream.policies.sampling import Sampler, SamplingTable
 from rftstream.rendering import Renderer
 
@@ -52,6 +52,7 @@ class Batch:
         self._versions_BT = np.zeros((0, 16), dtype=np.int32)
         self._table = SamplingTable.of([], [])
         self._seen: tuple[Tensor, Tensor] | None = None
+        self._max_rows = max_rows
         self._cache = RowCache(max_rows)
         self.logits_BV: Any = None
         """Of the next token of each row."""
@@ -112,6 +113,18 @@ class Batch:
         self._cache.keep(num_alive, sources, targets)
         self._cache.narrow(int(self._lengths_B.max(initial=0)))
         self._bind()
+
+    def contexts(self) -> list[TokenIds]:
+        """Of each row the tokens that the cache holds: all but the newest."""
+        tokens = zip(self._requests, self._tokens_BT, self._num_sampled_B, strict=True)
+        return [(*one.token_ids, *row[: count - 1].tolist()) for one, row, count in tokens]
+
+    def renew(self, states: Iterable[LayerStates]) -> None:
+        """Keys and values of `contexts`, computed anew: row after row, in any number of parts."""
+        self._cache = RowCache(self._max_rows)
+        for part in states:
+            self._cache.add(part, np.arange(len(part[0][0])))
+        self._cache.narrow(int(self._lengths_B.max(initial=0)))
 
     def forget(self, request_id: str) -> None:
         for row, request in enumerate(self._requests):

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -23,13 +23,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, logging
 
 from rftstream.clock import Clock
-from rftstream.errors import PolicyError, WeightsError
+from rftstream.errors import PolicyError
 from rftstream.messages import VersionName
 from rftstream.models import ModelSpec
 from rftstream.policies import attention
-from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.batch import Batch
 from rftstream.policies.prompts import Block, PromptStore, TokenIds
+from rftstream.policies.served import check_tensors
 from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
@@ -44,6 +45,11 @@ class HfPolicy:
         prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
         """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
         for siblings that come later."""
+        in_flight: Literal["keep", "recompute", "finish"] = "keep"
+        """What becomes of running requests when new weights come. keep: they go on, with the keys and values that the
+        old weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
+        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
+        old weights first, and what is new waits for them."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self._config, self._spec, self._renderer = config, model, renderer
@@ -57,8 +63,14 @@ class HfPolicy:
         self._model.eval()
         self._device = torch.device(model.device)
         self._parameters = dict(self._model.named_parameters())
+        self._expected = {
+            key: (DTYPES[str(one.dtype).removeprefix("torch.")], tuple(one.shape))
+            for key, one in self._parameters.items()
+        }
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
+        self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
+        """Waits until what runs has finished."""
         self._waiting: deque[SampleRequest] = deque()
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
@@ -68,6 +80,9 @@ class HfPolicy:
 
     @property
     def version(self) -> VersionName | None:
+        """With `finish`: of what is submitted from now on."""
+        if self._next is not None:
+            return self._next[1]
         return self._versions[-1] if self._versions else None
 
     @property
@@ -79,32 +94,32 @@ class HfPolicy:
         active = self._batch.num_alive if self._batch is not None else 0
         return active + len(self._waiting) + len(self._refused)
 
-    @torch.no_grad()
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
-        if odd := sorted(tensors.keys() ^ self._parameters.keys()):
-            side = "is missing" if odd[0] in self._parameters else "is not of this model"
-            raise WeightsError(f"{where}: {odd[0]!r} {side} ({len(odd)} names differ); is it another model's?")
-        for key, parameter in self._parameters.items():
-            tensor = tensors[key]
-            if tensor.dtype != DTYPES[str(parameter.dtype).removeprefix("torch.")] or tensor.shape != parameter.shape:
-                raise WeightsError(
-                    f"{where}: {key} is {tensor.dtype} {tensor.shape}, expected {parameter.dtype} "
-                    f"{tuple(parameter.shape)}; is it another model's?"
-                )
+        check_tensors(tensors, self._expected, where=where)
+        if self._config.in_flight == "finish" and self._left() is not None:
+            self._next = (tensors, name)
+        else:
+            self._take_over(tensors, name)
+
+    @torch.no_grad()
+    def _take_over(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         for key, parameter in self._parameters.items():
             if parameter.numel():
                 parameter.copy_(_tensor(tensors[key], parameter))
         self._versions.append(name)
+        self._next = None
         self._prompts.clear()
+        if self._config.in_flight == "recompute" and (batch := self._left()) is not None:
+            batch.renew(self._compute(chunk).states for chunk in self._chunks(batch.contexts()))
 
     def submit(self, request: SampleRequest) -> None:
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
         if not request.token_ids or not all(0 <= one < self._model.config.vocab_size for one in request.token_ids):
-            self._refused.append(_without_tokens(request, "error", "the prompt is empty or has ids out of range"))
+            self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:
-            self._refused.append(_without_tokens(request, "length", None))
+            self._refused.append(without_tokens(request, "length", None))
         else:
             self._waiting.append(request)
 
@@ -121,9 +136,13 @@ class HfPolicy:
     def step(self) -> list[Completion]:
         done, self._refused = self._refused, []
         if self._versions:
-            self._let_in()
+            self._go_on()
+            if self._next is not None and self._batch is None:
+                self._take_over(*self._next)
+            if self._next is None:
+                self._let_in()
             if self._batch is not None:
-                done.extend(self._advance(self._batch))
+                done.extend(self._sample(self._batch))
         return done
 
     def idle_s(self) -> float:
@@ -140,9 +159,6 @@ class HfPolicy:
         """Requests whose prompts are known join at once. Others wait until computing their prompts, which costs about
         a step whatever their number, costs the batch less than their waiting has."""
         batch = self._batch
-        if batch is not None:
-            batch.leave()
-            batch = self._batch = batch if batch.num_rows else None
         num_rows = batch.num_rows if batch is not None else 0
         free = self._config.batch_size - num_rows
         if not (self._waiting and free):
@@ -203,6 +219,16 @@ class HfPolicy:
         states = [(layer.keys, layer.values) for layer in cache.layers]
         return Block(prompts=prompts, states=states, logits_UV=logits_UV)
 
+    def _chunks(self, rows: Sequence[TokenIds]) -> Iterator[tuple[TokenIds, ...]]:
+        """In order, so many at a time as `prefill_tokens` allows."""
+        chunk: list[TokenIds] = []
+        for row in rows:
+            if chunk and max(len(row), *map(len, chunk)) * (len(chunk) + 1) > self._config.prefill_tokens:
+                yield tuple(chunk)
+                chunk = []
+            chunk.append(row)
+        yield tuple(chunk)
+
     def _forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Logits of the next token, [B, V]; the cache grows by the given tokens."""
         try:
@@ -212,24 +238,26 @@ class HfPolicy:
             raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
         return output.logits[:, -1]  # type: ignore[no-any-return]
 
-    def _advance(self, batch: Batch) -> list[Completion]:
-        """Samples one token of each row, and computes the logits of the next if anything is left to sample."""
+    def _go_on(self) -> None:
+        """Logits of the next token of all that are active: in the step that samples it, so by the weights of then."""
+        if (batch := self._left()) is not None:
+            batch.logits_BV = self._forward(batch.inputs())
+
+    def _sample(self, batch: Batch) -> list[Completion]:
+        """One token of each row."""
         finished = batch.sample(len(self._versions) - 1)
         done = [batch.completion(row, reason, self._versions) for row, reason in finished]
-        batch.leave()
-        if batch.num_rows:
-            batch.logits_BV = self._forward(batch.inputs())
-        else:
-            self._batch = None
-            self._versions = self._versions[-1:]
+        self._left()
         return done
 
-
-def _without_tokens(request: SampleRequest, reason: str, error: str | None) -> Completion:
-    return Completion(
-        request_id=request.request_id, token_ids=np.zeros(0, np.int32), behavior_logprobs=np.zeros(0, np.float32),
-        versions=(), finish_reason=reason, error=error,
-    )  # fmt: skip
+    def _left(self) -> Batch | None:
+        """The batch without the rows that are done."""
+        if self._batch is not None:
+            self._batch.leave()
+            if not self._batch.num_rows:
+                self._batch = None
+                self._versions = self._versions[-1:]
+        return self._batch
 
 
 def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:

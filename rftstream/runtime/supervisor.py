@@ -325,7 +325,7 @@ def _preload(config: RunConfig, role: str, model: Path | None) -> tuple[str, ...
     }.get(role, ())
     parts = (("transport", config.transport.kind), *parts)
     modules = [plugins.table(kind)[name].partition(":")[0] for kind, name in parts if name in plugins.table(kind)]
-    if any(name in ("hf", "torch") for _, name in parts):
+    if any(name in ("hf", "vllm", "torch") for _, name in parts):
         modules += ["torch", "transformers", *_architecture(model)]
     return (f"workers.{role}", *modules)
 

@@ -180,8 +180,8 @@ def _devices(config: RunConfig | None) -> Iterator[Finding]:
     if config is not None:
         wanted = {*config.explorer.devices, config.trainer.device, config.evaluator.device}
     for device in sorted(one for one in wanted if one.startswith("cuda")):
-        index = int(device.partition(":")[2] or 0)
-        yield _judged(index < num_gpus, device, "there" if index < num_gpus else "not there", "a GPU that torch sees",
+        there = all(int(one) < num_gpus for one in (device.partition(":")[2] or "0").split(","))
+        yield _judged(there, device, "there" if there else "not there", "a GPU that torch sees",
                       "install a torch for this GPU's driver, or set another device")  # fmt: skip
 
 

@@ -83,3 +83,8 @@ def drain(opened):
     while opened.num_active:
         done.update((one.request_id, one) for one in opened.step())
     return done
+
+
+def drain_one(opened, one):
+    opened.submit(one)
+    return drain(opened)[one.request_id]

@@ -1,0 +1,45 @@
+"""An event loop in a thread of its own, for engines that speak asyncio, driven from a thread that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for its end."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def soon(self, function: Callable[..., object], *arguments: object) -> None:
+        """In the loop's thread, after all that was asked before; waits for nothing."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def close(self) -> None:
+        """What still runs is cancelled."""
+        if self.closed:
+            return
+        self.call(_cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,296 @@
+"""A served model as a policy: any server with OpenAI's completions that takes token ids as the prompt, and gives token
+ids and logprobs back. vLLM's does; others are told so by an error.
+
+The server's weights are its own: new versions of the trainer are not sent there. Tokens are stamped with the version in
+force all the same, for everything that is sampled needs one; so this is for teachers, judges, baselines and data, not
+for training on what it samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import math
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream.clock import Clock
+from rftstream.errors import ConfigError, PolicyError
+from rftstream.messages import VersionName, VersionSpan
+from rftstream.models import ModelSpec
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.rendering import Renderer
+from rftstream.weights.snapshot import RawTensor
+
+STEP_S = 0.02
+"""How long a step waits for something to finish."""
+
+PAUSE_S = 0.5
+"""Before the second try; twice as long before each further one."""
+
+BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+"""Answers after which another try may help."""
+
+
+class OpenAiPolicy:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        url: str
+        """Where the API begins: `http://127.0.0.1:8000/v1`. Its tokenizer must be that of `model.path`."""
+        model: str
+        """What the server calls it."""
+        api_key: str | None = None
+        """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+        batch_size: Annotated[int, Meta(ge=1)] = 64
+        """Requests on the way at once; more wait."""
+        timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+        """Of one answer."""
+        tries: Annotated[int, Meta(ge=1)] = 5
+        """Of a request that meets no server, or a busy one."""
+        extra: dict[str, Any] = field(default_factory=dict)
+        """Further fields of each request, as the server knows them."""
+
+    def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+        self._config, self._renderer = config, renderer
+        self._server = _Server(config)
+        self._stop_ids = sorted(renderer.stop_token_ids)
+        self._version: VersionName | None = None
+        self._held: list[_Call] = []
+        """Until there is a version to stamp with."""
+        self._active: dict[str, _Call] = {}
+        self._told: queue.SimpleQueue[tuple[_Call, Completion | PolicyError]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(config.batch_size, thread_name_prefix="openai")
+
+    @property
+    def version(self) -> VersionName | None:
+        return self._version
+
+    @property
+    def slots(self) -> int:
+        return self._config.batch_size
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        self._version = name
+        held, self._held = self._held, []
+        for call in held:
+            self._threads.submit(self._sample, call)
+
+    def submit(self, request: SampleRequest) -> None:
+        call = self._active[request.request_id] = _Call(request)
+        context = self._renderer.context
+        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        if not request.token_ids:
+            self._told.put((call, without_tokens(request, "error", "the prompt is empty")))
+        elif room <= 0:
+            self._told.put((call, without_tokens(request, "length", None)))
+        else:
+            call.body = self._body(request, room)
+            if self._version is None:
+                self._held.append(call)
+            else:
+                self._threads.submit(self._sample, call)
+
+    def so_far(self, request_id: str) -> Completion | None:
+        """The server tells of whole completions only."""
+        return None
+
+    def abort(self, request_id: str) -> None:
+        call = self._active.pop(request_id, None)
+        if call is not None:
+            self._held = [one for one in self._held if one is not call]
+            call.cancel()
+
+    def step(self) -> list[Completion]:
+        done: list[Completion] = []
+        wait_s = STEP_S if self._active and self._version is not None else 0.0
+        while True:
+            try:
+                call, told = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
+            except queue.Empty:
+                return done
+            wait_s = 0.0
+            if self._active.get(call.request.request_id) is call:
+                del self._active[call.request.request_id]
+                if isinstance(told, PolicyError):
+                    raise told
+                done.append(told)
+
+    def close(self) -> None:
+        for request_id in list(self._active):
+            self.abort(request_id)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _body(self, request: SampleRequest, room: int) -> dict[str, Any]:
+        """What is off is left out: servers refuse fields that they do not know."""
+        sampling = request.sampling
+        optional = {
+            "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0),
+            "presence_penalty": (sampling.presence_penalty, 0.0),
+            "frequency_penalty": (sampling.frequency_penalty, 0.0),
+            "repetition_penalty": (sampling.repetition_penalty, 1.0),
+            "min_tokens": (max(sampling.min_tokens - request.num_sampled, 0), 0), "stop": (list(sampling.stop), []),
+        }  # fmt: skip
+        return {
+            "model": self._config.model, "prompt": list(request.token_ids), "max_tokens": room,
+            "temperature": sampling.temperature, "top_p": sampling.top_p, "seed": _seed(request), "logprobs": 1,
+            "stop_token_ids": self._stop_ids, "skip_special_tokens": False, "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **{name: value for name, (value, off) in optional.items() if value != off}, **self._config.extra,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ in a thread each
+
+    def _sample(self, call: _Call) -> None:
+        version = self._version
+        assert version is not None
+        try:
+            told: Completion | PolicyError = _completion(call.request, self._server.ask(call), version)
+        except _Refused as error:
+            told = without_tokens(call.request, "error", str(error))
+        except PolicyError as error:
+            told = error
+        self._told.put((call, told))
+
+
+class _Call:
+    """One request on its way."""
+
+    def __init__(self, request: SampleRequest) -> None:
+        self.request = request
+        self.body: dict[str, Any] = {}
+        self.cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._connection: http.client.HTTPConnection | None = None
+
+    def connect(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            self._connection = connection
+
+    def cancel(self) -> None:
+        """Its thread gives up; the server sees that nobody listens any more."""
+        self.cancelled.set()
+        with self._lock:
+            if self._connection is not None and self._connection.sock is not None:
+                with contextlib.suppress(OSError):  # it has ended already
+                    self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Refused(Exception):
+    """This request cannot be answered; others can."""
+
+
+class _Server:
+    def __init__(self, config: OpenAiPolicy.Config) -> None:
+        url = urlsplit(config.url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
+            raise ConfigError(
+                "policies.openai.url: expected http://HOST:PORT/v1 or https://, without keys in it; those come by "
+                'api_key = "env:NAME"'
+            )
+        self._config, self._secure = config, url.scheme == "https"
+        self._host, self._port = url.hostname, url.port
+        self._path = f"{url.path.rstrip('/')}/completions"
+        self._where = f"policy openai: {url.scheme}://{url.netloc}{self._path}"
+
+    def ask(self, call: _Call) -> dict[str, Any]:
+        pause_s, last = PAUSE_S, ""
+        for number in range(self._config.tries):
+            if number and call.cancelled.wait(pause_s * 2 ** (number - 1)):
+                break
+            try:
+                status, answer = self._post(call)
+            except (OSError, http.client.HTTPException) as error:
+                last = f"{type(error).__name__}: {error}"
+                continue
+            if status == 200:
+                return _object(answer)
+            text = _object(answer).get("error", answer[:300].decode(errors="replace"))
+            last = f"{status}: {text.get('message', text) if isinstance(text, dict) else text}"
+            if status in (401, 403, 404):
+                raise PolicyError(f"{self._where}: {last}; mend url, model or api_key in [policies.openai]")
+            if status not in BUSY:
+                raise _Refused(f"the server answered {last}")
+        raise PolicyError(f"{self._where}: {last}, after {self._config.tries} tries; is the server up?")
+
+    def _post(self, call: _Call) -> tuple[int, bytes]:
+        timeout_s = self._config.timeout_s
+        connection: http.client.HTTPConnection
+        if self._secure:
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=context)
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        headers = {"Content-Type": "application/json"}
+        if self._config.api_key is not None:
+            headers["Authorization"] = f"Bearer {self._config.api_key}"
+        try:
+            connection.connect()
+            call.connect(connection)
+            if call.cancelled.is_set():
+                raise _Refused("aborted")
+            connection.request("POST", self._path, json.dumps(call.body), headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def _object(answer: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _completion(request: SampleRequest, answer: Mapping[str, Any], version: VersionName) -> Completion:
+    try:
+        choice = answer["choices"][0]
+        logprobs = choice.get("logprobs") or {}
+        token_ids = choice.get("token_ids") or [_token_id(one) for one in logprobs["tokens"]]
+        values = [float(one) for one in logprobs["token_logprobs"]]
+        reason = str(choice["finish_reason"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _Refused(
+            f"the server gave no token ids with logprobs ({type(error).__name__}: {error}); vLLM's does since 0.10, "
+            "others may need a setting"
+        ) from None
+    if len(values) != len(token_ids) or not all(map(math.isfinite, values)):
+        raise _Refused(f"the server gave {len(values)} logprobs for {len(token_ids)} tokens, or some not finite")
+    if reason not in ("stop", "length"):
+        raise _Refused(f"the server ended it: {reason}")
+    span = VersionSpan(start=0, count=len(token_ids), trainer_epoch=version.trainer_epoch, version=version.version)
+    return Completion(
+        request_id=request.request_id, token_ids=np.asarray(token_ids, np.int32),
+        behavior_logprobs=np.asarray(values, np.float32), versions=(span,) if token_ids else (), finish_reason=reason,
+    )  # fmt: skip
+
+
+def _token_id(token: str) -> int:
+    """`token_id:17`, as vLLM writes it."""
+    name, _, number = token.partition(":")
+    if name != "token_id":
+        raise ValueError(f"a token is {token!r}, expected token_id:NUMBER")
+    return int(number)
+
+
+def _seed(request: SampleRequest) -> int:
+    """One that goes on draws other numbers than before."""
+    digest = hashlib.sha256(f"{request.seed}/{request.num_sampled}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,38 @@
+"""What a model's weights look like when they are served, and the check of those that come against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rftstream.errors import WeightsError
+from rftstream.models import ModelSpec
+from rftstream.weights.snapshot import DTYPES, RawTensor
+
+Parameters = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Name -> safetensors' dtype, shape."""
+
+
+def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
+    """And the size of the vocabulary; from the model's config alone, no memory is taken for the weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model.folder)
+    with torch.device("meta"):
+        shell = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    dtype = DTYPES[model.dtype]
+    parameters = {name: (dtype, tuple(one.shape)) for name, one in shell.named_parameters()}
+    return parameters, config.get_text_config().vocab_size
+
+
+def check_tensors(tensors: Mapping[str, RawTensor], parameters: Parameters, *, where: str) -> None:
+    """WeightsError unless they are those of the model, all of them and nothing else."""
+    if odd := sorted(tensors.keys() ^ parameters.keys()):
+        side = "is missing" if odd[0] in parameters else "is not of this model"
+        raise WeightsError(f"{where}: {odd[0]!r} {side} ({len(odd)} names differ); is it another model's?")
+    for name, (dtype, shape) in parameters.items():
+        tensor = tensors[name]
+        if tensor.dtype != dtype or tensor.shape != shape:
+            raise WeightsError(
+                f"{where}: {name} is {tensor.dtype} {tensor.shape}, expected {dtype} {shape}; is it another model's?"
+            )

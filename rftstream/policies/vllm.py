@@ -1,0 +1,158 @@
+"""vLLM as a policy: its asynchronous engine, in processes of its own, driven from the explorer's one thread.
+
+The engine's event loop runs in a thread of this process ([vllm_engine](vllm_engine.py)); `step` only collects what has
+finished. New weights are put into shared memory while generation goes on; then generation pauses between two decoding
+steps, each worker of the engine takes them over in place, and what was running goes on. vLLM stamps each token with the
+version it was sampled with, and gives logprobs as its sampler had them: after temperature, penalties and truncation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import queue
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream.clock import Clock
+from rftstream.errors import ConfigError, RftError
+from rftstream.messages import VersionName
+from rftstream.models import ModelSpec
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.loopthread import LoopThread
+from rftstream.policies.served import check_tensors, served_parameters
+from rftstream.policies.vllm_engine import Engine, SharedFile, label_of, remembers
+from rftstream.rendering import Renderer
+from rftstream.weights.snapshot import RawTensor
+
+STEP_S = 0.02
+"""How long a step waits for something to finish."""
+
+
+class VllmPolicy:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        batch_size: Annotated[int, Meta(ge=1)] = 256
+        """Requests sampled at once (vLLM's max_num_seqs); more wait."""
+        in_flight: Literal["keep", "recompute", "finish"] = "keep"
+        """What becomes of running requests when new weights come. keep: they go on, with the keys and values that the
+        old weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
+        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
+        old weights first, and what is new waits for them."""
+        engine: dict[str, Any] = field(default_factory=dict)
+        """Any argument of vLLM's engine, by the names of its Python API: `{ tensor_parallel_size = 2,
+        gpu_memory_utilization = 0.8, enforce_eager = true }`."""
+        environment: dict[str, str] = field(default_factory=dict)
+        """Environment variables for the engine: `{ VLLM_BATCH_INVARIANT = "1" }`."""
+        sleep_after_s: Annotated[float, Meta(gt=0)] | None = None
+        """Idle for so long, the engine gives the GPU's memory free (vLLM's sleep mode, level 1) until there is work
+        again, so that a trainer can have it meanwhile. Default: never. Not on a CPU."""
+
+    @staticmethod
+    def require() -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise ConfigError(
+                "policy vllm: the package vllm is not installed; pip install 'rftstream[vllm]' where there are GPUs, "
+                "scripts/setup vllm in a checkout for a build for CPUs"
+            )
+
+    def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+        self.require()
+        self._config, self._spec, self._renderer = config, model, renderer
+        self._parameters, self._vocab_size = served_parameters(model)
+        self._version: VersionName | None = None
+        self._held: list[tuple[str, SampleRequest]] = []
+        """Until there are weights."""
+        self._active: dict[str, str] = {}
+        """Request id -> what it is called in the engine: never the same twice."""
+        self._number = 0
+        self._told: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
+        self._loop = LoopThread("vllm")
+        self._engine = Engine(config, model, renderer, self._told)
+        self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
+
+    @property
+    def version(self) -> VersionName | None:
+        """With `finish`: of what is submitted from now on."""
+        return self._version
+
+    @property
+    def slots(self) -> int:
+        return self._config.batch_size
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        check_tensors(tensors, self._parameters, where=f"weights {label_of(name)} of {self._spec.name}")
+        shared = SharedFile(tensors)
+        if self._config.in_flight == "finish" or not self._engine.started:
+            self._loop.soon(self._engine.load_later, shared, label_of(name))
+        else:
+            self._loop.call(self._engine.load(shared, label_of(name)))
+        self._version = name
+        held, self._held = self._held, []
+        for unique, request in held:
+            self._begin(unique, request)
+
+    def submit(self, request: SampleRequest) -> None:
+        self._number += 1
+        unique = f"{request.request_id}#{self._number}"
+        self._active[request.request_id] = unique
+        context = self._renderer.context
+        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        if not request.token_ids or not all(0 <= one < self._vocab_size for one in request.token_ids):
+            why = "the prompt is empty or has ids out of range"
+            self._told.put((unique, without_tokens(request, "error", why)))
+        elif request.num_sampled and remembers(request.sampling):
+            why = "vllm cannot go on with tokens sampled elsewhere where stop strings or penalties look at them"
+            self._told.put((unique, without_tokens(request, "error", why)))
+        elif room <= 0:
+            self._told.put((unique, without_tokens(request, "length", None)))
+        elif self._version is None:
+            self._held.append((unique, dataclasses.replace(request, max_tokens=room)))
+        else:
+            self._begin(unique, dataclasses.replace(request, max_tokens=room))
+
+    def so_far(self, request_id: str) -> Completion | None:
+        """None also of those that no engine could go on with: stop strings and penalties look back."""
+        unique = self._active.get(request_id)
+        if unique is None or not self._engine.started:
+            return None
+        return self._loop.call(self._engine.so_far(unique))
+
+    def abort(self, request_id: str) -> None:
+        unique = self._active.pop(request_id, None)
+        if unique is not None:
+            self._held = [one for one in self._held if one[0] != unique]
+            self._loop.soon(self._engine.abort, unique)
+
+    def step(self) -> list[Completion]:
+        done: list[Completion] = []
+        wait_s = STEP_S if self._active and self._version is not None else 0.0
+        with contextlib.suppress(queue.Empty):
+            while True:
+                told = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
+                wait_s = 0.0
+                if isinstance(told, RftError):
+                    raise told
+                unique, completion = told
+                if self._active.get(completion.request_id) == unique:
+                    del self._active[completion.request_id]
+                    done.append(completion)
+        return done
+
+    def close(self) -> None:
+        self._active.clear()
+        self._held.clear()
+        if not self._loop.closed:
+            self._loop.call(self._engine.close())
+            self._loop.close()
+
+    def _begin(self, unique: str, request: SampleRequest) -> None:
+        self._loop.soon(self._engine.begin, unique, request)

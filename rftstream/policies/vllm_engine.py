@@ -1,0 +1,372 @@
+"""The side of the policy `vllm` that speaks asyncio: starts the engine, lets requests in, exchanges weights, sleeps.
+
+The only module that imports vllm, and only when the engine starts: where it may run follows from the environment, which
+has to be set before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import os
+import queue
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rftstream.errors import ConfigError, PolicyError, RftError
+from rftstream.messages import Sampling, VersionName, VersionSpan
+from rftstream.models import ModelSpec
+from rftstream.plugins import suggest
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.rendering import Renderer
+from rftstream.weights.snapshot import RawTensor, write_snapshot
+
+if TYPE_CHECKING:
+    from rftstream.policies.vllm import VllmPolicy
+
+    Config = VllmPolicy.Config
+
+CPU_CACHE_BYTES = 1 << 30
+"""Of keys and values, on a CPU: vLLM's own default is nearly all of the machine's memory."""
+
+OURS = {
+    "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype", "max_model_len": "model.context",
+    "max_num_seqs": "policies.vllm.batch_size", "enable_sleep_mode": "policies.vllm.sleep_after_s",
+    "logprobs_mode": None, "worker_extension_cls": None,
+}  # fmt: skip
+"""Arguments of the engine that follow from elsewhere -> the setting; None: from what a policy is."""
+
+
+class Engine:
+    """vLLM's engine; all methods are called in the thread of its event loop."""
+
+    def __init__(self, config: Config, model: ModelSpec, renderer: Renderer, told: queue.SimpleQueue[Any]) -> None:
+        self._config, self._model, self._renderer, self._told = config, model, renderer, told
+        self._stop_ids = sorted(renderer.stop_token_ids)
+        self._engine: Any = None
+        self.started = False
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._queues: dict[str, tuple[SampleRequest, Any]] = {}
+        self._places = asyncio.Semaphore(config.batch_size)
+        self._gate = asyncio.Lock()
+        """Held while the engine starts, a request enters it, or weights are exchanged: nothing enters half way."""
+        self._label = ""
+        self._newest: tuple[SharedFile, str] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._asleep = False
+        self._sleep: asyncio.TimerHandle | None = None
+        self._sleeping: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        async with self._gate:
+            try:
+                self._engine = self._open()
+                await self._engine.collective_rpc("rftstream_prepare", args=(os.getpid(),))
+                self.started = True
+            except RftError as error:
+                self._told.put(error)
+            except Exception as error:
+                self._told.put(PolicyError(f"policy vllm: the engine did not start: {_short(error)}"))
+
+    def _open(self) -> Any:
+        config, model = self._config, self._model
+        os.environ.update(_environment(config, model))
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        built_for, wanted = current_platform.device_type, model.device.partition(":")[0]
+        if built_for != wanted:
+            raise ConfigError(
+                f"policy vllm: the installed vllm runs on {built_for or 'no device of this machine'}, the device given "
+                f"is {model.device!r}; set explorer.devices and evaluator.device, or install a vllm for {wanted}"
+            )
+        arguments = _arguments(config, model, self._renderer, [one.name for one in dataclasses.fields(AsyncEngineArgs)])
+        try:
+            settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
+            raise ConfigError(
+                f"policies.vllm: vLLM does not take these settings: {_short(error)}; mend them"
+            ) from error
+        try:
+            return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
+        except Exception as error:  # vLLM raises whatever its parts do
+            raise PolicyError(f"policy vllm: the engine did not start: {_short(error)}; see the log above") from error
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def begin(self, unique: str, request: SampleRequest) -> None:
+        self._running[unique] = asyncio.get_running_loop().create_task(self._sample(unique, request))
+
+    def abort(self, unique: str) -> None:
+        if (task := self._running.get(unique)) is not None:
+            task.cancel()
+
+    async def so_far(self, unique: str) -> Completion | None:
+        """vLLM tells versions with finished requests only, so this looks into the state that it keeps of them."""
+        if unique not in self._queues or remembers(self._queues[unique][0].sampling):
+            return None
+        request, queued = self._queues[unique]
+        state = self._engine.output_processor.request_states.get(queued.request_id)
+        if state is None or queued.output is not None:
+            return None  # finished
+        token_ids = state.detokenizer.output_token_ids
+        return _completion(
+            request, token_ids, state.logprobs_processor.logprobs, state._weight_version_spans(), "unfinished"
+        )
+
+    async def _sample(self, unique: str, request: SampleRequest) -> None:
+        queued: Any = None
+        try:
+            async with self._places:
+                queued = await self._enter(unique, request)
+                self._queues[unique] = (request, queued)
+                output = (await queued.get()).outputs[0]
+                reason = output.finish_reason
+                completion = _completion(request, output.token_ids, output.logprobs, output.weight_versions, reason)
+                self._told.put((unique, completion))
+        except asyncio.CancelledError:
+            if queued is not None and not self._engine.errored:
+                await self._engine.abort(queued.request_id, internal=True)
+        except Exception as error:  # vLLM's own, of several kinds; the engine itself says whether it lives
+            self._tell_failure(unique, request, error)
+        finally:
+            self._running.pop(unique, None)
+            self._queues.pop(unique, None)
+            self._plan_sleep()
+
+    async def _enter(self, unique: str, request: SampleRequest) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        async with self._gate:
+            if not self.started:
+                raise PolicyError("policy vllm: the engine did not start")
+            await self._wake()
+            # A prompt must not meet what older weights computed of it.
+            prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
+            return await self._engine.add_request(unique, prompt, _params(request, self._stop_ids))
+
+    def _tell_failure(self, unique: str, request: SampleRequest, error: Exception) -> None:
+        if isinstance(error, PolicyError):
+            self._told.put(error)
+        elif self._engine.errored:
+            self._told.put(PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above"))
+        else:
+            self._told.put((unique, without_tokens(request, "error", f"vllm: {_short(error)}")))
+
+    # ------------------------------------------------------------------------------------------ weights
+
+    async def load(self, shared: SharedFile, label: str) -> None:
+        async with self._gate:
+            await self._exchange(shared, label, mode="keep", clear_cache=self._config.in_flight == "recompute")
+
+    def load_later(self, shared: SharedFile, label: str) -> None:
+        """Once all that runs has finished; of several that wait the newest."""
+        if self._newest is not None:
+            self._newest[0].close()
+        self._newest = (shared, label)
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load_newest())
+
+    async def _load_newest(self) -> None:
+        try:
+            async with self._gate:  # nothing enters, so what runs comes to its end
+                while self._queues:
+                    await asyncio.wait([self._running[one] for one in self._queues],
+                                       return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+                if self._newest is None or not self.started:
+                    return
+                (shared, label), self._newest = self._newest, None
+                await self._exchange(shared, label, mode="keep", clear_cache=True)
+        except PolicyError as error:
+            self._told.put(error)
+        finally:
+            self._loading = None
+            if self._newest is not None and self.started:
+                self.load_later(*self._newest)
+
+    async def _exchange(self, shared: SharedFile, label: str, *, mode: str, clear_cache: bool) -> None:
+        try:
+            await self._wake()
+            await self._engine.pause_generation(mode=mode, clear_cache=clear_cache)
+            await self._engine.collective_rpc("rftstream_load", args=(shared.path,))
+            await self._engine.update_weight_version(label)
+            await self._engine.resume_generation()
+        except Exception as error:  # half old, half new: this engine cannot go on
+            raise PolicyError(f"policy vllm: taking over weights {label} failed: {_short(error)}") from error
+        finally:
+            shared.close()
+        self._label = label
+
+    # ------------------------------------------------------------------------------------------ sleep
+
+    def _plan_sleep(self) -> None:
+        after_s = self._config.sleep_after_s
+        if after_s is not None and not self._running:
+            loop = asyncio.get_running_loop()
+            self._cancel_sleep()
+            self._sleep = loop.call_later(after_s, self._begin_sleep)
+
+    def _cancel_sleep(self) -> None:
+        if self._sleep is not None:
+            self._sleep.cancel()
+            self._sleep = None
+
+    def _begin_sleep(self) -> None:
+        self._sleeping = asyncio.get_running_loop().create_task(self._fall_asleep())
+
+    async def _fall_asleep(self) -> None:
+        async with self._gate:
+            if not self._running and not self._asleep:
+                await self._engine.sleep(level=1, mode="keep")
+                self._asleep = True
+
+    async def _wake(self) -> None:
+        self._cancel_sleep()
+        if self._asleep:
+            await self._engine.wake_up()
+            self._asleep = False
+
+    async def close(self) -> None:
+        self._cancel_sleep()
+        tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping))]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+            engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the garbage collector
+
+
+class SharedFile:
+    """Weights as a safetensors file in memory, which other processes of this user can open until it is closed."""
+
+    def __init__(self, tensors: Mapping[str, RawTensor]) -> None:
+        descriptor = os.memfd_create("rftstream-weights", os.MFD_CLOEXEC)
+        self._file = os.fdopen(descriptor, "wb")
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        write_snapshot(self._file, tensors)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _environment(config: Config, model: ModelSpec) -> dict[str, str]:
+    """What the engine's processes inherit: nothing is reported to anybody, threads and GPUs are the given ones."""
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # idle ones often overlook that their engine is gone
+    }
+    kind, _, which = model.device.partition(":")
+    forced = {}
+    if kind == "cpu":
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        forced["OMP_NUM_THREADS"] = str(model.threads)
+    elif kind == "cuda" and which:
+        forced["CUDA_VISIBLE_DEVICES"] = _visible(which, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    given = {name: os.environ[name] for name in defaults if name in os.environ}
+    return {**defaults, **given, **forced, **config.environment}
+
+
+def _visible(which: str, visible: str | None) -> str:
+    """`which` counts among those that this process sees: "1" of "4,5" is "5"."""
+    if not visible:
+        return which
+    seen = visible.split(",")
+    try:
+        return ",".join(seen[int(one)] for one in which.split(","))
+    except (ValueError, IndexError):
+        raise ConfigError(
+            f"policy vllm: device 'cuda:{which}', expected numbers below {len(seen)}: CUDA_VISIBLE_DEVICES is "
+            f"{visible!r}; set explorer.devices"
+        ) from None
+
+
+def _arguments(config: Config, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
+    for name, value in config.engine.items():
+        where = f"policies.vllm.engine.{name}"
+        if name not in known:
+            raise ConfigError(f"{where}: unknown argument of vLLM; {suggest(name, known)}")
+        if name in OURS:
+            advice = f"set {OURS[name]} instead" if OURS[name] else "leave it out, what a policy does needs another"
+            raise ConfigError(f"{where}: got {value!r}, expected it not to be given; {advice}")
+    arguments: dict[str, Any] = {"disable_log_stats": True, **config.engine}
+    if model.device == "cpu" and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & config.engine.keys():
+        arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
+    if renderer.context is not None:
+        arguments["max_model_len"] = renderer.context
+    return arguments | {
+        "model": str(model.folder), "dtype": model.dtype, "max_num_seqs": config.batch_size,
+        "enable_sleep_mode": config.sleep_after_s is not None, "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "rftstream.policies.vllm_worker.WeightsReceiver",
+    }  # fmt: skip
+
+
+def _params(request: SampleRequest, stop_ids: Sequence[int]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty, stop=list(sampling.stop), stop_token_ids=list(stop_ids),
+        ignore_eos=True, min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
+        max_tokens=request.max_tokens, seed=_seed(request), logprobs=0, flat_logprobs=True,
+        detokenize=bool(sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True,
+    )  # fmt: skip
+
+
+def remembers(sampling: Sampling) -> bool:
+    """Whether what comes next depends on which of the tokens before were sampled, beside the tokens themselves."""
+    return bool(sampling.stop or sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _seed(request: SampleRequest) -> int:
+    """vLLM's random numbers begin anew with each request, so one that goes on has others."""
+    text = f"{request.seed}/{request.num_sampled}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+
+
+def _completion(
+    request: SampleRequest, token_ids: Sequence[int], logprobs: Any, spans: Any, reason: str | None
+) -> Completion:
+    ids = np.asarray(token_ids, dtype=np.int32)
+    values = np.asarray(logprobs.logprobs if logprobs is not None else (), dtype=np.float32)
+    error = None
+    if len(values) != len(ids):
+        reason, error = "error", f"vllm gave {len(values)} logprobs for {len(ids)} tokens"
+    elif not np.isfinite(values).all():
+        reason, error = "error", "the model gave values that are not finite"
+    elif reason not in ("stop", "length", "unfinished"):
+        reason, error = "error", f"vllm ended it: {reason}"
+    versions = tuple(_span(one) for one in spans or ())
+    return Completion(
+        request_id=request.request_id, token_ids=ids, behavior_logprobs=values, versions=versions,
+        finish_reason=str(reason), error=error,
+    )  # fmt: skip
+
+
+def _span(span: Any) -> VersionSpan:
+    epoch, _, version = span.version.partition("/")
+    return VersionSpan(start=span.start, count=span.end - span.start, trainer_epoch=int(epoch), version=int(version))
+
+
+def label_of(name: VersionName) -> str:
+    return f"{name.trainer_epoch}/{name.version}"
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -1,0 +1,88 @@
+"""What runs inside vLLM's own worker processes: takes over weights in place. vLLM mixes this class into its worker.
+
+No import of vllm: it is the engine that imports this.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+    from torch.nn import Module
+
+
+class WeightsReceiver:
+    """Its methods are called by name in every worker, between two decoding steps."""
+
+    def rftstream_load(self, path: str) -> None:
+        """All weights from a safetensors file, under the names of the checkpoint: the model's own loader fuses, splits
+        and shards them, and prepares what its kernels need, as when it was loaded first."""
+        from safetensors.torch import load_file
+
+        worker = cast(Any, self)
+        # Its complaints are about layers without weights of their own: rotary tables, a tied head.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        tensors: Iterable[tuple[str, Tensor]] = load_file(path).items()
+        worker.reload_weights(weights_iterator=iter(tensors))
+        for module in _tied(worker.get_model()):
+            module.quant_method.process_weights_after_loading(module)
+
+    def rftstream_prepare(self, client: int) -> None:
+        """Once, before anything is sampled. `client`: the process that the engine works for, on this machine."""
+        worker = cast(Any, self)
+        if worker.device.type == "cpu":
+            _spare_generators(worker.model_runner)
+        self._end_with(client)
+
+    def _end_with(self, client: int) -> None:
+        """Ends the engine when its client is gone: killed, it could not tell anybody."""
+        engine = os.getppid() if os.getppid() != client else None
+        descriptor = os.pidfd_open(client)
+
+        def watch() -> None:
+            select.select([descriptor], [], [])
+            if engine is not None and engine == os.getppid():
+                os.kill(engine, signal.SIGKILL)
+            os._exit(1)
+
+        threading.Thread(target=watch, name="rftstream-watch", daemon=True).start()
+
+
+def _tied(model: Module) -> Iterator[Any]:
+    """Layers with another's weight, of which vLLM's kernels for CPUs keep a packed copy. `reload_weights` makes it anew
+    only for the layer that the weight was loaded into."""
+    seen: set[int] = set()
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if weight is None or not weight.numel():
+            continue
+        if weight.data_ptr() in seen and hasattr(module, "cpu_linear"):
+            yield module
+        seen.add(weight.data_ptr())
+
+
+def _spare_generators(runner: Any) -> None:
+    """vLLM sets the random numbers of a request back when it throws a token away (of a long prompt that is computed in
+    pieces, or of one computed anew). On a CPU that cannot be done and ends the worker, so there it is left out: such a
+    request goes on with its next numbers."""
+    if (original := getattr(runner, "_bookkeeping_sync", None)) is None:
+        return
+
+    def bookkeeping(*args: Any, **kwargs: Any) -> Any:
+        generators = runner.input_batch.generators
+        thrown = [row for row in generators if runner.discard_request_mask.np[row]]
+        spared = {row: generators.pop(row) for row in thrown}
+        try:
+            return original(*args, **kwargs)
+        finally:
+            generators.update(spared)
+
+    runner._bookkeeping_sync = bookkeeping

@@ -1,0 +1,79 @@
+"""Weights that change while a policy samples: every token's logprob is that of the version it is stamped with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rftstream.messages import VersionSpan
+from tests.engines.replay import Replay
+from tests.unit import tiny
+
+PROMPTS = [(6, 13, 7, 17), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
+
+
+def versions_of(backend, count):
+    """`count` versions that differ in what they find likely."""
+    from rftstream.algorithms.grpo import Grpo
+
+    for version in range(count):
+        for seed in range(3):
+            rows = tiny.rows(24, seed=100 * version + seed)
+            backend.update(rows, Grpo(Grpo.Config(correction="none")), tiny.plan(lr=1e-2))
+        yield tiny.name(version), backend.served_tensors()
+
+
+def check_stamps(replay, request, completion, names, *, cache="keep", atol=2e-5):
+    """Under its own version each token's logprob is what was recorded; under others it is not."""
+    assert completion.error is None
+    assert sum(span.count for span in completion.versions) == len(completion.token_ids)
+    expected = replay.logprobs(request, completion, cache=cache)
+    np.testing.assert_allclose(completion.behavior_logprobs, expected, atol=atol)
+    for name in names:
+        other = replay.logprobs(request, completion, only=name)
+        for span in completion.versions:
+            if (span.trainer_epoch, span.version) != (name.trainer_epoch, name.version) and span.count > 3:
+                places = slice(span.start, span.start + span.count)
+                assert np.abs(other - completion.behavior_logprobs)[places].max() > 100 * atol
+
+
+@pytest.mark.parametrize(("updates", "setting"), [(1, "keep"), (4, "keep"), (4, "recompute")])
+def test_stamps_of_hf_are_right_token_by_token(tmp_path, updates, setting):
+    spec = tiny.make(tmp_path, seed=3, context=128)
+    backend, replay = tiny.backend(spec), Replay(spec)
+    policy, names, done = tiny.policy(spec, in_flight=setting, prefill_tokens=200), [], {}
+    requests = {f"r{n}": tiny.request(n, PROMPTS[n % 4], max_tokens=60, min_tokens=60) for n in range(12)}
+    for name, tensors in versions_of(backend, updates + 1):
+        replay.add(name, tensors)
+        policy.load(tensors, name)
+        names.append(name)
+        for request in requests.values():
+            if len(names) == 1:
+                policy.submit(request)
+        for _ in range(60 // (updates + 1)):
+            done |= {one.request_id: one for one in policy.step()}
+    done |= tiny.drain(policy)
+    assert done.keys() == requests.keys()
+    for request_id, request in requests.items():
+        assert len(done[request_id].versions) == updates + 1
+        check_stamps(replay, request, done[request_id], names, cache=setting)
+
+
+def test_hf_finishes_what_runs_with_the_old_weights(tmp_path):
+    spec = tiny.make(tmp_path, seed=3)
+    policy, (first, second, third) = tiny.policy(spec, in_flight="finish"), versions_of(tiny.backend(spec), 3)
+    policy.load(first[1], first[0])
+    for number in range(4):
+        policy.submit(tiny.request(number, max_tokens=10, min_tokens=10))
+    done = [policy.step(), policy.step()]
+    policy.load(second[1], second[0])
+    policy.load(third[1], third[0])  # before the other could be taken over
+    assert policy.version == third[0]
+    policy.submit(tiny.request(9, max_tokens=5, min_tokens=5))
+    while policy.num_active:
+        done.append(policy.step())
+    spans = {one.request_id: one.versions for ones in done for one in ones}
+    assert spans["r9"] == (VersionSpan(start=0, count=5, trainer_epoch=1, version=2),)
+    assert {spans[f"r{number}"] for number in range(4)} == {
+        (VersionSpan(start=0, count=10, trainer_epoch=1, version=0),)
+    }
