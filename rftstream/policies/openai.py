@@ -131,6 +131,9 @@ class OpenAiPolicy:
                     raise told
                 done.append(told)
 
+    def idle_s(self) -> float:
+        return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
+
     def close(self) -> None:
         for request_id in list(self._active):
             self.abort(request_id)

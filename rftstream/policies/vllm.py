@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import queue
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -146,6 +147,9 @@ class VllmPolicy:
                     del self._active[completion.request_id]
                     done.append(completion)
         return done
+
+    def idle_s(self) -> float:
+        return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
 
     def close(self) -> None:
         self._active.clear()
