@@ -11,7 +11,7 @@ SEED ?= 0
 LOG ?= embedded
 SEEDS ?= 0:1000
 
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long simulate fmt lint types bench curves faults constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm simulate fmt lint types bench curves faults constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,13 +29,17 @@ kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 	@python3 scripts/kafka stop
 
 test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long" --durations 10 $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long and not vllm" --durations 10 $(ARGS)
 
 test-long: .venv/.developer  ## tests left out of make test: every mutant, and what takes many minutes
 	$(BIN)/python -m pytest -m long $(ARGS)
 
+test-vllm: .venv/.developer  ## the engine vLLM, in a build for CPUs that it installs (1 GB, minutes to start)
+	scripts/setup vllm
+	$(BIN)/python -m pytest -m vllm $(ARGS)
+
 test-fast: .venv/.developer  ## the tests that take no more than seconds
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu and not vllm" $(ARGS)
 
 faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SCHEDULES=)
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) \
@@ -71,5 +75,5 @@ clean:  ## remove .venv, caches and build output; runs stay
 .venv/.user: pyproject.toml constraints.txt scripts/setup
 	scripts/setup user
 
-.venv/.developer: .venv/.user scripts/vllm-cpu.txt
+.venv/.developer: .venv/.user
 	scripts/setup developer
