@@ -115,7 +115,8 @@ def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
         alive.append(f"`run` or `resume`, process {pid or 'unknown'} here")
     if transport is None:
         return alive
-    for claim in read_control(transport).claims.values():
+    begun = "control" in transport.admin.topics()  # else a deletion was stopped half way
+    for claim in read_control(transport).claims.values() if begun else ():
         if is_alive(claim) is True:
             alive.append(f"{claim.process}, process {claim.pid} here")
     if (lock_holder := getattr(transport, "lock_holder", None)) and (holder := lock_holder()) is not None:

@@ -100,8 +100,9 @@ def test_delete_takes_topics_and_groups_and_refuses_while_a_member_is_there(run_
     assert refused.exit_code == 2
     assert "explorer somebody at " in refused.stderr
     member.close()
+    run.transport.admin.delete_topics(["control"])  # a deletion was stopped half way
     plan = called("delete", run.folder.path, "--yes")
-    assert (plan["topics"], plan["groups"]) == (sorted(TOPICS), list(GROUPS))
+    assert (plan["topics"], plan["groups"]) == (sorted(TOPICS.keys() - {"control"}), list(GROUPS))
     assert not run.folder.path.exists()
     assert isinstance(run.transport, KafkaTransport)
     assert run.transport.admin.topics() == {}

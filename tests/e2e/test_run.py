@@ -243,17 +243,18 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) ->
     before = view.assert_nothing_lost()
     assert before.groups.trained == 2 * before.version
 
-    resumed = place.call("resume", "runs/tiny", "--json", *sets("run.steps=8", "policies.fake.tokens_per_s=0"))
+    end = before.version + 4
+    resumed = place.call("resume", "runs/tiny", "--json", *sets(f"run.steps={end}", "policies.fake.tokens_per_s=0"))
     assert resumed.code == 0, resumed.err
-    assert (resumed.result["steps"], resumed.result["version"], resumed.result["reason"]) == (8, 8, "steps")
+    assert (resumed.result["steps"], resumed.result["version"], resumed.result["reason"]) == (end, end, "steps")
     after = view.assert_nothing_lost()
-    assert after.groups.trained == 16
+    assert after.groups.trained == 2 * end
     assert after.groups.admitted >= before.groups.admitted, "what was on its way is still there"
-    trained = [rollout for one in view.experiences() if one.batch_sequence < 8 for rollout in [one.ids.rollout_id]]
-    assert len(trained) == len(set(trained)) == 48
+    trained = [one.ids.rollout_id for one in view.experiences() if one.batch_sequence < end]
+    assert len(trained) == len(set(trained)) == 6 * end
     nothing = place.call("resume", "runs/tiny")
     assert nothing.code == 2
-    assert "runs/tiny: is finished with 8 of 8 steps; give more" in nothing.err
+    assert f"runs/tiny: is finished with {end} of {end} steps; give more" in nothing.err
 
 
 # ------------------------------------------------------------------------------------------------ ends
