@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,19 +34,14 @@ class CountingStore(ObjectStore):
 
 
 @pytest.fixture(params=["file", "s3"])
-def store(request: pytest.FixtureRequest, place: Workplace) -> Iterator[str]:
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a store."""
     if request.param == "file":
-        yield "file://weights"
-        return
-    server = S3Server()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for key, value in server.environment.items():
-                patch.setenv(key, value)
-            yield f"s3://{BUCKET}/late/{{run}}"
-    finally:
-        server.close()
+        return "file://weights"
+    server: S3Server = request.getfixturevalue("s3")  # fsspec has one client in a process, of one server
+    for key, value in server.environment.items():
+        monkeypatch.setenv(key, value)
+    return f"s3://{BUCKET}/late/{{run}}"
 
 
 def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, store: str) -> None:
