@@ -7,7 +7,7 @@ import re
 import generate
 import pytest
 from pages import configuration, operations, words
-from pictures import flow
+from pictures import flow, weights
 
 from rftstream.runtime.supervisor import FATAL
 from tests.docs.reading import ROOT, read
@@ -31,6 +31,13 @@ def test_the_picture_is_up_to_date_and_its_modules_exist() -> None:
             for name in names.split(", "):
                 path = ROOT / "rftstream" / folder / name if not name.endswith("/") else ROOT / "rftstream" / name
                 assert path.is_dir() or path.with_suffix(".py").is_file(), f"{role.name}: {path}"
+
+
+def test_the_picture_of_deltas_is_up_to_date_and_says_what_the_page_says() -> None:
+    assert (ROOT / "docs" / "pictures" / "weights.svg").read_text(encoding="utf-8") == weights.draw()
+    page = read(ROOT / "docs" / "weights-format.md")
+    for lr, values in weights.MEASURED.items():
+        assert f"| {lr} | {' | '.join(map(str, values))} |" in page
 
 
 def test_what_ends_a_run_is_told() -> None:

@@ -58,3 +58,20 @@ def test_nothing_known_nothing_deleted() -> None:
 def test_foreign_names_are_never_touched() -> None:
     in_force = versions(1, 0, 1, 2)
     assert to_delete(["notes.txt", "checkpoints/000001-00000001/manifest.json"], in_force=in_force, newest_keep=1) == []
+
+
+def test_anchors_are_kept_with_all_that_came_after() -> None:
+    """Anchors are 0, 4, 8 and 12."""
+    all_of_them = versions(1, *range(14))
+    parents = {name(1, one): name(1, one - 1) for one in range(14) if one % 4}
+    assert deleted(all_of_them, in_force=all_of_them, newest_keep=2, parents=parents) == versions(1, *range(1, 8))
+
+
+def test_what_a_kept_version_is_made_from_stays() -> None:
+    all_of_them = versions(1, *range(14))
+    parents = {name(1, one): name(1, one - 1) for one in range(14) if one % 4}
+    gone = deleted(
+        all_of_them, in_force=all_of_them, newest_keep=1, parents=parents, kept_checkpoints=[name(1, 6)],
+        best=[name(1, 2)],
+    )  # fmt: skip
+    assert gone == versions(1, 3, 7, 8, 9, 10, 11)
