@@ -48,7 +48,7 @@ def turn_loop(context: RoleContext, policy_name: str, spec: ModelSpec) -> tuple[
 
 def follower(context: RoleContext, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:
     """Snapshots from elsewhere are kept beside the run, for all workers of this machine."""
-    cache = None if store.is_local or context.simulated else AnchorCache(context.folder.path / "anchors")
+    cache = None if store.is_local or context.simulated else AnchorCache(context.folder.anchors)
     return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads)
 
 

@@ -164,7 +164,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     with opened_run(run) as opened, at_work("reading the log and drawing"):
         history = read_history(Log(opened.transport))
         if tensorboard is None:
-            files = draw(history, run=opened.run_id, folder=out or opened.folder.path / "plots")
+            files = draw(history, run=opened.run_id, folder=out or opened.folder.plots)
         else:
             files = [write_events(history, tensorboard)]
     print_out({"files": [str(file) for file in files]} if as_json else "\n".join(map(str, files)))

@@ -101,7 +101,7 @@ def export(run: Path, versions: tuple[int, ...], target: Path | None, as_json: b
         spec, published = model_of(opened), read_published(opened)
         for one in published.choose(versions, where="--version"):
             version = one.name.version
-            folder = target or opened.folder.path / "exports"
+            folder = target or opened.folder.exports
             if target is None or len(versions) > 1:
                 folder = folder / f"v{version}"
             with at_work(f"version {version}"):

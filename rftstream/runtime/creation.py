@@ -50,5 +50,5 @@ def discard(folder: RunFolder, transport: Transport) -> None:
     folder.config_file.unlink()
     if not folder.log.exists():
         transport.admin.delete_topics(list(transport.admin.topics()))
-    for part in (folder.log, folder.model, folder.path / "weights"):
+    for part in (folder.log, folder.model, folder.weights):
         shutil.rmtree(part, ignore_errors=True)

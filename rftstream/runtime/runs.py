@@ -5,6 +5,8 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
   log/                  the embedded log
   model/                the model, where it was made on the spot
   weights/              the default object store: versions, checkpoints, generations
+  anchors/              the newest anchors, where the object store is elsewhere
+  exports/              what `weights export` wrote, unless it was told where
   logs/<process>.log    one file a process
   final/                the trained model, once the run is finished
   index/, plots/        what `audit` and `trace` read before, what `plot` drew
@@ -68,6 +70,26 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def anchors(self) -> Path:
+        return self.path / "anchors"
+
+    @property
+    def exports(self) -> Path:
+        return self.path / "exports"
+
+    @property
+    def index(self) -> Path:
+        return self.path / "index"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
 
     @property
     def logs(self) -> Path:

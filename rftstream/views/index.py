@@ -174,7 +174,7 @@ class Unusable(Index):
 
 def folder_of(run: OpenRun) -> Path:
     if run.folder.exists():
-        return run.folder.path / "index"
+        return run.folder.index
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     where = hashlib.sha256(repr(run.config.transport.servers).encode()).hexdigest()[:12]
     return cache / "rftstream" / "index" / f"{run.run_id}-{where}"

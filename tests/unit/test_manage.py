@@ -14,7 +14,7 @@ import pytest
 
 from rftstream import config as configs
 from rftstream.messages import Claim
-from rftstream.runtime.deletion import is_alive
+from rftstream.runtime.deletion import PARTS, is_alive
 from rftstream.runtime.runs import GROUPS, RunFolder, create_log, open_run
 from rftstream.topics import TOPICS
 from rftstream.transport.embedded import EmbeddedTransport
@@ -127,6 +127,11 @@ def test_delete_by_run_file_and_json(make_run: MakeRun, run_file: Path) -> None:
     again = call("delete", run_file, "--yes")
     assert again.exit_code == 2
     assert "no run of it yet" in again.stderr
+
+
+def test_delete_knows_all_that_runs_make() -> None:
+    names = [name for name, what in vars(RunFolder).items() if isinstance(what, property) and name != "run_id"]
+    assert {getattr(RunFolder(Path("demo")), name).name for name in names} == set(PARTS)
 
 
 def test_files_of_others_and_links_stay(make_run: MakeRun, tmp_path: Path) -> None:
