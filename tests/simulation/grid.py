@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +19,9 @@ from tests.simulation.laws import Judge, Laws
 
 SLOW = 20.0
 """Tokens a second of each rollout: whole steps go by meanwhile."""
+
+POWER_LOSS_SHARE = 0.25
+"""Of the seeds."""
 
 UNSCORABLE = f"{__name__}:unscorable_now_and_then"
 
@@ -160,6 +164,8 @@ def simulate(
     tick_s = random.choice([0.001, 0.001, 0.01, 0.1])
     if config.policies["fake"]["tokens_per_s"] == SLOW:
         tick_s = max(tick_s, 1 / SLOW)
+    if not calm and faults is None and Random(f"power {seed}").random() < POWER_LOSS_SHARE:  # others stay as they were
+        drawn = replace(drawn, power_losses=Random(f"power losses {seed}").randint(1, 3))
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=drawn)
     if isinstance(faults, FaultScript):
         simulation.plan = faults

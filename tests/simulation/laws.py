@@ -56,12 +56,29 @@ class Laws:
         self.simulation = simulation
         self._judge = judge
         self.config = simulation.config
+        self._num_changes = -1
+        self._audit_at = AUDIT_EVERY
+        self._reads_again = False
+        """After a loss of power: objects may be gone that were there."""
+        simulation.forgot = self._begin_anew
+        self._begin()
+
+    def _begin_anew(self) -> None:
+        """What the log has lost was never there."""
+        begins = {place: one.begin for place, one in self.simulation.log.partitions.items()}
+        self._begin()
+        self.deletions.begin_at(begins)
+        self._reads_again = True
+        for transaction in self.simulation.log.transactions.history:
+            self._num_seen += 1
+            self._transaction(transaction)
+        self._reads_again = False
+
+    def _begin(self) -> None:
         self._num_seen = 0
         """Of the committed transactions."""
         self._positions: dict[tuple[str, TopicPartition], int] = {}
         """By group, as they were committed."""
-        self._num_changes = -1
-        self._audit_at = AUDIT_EVERY
         self._twins: set[tuple[bytes, ...]] = set()
         self.tasks: dict[str, Task] = {}
         """By rollout_id."""
@@ -335,7 +352,7 @@ class Laws:
         self.epoch_announced = name.trainer_epoch
         self.announced.add((name.trainer_epoch, name.version))
         self.deletions.announced(message)
-        assert message.object in self.simulation.store.objects, "the object comes first"
+        assert self._reads_again or message.object in self.simulation.store.objects, "the object comes first"
 
     # ------------------------------------------------------------------------------------------ at the end
 
