@@ -18,7 +18,7 @@ from rftstream import metrics
 from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
 from rftstream.config import to_toml
-from rftstream.errors import ContractError, StopRule, TransportError, WeightsError
+from rftstream.errors import ContractError, StopRule, TransportError, WeightsError, WeightsGone
 from rftstream.messages import (
     BatchManifest,
     Claim,
@@ -47,6 +47,10 @@ from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
+
+LOOK_BACK_S = 60.0
+"""So long without a batch, and the trainer looks whether its newest weights are still there: without them there will be
+none. Then after twice as long, and so on."""
 
 BATCHES_AHEAD = 2
 """Read while one is trained; more stay on the log, however many were recorded."""
@@ -98,6 +102,7 @@ class TrainerStep:
         self._done = False
         self._stop: StopRule | None = None
         self._waited_since = self._clock.now()
+        self._look_back_after_s = LOOK_BACK_S
         self._log: Log | None = None
 
     @property
@@ -194,6 +199,8 @@ class TrainerStep:
             # The feeder's word that there is no more may come after the batch, time passes without batches too, and a
             # run that goes on may have been given an end that it has reached already.
             reason = self._reason_to_end(self._progress)
+            if reason is None:
+                self._look_back()
             return self._finish_now(reason) if reason else None
         return self._train(batch)
 
@@ -291,6 +298,22 @@ class TrainerStep:
         metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - started)
         return announced
 
+    def _look_back(self) -> None:
+        """Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to
+        be sampled with newer ones. It cannot announce a version twice; one that begins anew announces an anchor."""
+        if self._clock.now() - self._waited_since < self._look_back_after_s:
+            return
+        self._look_back_after_s *= 2
+        try:
+            self._publisher.check_back()
+        except WeightsGone as error:
+            self.leave()
+            raise WeightsGone(
+                f"{error}; explorers cannot follow: the trainer begins anew, with a full snapshot"
+            ) from error
+        except WeightsError as error:
+            log.warning("%s; looking again later", error)
+
     # ------------------------------------------------------------------------------------------ ending
 
     def _reason_to_end(self, progress: Progress) -> str | None:
@@ -357,6 +380,7 @@ class TrainerStep:
         self._finished_said = finished
         self._done = finished and not self._trim_due
         self._waited_since = self._clock.now()
+        self._look_back_after_s = LOOK_BACK_S
 
     def _trimmed(self, transaction: Transaction) -> None:
         for output in transaction.outputs:

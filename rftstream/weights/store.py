@@ -87,6 +87,14 @@ class ObjectStore:
             raise self._gone(name)
         return size
 
+    def check(self, stored: StoredObject, *, read: bool = True) -> None:
+        """WeightsGone unless it is there as it was put; `read`: all its bytes are looked at."""
+        where = self._place(stored.name)
+        if (found := self.size(stored.name)) != stored.num_bytes:
+            raise WeightsGone(f"{where}: {found} bytes, expected {stored.num_bytes}; it is damaged")
+        if read and (digest := self._digest(stored.name)) != stored.digest:
+            raise WeightsGone(f"{where}: digest {digest}, expected {stored.digest}; it is damaged")
+
     def list(self, prefix: str = "") -> list[str]:
         """Names that begin with `prefix`, sorted."""
         folder = prefix.rpartition("/")[0]
