@@ -218,7 +218,9 @@ class EvaluatorStep:
             if not wanted or not_ours or request.expires_at < self._clock.now():
                 continue
             announced = self._announced(request.arguments.get("version"))
-            for evaluation in wanted if announced is not None else ():
+            if announced is None:
+                continue
+            for evaluation in wanted:
                 name = announced.name
                 again = bool(request.arguments.get("again")) and (evaluation.name, name) not in self._skipped
                 if again or not self._has(evaluation, name):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,7 +72,7 @@ def evaluate(
     here: bool = False,
     timeout_s: float = 3600.0,
     say: Say = lambda text: None,
-) -> Iterator[Evaluated]:
+) -> Generator[Evaluated]:
     """Results of what was asked for: those that stand first, the others as they come. With neither evaluation nor
     versions, and nobody alive who does it, of all that is still due.
 
