@@ -38,11 +38,11 @@ from rftstream.rendering import Renderer
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.turn_loop import Attempt, TurnLoop
 from rftstream.roles.verifier import reward_input
-from rftstream.runtime.results import EvalResults
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import EvaluationSection, RunConfig
 from rftstream.tasksets.base import Taskset
 from rftstream.transport.base import Record, TopicPartition
+from rftstream.weights.evaluated import EvalResults
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.store import ObjectStore
 

@@ -22,12 +22,12 @@ from rftstream.messages import EvalResult, Request, RequestKind, WeightsAnnounce
 from rftstream.runtime.deletion import is_alive
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.published import Published, read_published
-from rftstream.runtime.results import EvalResults
 from rftstream.runtime.role import FOREVER, Log
 from rftstream.runtime.runs import OpenRun
 from rftstream.runtime.service import Service, begin_positions, build_service
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Reader, TopicPartition
+from rftstream.weights.evaluated import EvalResults
 
 LOOK_S = 0.25
 SAY_S = 5.0
