@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rftstream.core.corrections import effective_sample_size, mismatch_sums, truncated_importance_weights
+from rftstream.core.corrections import effective_sample_size, importance_weights, mismatch_sums
 
 
 def rows(*values):
@@ -16,15 +16,15 @@ def test_weights_by_hand():
     old_BT = rows([math.log(0.5), math.log(0.6), math.log(0.1), math.nan])
     behavior_BT = rows([math.log(0.5), math.log(0.2), math.log(0.2), 0.0])
     mask_BT = rows([1, 1, 1, 0])
-    weights_BT, metrics = truncated_importance_weights(old_BT, behavior_BT, mask_BT, cap=2.0)
+    weights_BT, metrics = importance_weights(old_BT, behavior_BT, mask_BT, outside="clamp", low=0.0, high=2.0)
     assert weights_BT[0].tolist() == pytest.approx([1.0, 2.0, 0.5, 0.0])
-    assert float(metrics["tis_truncated"]) == 1
-    assert float(metrics["tis_weight"]) == pytest.approx(3.5)
+    assert float(metrics["importance_clamped"]) == 1
+    assert float(metrics["importance_weight"]) == pytest.approx(3.5)
 
 
 def test_weights_have_no_gradient():
     old_BT = rows([-1.0, -2.0]).requires_grad_()
-    weights_BT, _ = truncated_importance_weights(old_BT, rows([-1.5, -1.5]), rows([1, 1]), cap=2.0)
+    weights_BT, _ = importance_weights(old_BT, rows([-1.5, -1.5]), rows([1, 1]), outside="clamp", low=0.0, high=2.0)
     assert not weights_BT.requires_grad
 
 

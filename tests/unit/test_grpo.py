@@ -173,3 +173,6 @@ def test_k1_in_the_loss_is_refused():
     with pytest.raises(ConfigError, match="'k1' in the loss has no gradient on average"):
         Grpo(Grpo.Config(kl_coef=0.1, kl_estimator="k1"))
     assert Grpo(Grpo.Config(kl_estimator="k1")).needs == frozenset()
+    assert Grpo(Grpo.Config(kl_coef=0.1, kl_estimator="k1", kl_unbiased=True)).needs == {"reference_logprobs"}
+    with pytest.raises(ConfigError, match="kl_unbiased: is for the loss"):
+        Grpo(Grpo.Config(kl_coef=0.1, kl_in="reward", kl_unbiased=True))
