@@ -76,9 +76,10 @@ class Algorithm(Protocol):
     """Built as `Class(config: Class.Config)`."""
 
     needs: frozenset[str]
-    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants beside policy_logprobs_BT; and
-    `reference_rewards`, if `prepare` is to be called a second time, with the reference's logprobs of the rows that it
-    gave."""
+    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants beside policy_logprobs_BT;
+    `no_proximal_logprobs`, if it makes do without them however many optimizer steps a batch takes; `reference_rewards`,
+    if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; and
+    `row_logprobs`, if `refine` (of `RefiningAlgorithm`) is to be called."""
 
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
@@ -103,3 +104,13 @@ class Algorithm(Protocol):
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """The batch's metrics from the token means of what `loss` summed: ratios of means (ESS) are formed here."""
+
+
+class RefiningAlgorithm(Algorithm, Protocol):
+    """One that needs to know of the whole batch what only the policy can tell."""
+
+    def refine(
+        self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """The rows that `prepare` gave once more, and more metrics. `row_logprobs`: of each row's unmasked tokens, by
+        the policy before the batch, float32 [T] with 0 elsewhere."""

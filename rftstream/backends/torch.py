@@ -28,7 +28,9 @@ from rftstream.models import ModelSpec
 from rftstream.weights.snapshot import DTYPES, RawTensor, write_snapshot
 
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-PROVIDED = frozenset({"entropy", "proximal_logprobs", "reference_logprobs", "reference_rewards"})
+PROVIDED = frozenset({
+    "entropy", "proximal_logprobs", "no_proximal_logprobs", "reference_logprobs", "reference_rewards", "row_logprobs",
+})  # fmt: skip
 """What an algorithm may need of this backend."""
 
 
@@ -91,7 +93,8 @@ class TorchBackend:
         num_steps = len(minibatches) * plan.updates_per_batch
         before = self._copy_state() if num_steps > 1 else None
         proximal = None
-        if num_steps > 1 or "proximal_logprobs" in algorithm.needs:
+        wanted = num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
+        if wanted or "proximal_logprobs" in algorithm.needs:
             proximal = [[self._proximal(inputs, self._policy) for inputs in inputs_of] for inputs_of, _ in minibatches]
         reference = None
         if "reference_logprobs" in algorithm.needs:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
-from rftstream.algorithms.base import Algorithm
+from rftstream.algorithms.base import Algorithm, RefiningAlgorithm
 from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch
@@ -26,6 +27,10 @@ class Training:
         if rows and "reference_rewards" in self.algorithm.needs:
             reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
             rows, values = self.algorithm.prepare(batch.experiences, reference)
+        if rows and "row_logprobs" in self.algorithm.needs:
+            logprobs = self.backend.logprobs(rows, settings.tokens_per_microbatch)
+            rows, more = cast(RefiningAlgorithm, self.algorithm).refine(rows, logprobs)
+            values = {**values, **more}
         if any(row.loss_mask.any() for row in rows):
             plan = UpdatePlan(
                 lr=lr,

@@ -49,13 +49,13 @@ class LeaveOneOut:
         reference_logprobs_BT: Any | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """-w A logp, w = min(pi_old / pi_behavior, cap), as a mean over all tokens of the optimizer step."""
-        from rftstream.core.corrections import truncated_importance_weights
+        from rftstream.core.corrections import importance_weights
         from rftstream.core.masks import keep, weigh
 
         mask_BT = rows.loss_mask_BT
         old_BT = policy_logprobs_BT.detach() if proximal_logprobs_BT is None else proximal_logprobs_BT
-        weights_BT, metrics = truncated_importance_weights(
-            old_BT, rows.behavior_logprobs_BT, mask_BT, cap=self.config.tis_cap
+        weights_BT, metrics = importance_weights(
+            old_BT, rows.behavior_logprobs_BT, mask_BT, outside="clamp", low=0.0, high=self.config.tis_cap
         )
         losses_BT = -weights_BT * keep(rows.advantages_BT, mask_BT) * keep(policy_logprobs_BT, mask_BT)
         shares = {"num_tokens": denominators.num_tokens, "num_rows": denominators.num_rows}
