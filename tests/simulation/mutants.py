@@ -443,7 +443,9 @@ def chains_broken() -> Iterator[None]:
         yield
 
 
-POWER = Faults(share=0.12, roles=("trainer",), kills=12, takeovers=4, power_losses=8)
+def power_after_steps() -> FaultScript:
+    """Again and again, when a trainer has just published a few versions."""
+    return FaultScript(*[(AFTER_COMMIT, "trainer", "power_losses", number) for number in (4, 3, 5, 4, 3, 5)])
 
 
 def nothing_durable() -> Iterator[None]:
@@ -482,8 +484,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "filtered-held": Mutant("filtered outcomes wait for a batch", filtered_held),
     "checkpoint-without-positions": Mutant("the checkpoint has no positions", checkpoint_without_positions, TRAINERS),
     "chains-broken": Mutant("a kept version's parents go", chains_broken),
-    "nothing-durable": Mutant("checkpoints and deletions count on what a loss of power takes", nothing_durable, POWER),
-    "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, POWER),
+    "nothing-durable": Mutant("checkpoints and deletions count on what a loss of power takes", nothing_durable,
+                              power_after_steps),
+    "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, power_after_steps),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
 }  # fmt: skip
