@@ -79,7 +79,7 @@ class GroupRelativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoConfig(ClippedConfig, GroupRelativeConfig):
-    """Of GRPO, and of those that are GRPO with other defaults."""
+    """Of GRPO and DAPO."""
 
     normalise: Literal["token", "sequence"] = "token"
     """Mean over all tokens of the batch (DAPO; what most use now), or over rows of their means (GRPO as published)."""

@@ -133,6 +133,15 @@ def test_grpo(trl: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_dual_clip(trl: Any, seed: int) -> None:
+    """TRL's delta bounds the ratio, which is the same."""
+    case = Case(seed)
+    plain, bounded = case.theirs(trl.grpo), case.theirs(trl.grpo, args={"delta": 1.3})
+    agree(case.ours(Grpo(Grpo.Config(correction="none", normalise="sequence", dual_clip=1.3))), bounded, case.share)
+    assert plain[0] != bounded[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_grpo_with_divergence_and_who_sampled(trl: Any, seed: int, unbiased: bool) -> None:
     case = Case(seed)
