@@ -153,6 +153,8 @@ def _check_whole(config: RunConfig) -> None:
             f"retention.checkpoints: got {config.retention.checkpoints}, expected at most trainer.keep_checkpoints = "
             f"{config.trainer.keep_checkpoints}; there are no more to begin with"
         )
+    if config.experts is not None and "experts" in config.tasksets:
+        raise ConfigError("tasksets.experts: the name of demonstrations beside [experts]; call the taskset otherwise")
     if not any(section.weight for section in config.tasksets.values()):
         raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")
     if config.feeder.group_size == 1 and config.buffer.zero_variance == "replace":
@@ -221,7 +223,21 @@ def _absolute(config: RunConfig) -> RunConfig:
             for name, section in getattr(config, kind).items()
         }
 
-    return dataclasses.replace(config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"))
+    experts = config.experts
+    if experts is not None and experts.source is not None:
+        experts = dataclasses.replace(experts, source=source(experts_source(experts.source, base)))
+    return dataclasses.replace(
+        config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"), experts=experts
+    )
+
+
+def experts_source(text: str, base: Path) -> str:
+    """KIND:LOCATION for a path alone: by what there is, else by its ending."""
+    if text.partition(":")[0] in ("jsonl", "parquet", "hf", "file"):
+        return text
+    if (base / Path(text).expanduser()).is_dir():
+        return f"hf:{text}"
+    return f"{'parquet' if text.endswith('.parquet') else 'file'}:{text}"
 
 
 def _template(value: str | None, base: Path, section: str) -> str | None:

@@ -22,13 +22,13 @@ from rftstream import modelfolder
 from rftstream.algorithms.base import Algorithm, Denominators, MicroBatch, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.core.logprobs import chunked_token_logprobs
-from rftstream.core.packing import pack_microbatches, pad_rows, split_minibatches
+from rftstream.core.packing import pack_groups, pack_microbatches, pad_rows, split_minibatches
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
 from rftstream.weights.snapshot import DTYPES, RawTensor, write_snapshot
 
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-PROVIDED = frozenset({"entropy", "proximal_logprobs", "reference_logprobs", "reference_rewards"})
+PROVIDED = frozenset({"entropy", "proximal_logprobs", "reference_logprobs", "reference_rewards", "whole_groups"})
 """What an algorithm may need of this backend."""
 
 
@@ -87,7 +87,7 @@ class TorchBackend:
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         if missing := algorithm.needs - PROVIDED:
             raise ConfigError(f"backend torch: the algorithm needs {', '.join(sorted(missing))}, which it can't give")
-        minibatches = self._minibatches(rows, plan)
+        minibatches = self._minibatches(rows, plan, whole_groups="whole_groups" in algorithm.needs)
         num_steps = len(minibatches) * plan.updates_per_batch
         before = self._copy_state() if num_steps > 1 else None
         proximal = None
@@ -174,18 +174,22 @@ class TorchBackend:
 
     # ------------------------------------------------------------------------------------------ one batch
 
-    def _minibatches(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> list[tuple[list[_Inputs], Denominators]]:
+    def _minibatches(
+        self, rows: Sequence[TrainingRow], plan: UpdatePlan, *, whole_groups: bool
+    ) -> list[tuple[list[_Inputs], Denominators]]:
         """Per optimizer step its micro-batches and denominators; rows and steps without unmasked tokens left out."""
         rows = [row for row in rows if row.loss_mask.any()]
         result = []
         for numbers in split_minibatches(np.asarray([row.group for row in rows], dtype=np.int64), plan.minibatches):
             chosen = [rows[number] for number in numbers]
             lengths_N = np.asarray([len(row.token_ids) for row in chosen])
-            packed = pack_microbatches(lengths_N, plan.tokens_per_microbatch)
-            denominators = Denominators(
-                num_tokens=float(sum(row.loss_mask.sum() for row in chosen)), num_rows=float(len(chosen))
-            )
-            result.append(([self._inputs([chosen[number] for number in part]) for part in packed], denominators))
+            if whole_groups:
+                groups_N = np.asarray([row.group for row in chosen])
+                packed = pack_groups(lengths_N, groups_N, plan.tokens_per_microbatch)
+            else:
+                packed = pack_microbatches(lengths_N, plan.tokens_per_microbatch)
+            inputs_of = [self._inputs([chosen[number] for number in part]) for part in packed]
+            result.append((inputs_of, Denominators.of(chosen)))
         return result
 
     def _inputs(self, rows: Sequence[TrainingRow]) -> _Inputs:

@@ -43,6 +43,28 @@ def pack_microbatches(lengths_N: np.ndarray, max_tokens: int) -> list[np.ndarray
     return [np.asarray(batch, dtype=np.int64) for batch in batches]
 
 
+def pack_groups(lengths_N: np.ndarray, groups_N: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+    """As `pack_microbatches`, but rows of a group stay together; a group larger than that is a micro-batch of its own.
+
+    lengths_N, groups_N: int [N].
+    """
+    unique_G, place_N = np.unique(groups_N, return_inverse=True)
+    longest_G = np.zeros(len(unique_G), np.int64)
+    np.maximum.at(longest_G, place_N, lengths_N)
+    rows_G = np.bincount(place_N, minlength=len(unique_G))
+    batches: list[list[int]] = []
+    longest = count = 0
+    for group in np.argsort(-longest_G, kind="stable").tolist():
+        if longest_G[group] == 0:
+            continue
+        if not batches or (count + int(rows_G[group])) * longest > max_tokens:
+            batches.append([])
+            longest, count = int(longest_G[group]), 0
+        batches[-1].append(group)
+        count += int(rows_G[group])
+    return [np.flatnonzero(np.isin(place_N, batch) & (lengths_N > 0)) for batch in batches]
+
+
 def count_padded_tokens(lengths_N: np.ndarray, microbatches: Sequence[np.ndarray]) -> int:
     """What the forward passes cost: rows times the longest row, summed over the micro-batches."""
     return int(sum(len(rows) * int(lengths_N[rows].max()) for rows in microbatches))

@@ -1,7 +1,8 @@
 """The buffer: verified -> batches and outcomes. Every admitted group gets exactly one outcome.
 
 It commits, per partition of `verified`, the first offset of its oldest open group, and as metadata how far it has
-read, the next batch, and whether the last one is written. After a restart it reads from there again: what `outcomes`
+read, the next batch, whether the last one is written, and where the passes through the demonstrations stand
+(demonstrations.py). After a restart it reads from there again: what `outcomes`
 names already is dropped, and a sibling that comes after the group's outcome (at or above the committed read offset)
 gets a late record of its own.
 """
@@ -9,6 +10,7 @@ gets a late record of its own.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -28,6 +30,7 @@ from rftstream.messages import (
     VerifiedRollout,
 )
 from rftstream.roles.bodies import Bodies
+from rftstream.roles.demonstrations import EXPERTS, Cursor, Experts, Taken, spread
 from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, late_outcome, sibling_of
 from rftstream.roles.tally import Tally
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
@@ -43,16 +46,21 @@ class BufferStep:
     outlives_the_run = False
 
     def __init__(
-        self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock, imported: bool = False
-    ) -> None:
-        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's."""
+        self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock, imported: bool = False,
+        experts: Experts | None = None, expert_ratio: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's.
+        `expert_ratio`: demonstrations beside the rollouts of a batch, relative to their number."""
         self._imported = imported
+        self._experts = experts
+        self._expert_ratio = expert_ratio
         self._feeder = feeder
         self._settings = buffer
         self._shares = shares
         self._clock = clock
         self._min_siblings = min(buffer.min_siblings, feeder.group_size)
         self._done = False
+        self._said_waiting = False
         self._stop: StopRule | None = None
         self._reset(None)
 
@@ -89,13 +97,17 @@ class BufferStep:
         for received in log_.messages("control"):
             self._absorb_control(received)
         positions: dict[TopicPartition, int] = {}
+        cursor = (0, 0, 0, 0)
         for place, position in log_.committed("buffer").items():
             positions[place] = position.offset
-            read, next_batch, last = map(int, (position.metadata or f"{position.offset} 0 0").split())
+            read, next_batch, last, *passes = map(int, (position.metadata or f"{position.offset} 0 0").split())
             self._read_before[place] = read
             self._next_batch = max(self._next_batch, next_batch)
             self._last_written = self._last_written or bool(last)
+            cursor = max(cursor, tuple(passes))  # type: ignore[assignment]  # four numbers, or none
         self._read = dict(positions)
+        if self._experts is not None:
+            return {**positions, **self._experts.begin(log_, Cursor(*cursor))}
         return positions
 
     def _recall(self, outcome: GroupOutcome) -> None:
@@ -112,6 +124,10 @@ class BufferStep:
         self._tally.group(outcome.taskset, outcome.result, outcome.rollouts)
 
     def absorb(self, received: Received) -> None:
+        if received.record.topic == EXPERTS:
+            assert self._experts is not None, "others do not follow them"
+            self._experts.absorb(received.record)
+            return
         if not isinstance(received.message, VerifiedRollout):
             self._absorb_control(received)
             return
@@ -125,6 +141,10 @@ class BufferStep:
                 self._admitted = None  # the run was given more to do
 
     def undecodable(self, record: Record, error: ContractError) -> None:
+        if record.topic == EXPERTS:
+            assert self._experts is not None, "others do not follow them"
+            self._experts.absorb(record)  # its turn comes, and then its letter
+            return
         ids = codec.ids_from_headers(record)
         if ids is None:
             self._read[record.place] = record.offset + 1
@@ -218,9 +238,16 @@ class BufferStep:
                 self._decide(group, GroupResult.expired, "stale")
             if not stale:
                 break
-        if len(chosen) == size:
+        if self._all_in(len(chosen)):
             return chosen
-        return chosen if self._all_in(len(chosen)) else None
+        if len(chosen) < size:
+            return None
+        if self._experts is not None and not self._experts.known:
+            if not self._said_waiting:
+                log.warning("waits for demonstrations, there are none yet; `rftstream experts load` brings some")
+            self._said_waiting = True
+            return None
+        return chosen
 
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
@@ -231,6 +258,10 @@ class BufferStep:
         return 0 if oldest is None or self._imported else self._next_batch - oldest
 
     def _batch(self, groups: Sequence[Group]) -> Transaction:
+        # All that is read from the log, first: what fails for now is asked again, as if nothing had been begun.
+        assert self._bodies is not None
+        bodies = {one.place_offset: self._bodies.get(*one.place_offset) for group in groups for one in group.scored}
+        taken, letters = self._take_experts(len(groups))
         outputs: list[Publish] = []
         by_share: dict[int, list[Group]] = defaultdict(list)
         for index, group in enumerate(groups):
@@ -240,8 +271,13 @@ class BufferStep:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
         outcomes = self._outcomes()
         last = self._all_in(0)
-        experiences_of = {share: self._experiences(by_share[share], share) for share in range(self._shares)}
+        experiences_of = {share: self._experiences(by_share[share], share, bodies) for share in range(self._shares)}
         values = self._tally.metrics()
+        for share, some in enumerate(spread(taken, self._shares)):
+            for one in some:
+                experiences_of[share] += one.experiences(self._next_batch, share, len(experiences_of[share]))
+        if taken:
+            values["experts"] = float(len(taken))
         if not self._imported:
             values["staleness_max"] = float(staleness)
         if groups and not self._imported:
@@ -261,17 +297,24 @@ class BufferStep:
                 admitted=self._admitted if last else None,
                 max_staleness=max(0, staleness),
                 metrics=values,
+                total_experts=0 if self._experts is None else self._experts.cursor.total,
             )
             outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
             outputs.append(Publish("batches", share, manifest))
-        return Transaction((*outputs, *outcomes), self._positions(self._next_batch + 1, last=last))
+        return Transaction((*outputs, *outcomes, *letters), self._positions(self._next_batch + 1, last=last))
 
-    def _experiences(self, groups: Sequence[Group], share: int) -> list[Experience]:
-        assert self._bodies is not None
+    def _take_experts(self, num_groups: int) -> tuple[list[Taken], list[Publish]]:
+        if self._experts is None:
+            return [], []
+        return self._experts.take(math.ceil(self._expert_ratio * num_groups * self._feeder.group_size))
+
+    def _experiences(
+        self, groups: Sequence[Group], share: int, bodies: Mapping[tuple[TopicPartition, int], VerifiedRollout]
+    ) -> list[Experience]:
         experiences: list[Experience] = []
         for group in groups:
             for sibling in group.scored:
-                verified = self._bodies.get(sibling.place, sibling.offset)
+                verified = bodies[sibling.place_offset]
                 rollout, verdict = verified.rollout, verified.verdict
                 assert rollout is not None and verdict is not None
                 self._tally.verdict(verdict, rollout.metrics)
@@ -325,8 +368,9 @@ class BufferStep:
     def _positions(self, next_batch: int, *, last: bool = False) -> dict[TopicPartition, Position]:
         """For all partitions. The metadata tells what no outcome tells: an empty last batch has none."""
         lows = self._groups.low_waters()
+        passes = "" if self._experts is None else f" {self._experts.cursor.to_text()}"
         return {
-            place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}")
+            place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}{passes}")
             for place, read in self._read.items()
         }
 
@@ -369,7 +413,9 @@ class BufferStep:
         pass
 
     def health(self) -> Mapping[str, object]:
+        passes = {} if self._experts is None else self._experts.health()
         return {
+            **passes,
             "open_groups": len(self._groups.by_sequence),
             "ready_groups": self._groups.num_ready,
             "decided_groups": len(self._decided),

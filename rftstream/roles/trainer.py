@@ -229,7 +229,7 @@ class TrainerStep:
             version=progress.version + 1,
             positions=batch.positions,
             trained_groups=manifest.total_groups,
-            trained_rollouts=progress.trained_rollouts + len(batch.experiences),
+            trained_rollouts=progress.trained_rollouts + batch.num_rollouts,
             skips_in_a_row=progress.skips_in_a_row + 1 if update.skipped else 0,
             rewards=deque(progress.rewards, maxlen=self._config.run.stop_reward_over),
             last_admitted=manifest.admitted if manifest.last else None,
@@ -250,7 +250,7 @@ class TrainerStep:
         }
         elapsed = now - self._waited_since
         if elapsed > 0:
-            values |= {"rollouts_per_s": len(batch.experiences) / elapsed, "tokens_per_s": values["tokens"] / elapsed}
+            values |= {"rollouts_per_s": batch.num_rollouts / elapsed, "tokens_per_s": values["tokens"] / elapsed}
         record = StepRecord(
             name=name,
             batch_sequence=batch.sequence,

@@ -16,6 +16,7 @@ from rftstream.errors import ConfigError
 from rftstream.messages import DesiredState, RunState
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime.creation import begin, write_config
+from rftstream.runtime.experts import load_experts
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.manifest import changes_of_resume, check_same_run, data_digests
@@ -206,6 +207,8 @@ def reopen(
     if control.manifest is not None:
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
+    if config.experts is not None and config.experts.source is not None:
+        load_experts(transport, config, folder, config.experts, say=print)
     imported = config.run.imported_from is not None
     if imported and control.ended is None:
         raise ConfigError(

@@ -148,6 +148,16 @@ class Simulation(MemoryRun):
         self.tell(process, reason)
         self._end(process)
 
+    def at(self, seconds: float, what: Callable[[], None]) -> None:
+        """So long from now somebody outside of the run does this, for whom nothing goes wrong."""
+
+        def do() -> None:
+            current, self._current = self._current, None
+            what()
+            self._current = current
+
+        self._agenda.append((self.clock.now() + seconds, do))
+
     def restart(self, process: SimulatedProcess) -> None:
         """SIGTERM; it starts again a while after it has left."""
         if process.service is not None and process.leave_by is None:
