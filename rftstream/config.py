@@ -55,9 +55,11 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """A config from plain values, checked as a whole."""
     plain: dict[str, Any] = copy.deepcopy(dict(values))
     secrets.hide(plain)
-    for section in ("run", "model", "tasksets"):
+    for section in ("run", "model", "experts" if "experts" in plain else "tasksets"):
         if section not in plain:
-            raise ConfigError(f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME]")
+            raise ConfigError(
+                f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME], or [experts] alone"
+            )
     for tables, section_type in (("tasksets", TasksetSection), ("evaluations", EvaluationSection)):
         sections = plain.get(tables, {})
         for name in sections if isinstance(sections, dict) else ():  # one by one, so that errors name them
@@ -117,8 +119,11 @@ def to_dict_flat(value: Any) -> dict[str, Any]:
 
 
 def _check_whole(config: RunConfig) -> None:
-    if not config.tasksets:
-        raise ConfigError('tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl"')
+    if config.without_tasks and (config.experts is None or config.experts.source is None):
+        raise ConfigError(
+            'tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl", or name '
+            "demonstrations by experts.source, for a run that learns from them alone"
+        )
     origins = (config.model.path, config.model.make, config.model.init_from)
     if sum(one is not None for one in origins) != 1:
         raise ConfigError("model: expected exactly one of path, init_from and [model.make]")
@@ -155,7 +160,7 @@ def _check_whole(config: RunConfig) -> None:
         )
     if config.experts is not None and "experts" in config.tasksets:
         raise ConfigError("tasksets.experts: the name of demonstrations beside [experts]; call the taskset otherwise")
-    if not any(section.weight for section in config.tasksets.values()):
+    if config.tasksets and not any(section.weight for section in config.tasksets.values()):
         raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")
     if config.feeder.group_size == 1 and config.buffer.zero_variance == "replace":
         raise ConfigError("buffer.zero_variance: 'replace' would filter every group of size 1; use 'keep'")

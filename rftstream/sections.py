@@ -336,7 +336,7 @@ class LogSection:
 class RunConfig:
     run: RunSection
     model: ModelSection
-    tasksets: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], TasksetSection]
+    tasksets: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], TasksetSection] = field(default_factory=dict)
     evaluations: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], EvaluationSection] = field(default_factory=dict)
     experts: ExpertsSection | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -358,6 +358,11 @@ class RunConfig:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     base: str = "."
     """Folder of the run file: relative paths and own modules are looked up there. Set by `load`."""
+
+    @property
+    def without_tasks(self) -> bool:
+        """Whether there is nothing to explore: it learns from demonstrations or pairs alone."""
+        return not self.tasksets
 
     def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
         """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf], with secrets looked up."""

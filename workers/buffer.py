@@ -18,11 +18,12 @@ def build(context: RoleContext) -> Role:
         imported=config.run.imported_from is not None,
         experts=experts,
         expert_ratio=config.experts.ratio if config.experts is not None else 0.0,
+        experts_per_batch=config.experts.per_batch if config.experts is not None and config.without_tasks else None,
     )
     return Role(
         name="buffer",
         consumes=("verified",),
-        follows=("control", "experts"),
+        follows=("control", "experts", "steps"),
         produces=("batches", "outcomes", "dead"),
         step=step,
     )

@@ -57,6 +57,10 @@ class Backend(Protocol):
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         """One batch, deterministic on CPU given masters, optimizer, RNG and rows."""
 
+    def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere. Asked for only if
+        demonstrations are held out."""
+
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Logprobs of each row's unmasked tokens under the model of `model.folder`, float32 [T] with 0 elsewhere. Asked
         for only if the algorithm needs `reference_rewards`."""

@@ -25,10 +25,12 @@ from rftstream.messages import (
     GroupResult,
     LossKind,
     RolloutStatus,
+    StepRecord,
     TasksEnded,
     UnscorableReason,
     VerifiedRollout,
 )
+from rftstream.roles.admission import InForce
 from rftstream.roles.bodies import Bodies
 from rftstream.roles.demonstrations import EXPERTS, Cursor, Experts, Taken, spread
 from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, late_outcome, sibling_of
@@ -47,13 +49,15 @@ class BufferStep:
 
     def __init__(
         self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock, imported: bool = False,
-        experts: Experts | None = None, expert_ratio: float = 0.0,
+        experts: Experts | None = None, expert_ratio: float = 0.0, experts_per_batch: int | None = None,
     ) -> None:  # fmt: skip
         """`imported`: the versions of the rollouts are another run's, and say nothing about this one's.
-        `expert_ratio`: demonstrations beside the rollouts of a batch, relative to their number."""
+        `expert_ratio`: demonstrations beside the rollouts of a batch, relative to their number. `experts_per_batch`:
+        where there are no rollouts."""
         self._imported = imported
         self._experts = experts
         self._expert_ratio = expert_ratio
+        self._alone = experts_per_batch
         self._feeder = feeder
         self._settings = buffer
         self._shares = shares
@@ -69,8 +73,10 @@ class BufferStep:
         self._groups = OpenGroups()
         self._decided = DecidedSequences()
         self._tally = Tally()
-        self._admitted: int | None = None
-        """How many groups there are in all, once the feeder has said so."""
+        self._ended: TasksEnded | None = None
+        """The feeder's word that there are no more groups."""
+        self._in_force = InForce()
+        """Told where there are no rollouts: then nobody else keeps it from running ahead."""
         self._next_batch = 0
         self._total_groups = 0
         self._refilled = 0
@@ -107,7 +113,12 @@ class BufferStep:
             cursor = max(cursor, tuple(passes))  # type: ignore[assignment]  # four numbers, or none
         self._read = dict(positions)
         if self._experts is not None:
-            return {**positions, **self._experts.begin(log_, Cursor(*cursor))}
+            positions |= self._experts.begin(log_, Cursor(*cursor))
+        if self._alone is not None:
+            positions |= log_.transport.admin.begin_offsets("steps")
+            for received in log_.messages("steps"):
+                self.absorb(received)
+                positions[received.record.place] = received.record.offset + 1
         return positions
 
     def _recall(self, outcome: GroupOutcome) -> None:
@@ -135,10 +146,12 @@ class BufferStep:
 
     def _absorb_control(self, received: Received) -> None:
         match received.message:
-            case TasksEnded(admitted=admitted):
-                self._admitted = admitted
+            case TasksEnded() as ended:
+                self._ended = ended
             case None if received.record.key == b"end":
-                self._admitted = None  # the run was given more to do
+                self._ended = None  # the run was given more to do
+            case StepRecord() as step:
+                self._in_force.absorb(step)
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         if record.topic == EXPERTS:
@@ -215,6 +228,8 @@ class BufferStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
+        if self._alone is not None:
+            return self._batch([]) if self._may_go_on() else None
         if self._last_written and self._all_in(0):
             return None
         self._close_overdue()
@@ -251,7 +266,14 @@ class BufferStep:
 
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
-        return self._admitted is not None and len(self._decided) + num_chosen >= self._admitted
+        return self._ended is not None and len(self._decided) + num_chosen >= self._ended.admitted
+
+    def _may_go_on(self) -> bool:
+        """Of demonstrations alone: as many batches as the feeder has counted, no further ahead of the trainer than
+        rollouts would be."""
+        if self._ended is None or self._next_batch >= (self._ended.batches or 0):
+            return False
+        return self._next_batch <= self._in_force.name.version + self._feeder.max_staleness
 
     def _staleness(self, group: Group) -> int:
         oldest = group.oldest_version
@@ -270,15 +292,15 @@ class BufferStep:
         for group in groups:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
         outcomes = self._outcomes()
-        last = self._all_in(0)
+        last = self._alone is None and self._all_in(0)
         experiences_of = {share: self._experiences(by_share[share], share, bodies) for share in range(self._shares)}
-        values = self._tally.metrics()
+        values = self._tally.metrics() if self._alone is None else {}
         for share, some in enumerate(spread(taken, self._shares)):
             for one in some:
                 experiences_of[share] += one.experiences(self._next_batch, share, len(experiences_of[share]))
         if taken:
             values["experts"] = float(len(taken))
-        if not self._imported:
+        if self._alone is None and not self._imported:
             values["staleness_max"] = float(staleness)
         if groups and not self._imported:
             values["staleness_mean"] = sum(map(self._staleness, groups)) / len(groups)
@@ -294,7 +316,7 @@ class BufferStep:
                 num_groups=len(groups),
                 total_groups=self._total_groups + len(groups),
                 last=last,
-                admitted=self._admitted if last else None,
+                admitted=self._ended.admitted if last and self._ended is not None else None,
                 max_staleness=max(0, staleness),
                 metrics=values,
                 total_experts=0 if self._experts is None else self._experts.cursor.total,
@@ -306,6 +328,9 @@ class BufferStep:
     def _take_experts(self, num_groups: int) -> tuple[list[Taken], list[Publish]]:
         if self._experts is None:
             return [], []
+        if self._alone is not None:
+            assert self._ended is not None, "it waits for that"
+            return self._experts.take(self._alone, self._ended.experts)
         return self._experts.take(math.ceil(self._expert_ratio * num_groups * self._feeder.group_size))
 
     def _experiences(

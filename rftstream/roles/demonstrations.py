@@ -17,11 +17,11 @@ import numpy as np
 from rftstream import codec
 from rftstream.clock import Clock
 from rftstream.errors import ConfigError, ContractError, TransportError
+from rftstream.experts.split import trained_numbers
 from rftstream.experts.tokens import Sides, kind_of, length_of, tokenise
 from rftstream.ids import derive_seed, group_id, rollout_id
 from rftstream.messages import Demonstration, Experience, LossKind, RolloutIds, Sampling
 from rftstream.rendering import Renderer
-from rftstream.roles.held_out import trained_numbers
 from rftstream.runtime.role import Log, Publish, dead_letter, read_records
 from rftstream.sections import ExpertsSection
 from rftstream.tasksets.order import order

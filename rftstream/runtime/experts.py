@@ -74,6 +74,33 @@ def taken_kinds(config: RunConfig) -> frozenset[str]:
     return frozenset(str(kind) for kind in getattr(algorithm, "loss_kinds", (LossKind.rl,)))
 
 
+def check_experts(config: RunConfig) -> None:
+    """ConfigError if the algorithm cannot learn from what the run has."""
+    name, kinds, experts = config.trainer.algorithm, taken_kinds(config), config.experts
+    from_experts = kinds & {LossKind.sft, LossKind.dpo}
+    if experts is None:
+        if LossKind.rl not in kinds:
+            raise ConfigError(
+                f"trainer.algorithm: {name!r} learns from demonstrations, but there are none; name some by "
+                "experts.source"
+            )
+        return
+    if not from_experts:
+        raise ConfigError(
+            f"experts: trainer.algorithm {name!r} takes none, expected mix or chord beside tasksets, sft or dpo alone"
+        )
+    if config.tasksets and LossKind.rl not in kinds:
+        raise ConfigError(
+            f"tasksets: trainer.algorithm {name!r} learns nothing from rollouts, expected none; take them out, or "
+            "train by mix or chord"
+        )
+    if config.without_tasks and LossKind.rl in kinds:
+        raise ConfigError(
+            f"trainer.algorithm: {name!r} learns from rollouts, too, but there are no tasksets; add one, or train by "
+            "sft or dpo"
+        )
+
+
 def load_experts(
     transport: Transport,
     config: RunConfig,

@@ -93,9 +93,10 @@ class Simulation(MemoryRun):
 
     def _counts(self) -> Mapping[str, int]:
         config = self.config
+        sampled = not config.without_tasks
         return {
-            "feeder": 1, "explorer": config.explorer.count, "verifier": config.verifier.count, "buffer": 1,
-            "trainer": 1, "evaluator": config.evaluator.count if config.evaluations else 0,
+            "feeder": 1, "explorer": config.explorer.count * sampled, "verifier": config.verifier.count * sampled,
+            "buffer": 1, "trainer": 1, "evaluator": config.evaluator.count if config.evaluations else 0,
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ driving

@@ -7,9 +7,9 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from rftstream.experts.split import held_out_numbers, trained_numbers
 from rftstream.ids import split_group_id
 from rftstream.messages import BatchManifest, Demonstration, Experience
-from rftstream.roles.held_out import held_out_numbers
 from rftstream.transport.base import Record
 
 if TYPE_CHECKING:
@@ -48,19 +48,25 @@ class Demonstrations:
     def manifest(self, manifest: BatchManifest) -> None:
         known = self._total.setdefault(manifest.batch_sequence, manifest.total_experts)
         assert known == manifest.total_experts, "shares agree"
-        if self.settings is not None and self.settings.passes is None and manifest.total_experts:
-            wanted = math.ceil(self.settings.ratio * manifest.num_groups * self._laws.config.feeder.group_size)
+        config = self._laws.config
+        if config.without_tasks or self.settings is None:
+            return
+        if self.settings.passes is None and manifest.total_experts:
+            wanted = math.ceil(self.settings.ratio * manifest.num_groups * config.feeder.group_size)
             assert manifest.total_experts - self._total.get(manifest.batch_sequence - 1, 0) == wanted
 
     def check_end(self) -> None:
         assert sorted(self._sequences) == list(range(len(self._sequences))), "uses are counted without a gap"
         assert max(self._total.values(), default=0) == len(self._sequences)
+        finished = self._laws.finished
+        whole = self._laws.config.without_tasks and finished is not None and finished.reason == "experts"
         for taken, numbers in self.passes.items():
-            if taken + 1 < len(self.passes) and self.settings is not None:
-                held_out = set(held_out_numbers(max(numbers) + 1, self.settings.held_out).tolist())
-                assert sorted(numbers) == [n for n in range(max(numbers) + 1) if n not in held_out]
+            if (whole or taken + 1 < len(self.passes)) and self.settings is not None:
+                size = len(self.loads) if whole else max(numbers) + 1
+                assert sorted(numbers) == trained_numbers(size, self.settings.held_out).tolist()
         if self.settings is not None and self.settings.passes is not None:
             assert len(self.passes) <= self.settings.passes
+            assert not whole or len(self.passes) == self.settings.passes
         if self.loads:
             report = self._laws.simulation.audit()
             assert report.experts is not None

@@ -282,7 +282,8 @@ class Laws:
         self.demonstrations.manifest(manifest)
         held = [group for group, where in self.batched.items() if where == place]
         assert set(held) <= set(manifest.groups)
-        assert manifest.last or manifest.num_groups == self.config.feeder.groups_per_batch
+        full = 0 if self.config.without_tasks else self.config.feeder.groups_per_batch
+        assert manifest.last or manifest.num_groups == full
         if self.config.feeder.on_stale == "wait":
             before = [self.sequence(group) for (batch, share), one in self.manifests.items() for group in one.groups
                       if (batch, share) != place and (batch < place[0] or share < place[1])]  # fmt: skip
