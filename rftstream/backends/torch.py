@@ -62,7 +62,8 @@ class TorchBackend:
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         check_needs(algorithm, "torch")
-        passes = Passes(self._network, rows, plan, self._device)
+        whole_groups = "whole_groups" in algorithm.needs
+        passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
         num_steps = len(passes.minibatches) * plan.updates_per_batch
         before: State | None = self._masters.copy() if num_steps > 1 else None
         wanted = num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs

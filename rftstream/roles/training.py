@@ -43,7 +43,7 @@ class Training:
         else:
             update = Update(metrics={})
         tokens = float(sum(row.loss_mask.sum() for row in rows))
-        trained = {"tokens": tokens, "trained_rollouts": float(len(batch.experiences))}
+        trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)}
         values = {**batch.manifest.metrics, **values, **update.metrics, **trained, "lr": lr}
         return update, {name: float(value) for name, value in values.items()}
 

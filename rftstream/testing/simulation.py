@@ -95,9 +95,10 @@ class Simulation(MemoryRun):
 
     def _counts(self) -> Mapping[str, int]:
         config = self.config
+        sampled = not config.without_tasks
         return {
-            "feeder": 1, "explorer": config.explorer.count, "verifier": config.verifier.count, "buffer": 1,
-            "trainer": 1, "evaluator": config.evaluator.count if config.evaluations else 0,
+            "feeder": 1, "explorer": config.explorer.count * sampled, "verifier": config.verifier.count * sampled,
+            "buffer": 1, "trainer": 1, "evaluator": config.evaluator.count if config.evaluations else 0,
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ driving
@@ -149,6 +150,16 @@ class Simulation(MemoryRun):
         """SIGKILL; it starts again a while later."""
         self.tell(process, reason)
         self._end(process)
+
+    def at(self, seconds: float, what: Callable[[], None]) -> None:
+        """So long from now somebody outside of the run does this, for whom nothing goes wrong."""
+
+        def do() -> None:
+            current, self._current = self._current, None
+            what()
+            self._current = current
+
+        self._agenda.append((self.clock.now() + seconds, do))
 
     def restart(self, process: SimulatedProcess) -> None:
         """SIGTERM; it starts again a while after it has left."""

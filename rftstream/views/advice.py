@@ -12,7 +12,6 @@ from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.views.estimate import DiskEstimate
 from rftstream.views.layout import plural, size
 
-
 COMPARES_SIBLINGS = {
     "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl", "dppo", "m2po", "opmd", "kimi",
 }  # fmt: skip
@@ -104,8 +103,8 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
         row_tokens = config.algorithms.get(name, {}).get("row_tokens", default)
         if row_tokens != config.sampling.max_tokens:
             yield (
-                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is {config.sampling.max_tokens}; "
-                "the loss is scaled by their ratio, set both alike"
+                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is "
+                f"{config.sampling.max_tokens}; the loss is scaled by their ratio, set both alike"
             )
 
 
