@@ -126,6 +126,7 @@ def load_experts(
         chosen = _choose(rows, known, loaded, section, renderer, context, taken_kinds(config), _sayer(say, len(rows)))
         if producer is not None:
             _write(producer, folder.run_id, config.transport.partitions, rows, chosen, loaded.total, say)
+            transport.admin.make_durable()  # whoever was told that it is loaded will not load it again
         loaded.total += loaded.new
         return loaded
     except ProducerLost as error:
