@@ -12,7 +12,6 @@ from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.views.estimate import DiskEstimate
 from rftstream.views.layout import plural, size
 
-
 COMPARES_SIBLINGS = {
     "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl", "dppo", "m2po", "opmd", "kimi",
 }  # fmt: skip
@@ -102,9 +101,9 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
     if name == "dr_grpo":
         default = plugins.resolve("algorithm", name).Config().row_tokens
         row_tokens = config.algorithms.get(name, {}).get("row_tokens", default)
-        if row_tokens != config.sampling.max_tokens:
+        if row_tokens != (most := config.sampling.max_tokens):
             yield (
-                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is {config.sampling.max_tokens}; "
+                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is {most}; "
                 "the loss is scaled by their ratio, set both alike"
             )
 

@@ -12,8 +12,7 @@ from rftstream.algorithms import ALGORITHMS
 from tests.golden import table
 
 STEPS = 40
-RECORDED: list[tuple[str, dict[str, Any], tuple[float, ...]]] = [
-]
+RECORDED: list[tuple[str, dict[str, Any], tuple[float, ...]]] = []
 """Algorithm, settings; mean reward of the first and the last five steps, loss of the steps 5 and 20."""
 
 
