@@ -45,12 +45,16 @@ PROXIMAL_SHARE = "proximal_share"
 class PolicyGradient:
     """REINFORCE, until a subclass says more: A = R, l = -A logp."""
 
-    name: ClassVar[str] = "policy_gradient"
-    """In errors, as `algorithms.NAME`."""
+    name: ClassVar[str]
+    """In errors, as `algorithms.NAME`; `module:Class` unless it says more."""
     normalise: str = "token"
     """How the losses of tokens become one number: `core.masks.weigh`."""
     takes_kl_by_token: ClassVar[bool] = False
     """Whether `token_advantages` takes the divergence from the reward itself."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     def __init__(self, config: Any) -> None:
         self.config = config

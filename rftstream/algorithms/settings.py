@@ -54,7 +54,7 @@ class CorrectedConfig(PolicyGradientConfig):
     """Drops rows with a negative advantage whose tokens have become unlikelier by more than this on average, in
     logprobs (off-policy sequence masking, DeepSeek-V3.2); where used, for example 1e-4. Unset: none."""
     sequence_mask_from: Literal["behavior", "proximal"] = "behavior"
-    """Since when: since they were sampled (TRL), or since before the batch."""
+    """Since when: since they were sampled (TRL), or since before the batch (with one optimizer step that is now)."""
 
 
 @dataclass(frozen=True, kw_only=True)

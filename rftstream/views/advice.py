@@ -101,10 +101,10 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
     if name == "dr_grpo":
         default = plugins.resolve("algorithm", name).Config().row_tokens
         row_tokens = config.algorithms.get(name, {}).get("row_tokens", default)
-        if row_tokens != config.sampling.max_tokens:
+        if row_tokens != (most := config.sampling.max_tokens):
             yield (
-                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is "
-                f"{config.sampling.max_tokens}; the loss is scaled by their ratio, set both alike"
+                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is {most}; "
+                "the loss is scaled by their ratio, set both alike"
             )
 
 

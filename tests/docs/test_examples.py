@@ -99,6 +99,7 @@ def test_algorithm_by_hand() -> None:
     import torch
 
     algorithm = Imitate(Imitate.Config(at_least=0.5, correction_high=2.0))
+    assert algorithm.name == "my_algorithms:Imitate"
     batch = [experience("t/0/0/0", 0, 1.0), experience("t/0/0/0", 1, 0.25), experience("t/0/1/0", 0, 1.0)]
     rows, _ = algorithm.prepare(batch)
     assert [float(row.advantages[1]) for row in rows] == [1.0, 0.0, 1.0]

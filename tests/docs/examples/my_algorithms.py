@@ -13,8 +13,6 @@ from rftstream.algorithms.settings import CorrectedConfig
 class Imitate(CorrectedPolicyGradient):
     """l = -A logp, weighted by who sampled, as a mean over all tokens: that is what it inherits."""
 
-    name = "my_algorithms:Imitate"
-
     @dataclass(frozen=True, kw_only=True)
     class Config(CorrectedConfig):
         at_least: float = 1.0
