@@ -1,5 +1,5 @@
 """CHORD: MIX whose weight of imitation changes as the run goes on, and that learns most where it is undecided
-(arXiv 2508.11408).
+(arXiv 2508.11408). It has all settings of `grpo`, too.
 
     mu goes up in a line to its peak, then down to its valley in half a cosine;
     a token of a demonstration counts by phi = p (1 - p), p its probability to the policy

@@ -1,4 +1,5 @@
-"""MIX: GRPO on the policy's own rollouts and cross entropy on an expert's demonstrations, in each batch (Trinity-RFT).
+"""MIX: GRPO on the policy's own rollouts and cross entropy on an expert's demonstrations, in each batch (Trinity-RFT,
+arXiv 2505.17826). It has all settings of `grpo`, too.
 
     L = (1 - mu) GRPO(usual) + mu SFT(expert)
 

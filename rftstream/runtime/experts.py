@@ -15,9 +15,10 @@ from typing import Any
 from rftstream import codec, plugins
 from rftstream.errors import ConfigError, ProducerLost
 from rftstream.experts.rows import Demonstrations
-from rftstream.experts.tokens import kind_of, length_of, tokenise
+from rftstream.experts.tokens import Sides, kind_of, length_of, tokenise
 from rftstream.messages import LossKind
 from rftstream.modelfolder import prepare_model
+from rftstream.models import ModelSpec
 from rftstream.rendering import Renderer, open_renderer
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder
@@ -99,6 +100,17 @@ def check_experts(config: RunConfig) -> None:
             f"trainer.algorithm: {name!r} learns from rollouts, too, but there are no tasksets; add one, or train by "
             "sft or dpo"
         )
+
+
+def look_at_experts(section: ExpertsSection, spec: ModelSpec, kinds: frozenset[str]) -> tuple[Loaded, Sides]:
+    """What a load into a new run would find, and the first one's tokens. ConfigError names the first row that is no
+    good."""
+    rows, renderer = Demonstrations(section), open_renderer(spec)
+    loaded = Loaded(rows=len(rows), dry_run=True)
+    context = spec.context if spec.context is not None else renderer.context
+    _choose(rows, set(), loaded, section, renderer, context, kinds, lambda count: None)
+    loaded.total = loaded.new
+    return loaded, tokenise(rows[0].demonstration, renderer)
 
 
 def load_experts(

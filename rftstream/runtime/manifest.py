@@ -100,6 +100,10 @@ def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, 
         "run.seed": (manifest.seed, config.run.seed),
         "model.dtype": (then.get("model.dtype", config.model.dtype), config.model.dtype),
     }
+    if config.experts is not None:  # half a pass cannot go on in another order
+        for name in ("held_out", "shuffle"):
+            now = getattr(config.experts, name)
+            fixed[f"experts.{name}"] = then.get(f"experts.{name}", now), now
     return [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
 
 

@@ -34,6 +34,8 @@ def trial_config(
 ) -> RunConfig:
     """One batch of this size in a log of one partition. `taskset`: of this one alone; `seed`: in place of run.seed."""
     tasksets = config.tasksets
+    if not tasksets:
+        raise ConfigError("try: there are no tasksets to sample from; `rftstream check` shows what the run learns from")
     if taskset is not None:
         if taskset not in tasksets:
             raise ConfigError(f"--taskset: unknown {taskset!r}; {plugins.suggest(taskset, tasksets)}")

@@ -27,6 +27,7 @@ from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
+from rftstream.views.check_experts import ExpertsLine, experts_line
 from rftstream.views.estimate import DiskEstimate, estimate_disk, estimate_memory
 from rftstream.views.layout import columns, plural, size
 from rftstream.views.turns import first_difference
@@ -96,6 +97,7 @@ class CheckReport:
     model: ModelSpec | None = None
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
+    experts: ExpertsLine | None = None
     disk: DiskEstimate | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes that the trainer holds of the model, by what they are."""
@@ -131,6 +133,8 @@ def check(config: RunConfig) -> CheckReport:
             rendering = Rendering.of(report.model)
             report.context = rendering.context
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
+        with collect("experts"):
+            report.experts = experts_line(config, report.model, rendering.show if rendering is not None else str)
         with collect("disk"):
             report.disk = _estimate(config, report)
         with collect("memory"):
@@ -378,6 +382,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
             }
             for line in report.tasksets
         ],
+        "experts": None if report.experts is None else report.experts.to_json(),
         "disk": None if report.disk is None else report.disk.to_json(),
         "memory": dict(report.memory),
         "warnings": list(report.warnings),
@@ -394,6 +399,8 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"]
     for line in report.tasksets:
         lines += ["", *_taskset_lines(line)]
+    if report.experts is not None:
+        lines += ["", *report.experts.to_lines()]
     if report.disk is not None:
         lines += ["", *_disk_lines(report.disk)]
     if report.memory:

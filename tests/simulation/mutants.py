@@ -29,6 +29,7 @@ from rftstream.roles import feeder as feeder_module
 from rftstream.roles import versions as versions_module
 from rftstream.roles.admission import InForce
 from rftstream.roles.buffer import BufferStep
+from rftstream.roles.demonstrations import Cursor, Experts
 from rftstream.roles.feeder import FeederStep
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
@@ -464,6 +465,27 @@ def claims_volatile() -> Iterator[None]:
         yield
 
 
+def passes_forgotten() -> Iterator[None]:
+    before = Experts.begin
+
+    def begin(self: Experts, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
+        return before(self, log_, Cursor(total=cursor.total))
+
+    with changed(Experts, "begin", begin):
+        yield
+
+
+def passes_half_taken() -> Iterator[None]:
+    def take(self: Experts, count: int, size: int | None = None) -> Any:
+        taken: list[Any] = []
+        letters: dict[Any, Any] = {}
+        self._take(count, size, taken, letters)
+        return taken, list(letters.values())
+
+    with changed(Experts, "take", take):
+        yield
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "positions-before-records": Mutant("commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
@@ -476,6 +498,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "pieces-of-anybody": Mutant("pieces are saved without a look at whose the partition is", pieces_of_anybody, SAVERS),
     "pieces-read-too-early": Mutant("pieces are read before their end is certain", pieces_read_too_early, SAVERS),
     "pieces-saved-again": Mutant("what may have been saved is saved again", pieces_saved_again, SAVERS),
+    "passes-forgotten": Mutant("a restart begins the passes through demonstrations anew", passes_forgotten),
+    "passes-half-taken": Mutant("what was taken when a question failed is left out", passes_half_taken),
     "claim-read-before-start": Mutant("control is read before the producer's start", claim_read_before_start, SINGLES),
     "claims-hidden": Mutant("a claim behind an open transaction is overlooked", claims_hidden, SINGLES),
     "epochs-ignored": Mutant("no epoch check", epochs_ignored, SINGLES),

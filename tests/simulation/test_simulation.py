@@ -102,6 +102,7 @@ def test_the_grid_has_all_that_may_matter() -> None:
             "deadline": config.buffer.group_deadline_s is None, "fails": config.policies["fake"]["fail_share"],
             "nan": bool(config.backends["fake"]["nan_at"]), "evaluations": bool(config.evaluations),
             "tasksets": len(config.tasksets), "retention": config.retention,
+            "experts": config.experts is None, "ratio": config.experts.ratio if config.experts else 0.0,
             "partial_every_s": config.explorer.partial_every_s, "yields": config.explorer.yield_after_tokens,
         }.items():  # fmt: skip
             settings.setdefault(name, set()).add(value)
