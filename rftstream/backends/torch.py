@@ -45,12 +45,12 @@ class TorchBackend:
         """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
         pass."""
         offload_optimizer: bool = False
-        """Masters and moments lie in main memory and the optimizer steps there, on the CPU: 12 bytes a parameter less
-        on the device, which holds the weights, 4 bytes each, and their gradients. On a CPU it only costs memory."""
+        """Masters and moments lie in main memory, 12 bytes a parameter, and the optimizer steps there, on the CPU; the
+        device holds weights and gradients, 8 instead of 16. The same bits where the device is a CPU, and no gain."""
 
         compile: bool = False
         """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
-        it needs a C++ compiler. Other bits than without, the same ones each time."""
+        it needs a C++ compiler. Rounded otherwise than without."""
         profile: tuple[Annotated[int, Meta(ge=0)], ...] = ()
         """Batches, counted from 0 since the trainer was started, of which a trace is written (batch-2.json), for
         ui.perfetto.dev; such a batch takes longer. The first ones are slower than those that follow."""

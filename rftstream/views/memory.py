@@ -145,6 +145,7 @@ def _trainer(
     logits = min(options.max_logits_bytes, 4 * tokens * sizes.vocabulary) // (2 if half else 1)
     on_device = {
         "weights": 4 * sizes.parameters - (2 * sizes.adapted if half else 0),
+        "weights in bfloat16": 2 * sizes.parameters if half and spec.lora is None else 0,  # autocast keeps them
         "gradients": 4 * sizes.trained + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
         "activations": tokens * sizes.activation_bytes(half=half, recomputed=options.gradient_checkpointing),
         "logits": logits,
