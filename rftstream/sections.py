@@ -55,6 +55,21 @@ class MakeModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraSection:
+    """The model stays as it is, and low-rank matrices beside its linear layers are trained, published and saved; which
+    ones is fixed for a run. With the extra `lora`, where the trainer runs. Usual learning rates are ten times those of
+    a whole model."""
+
+    rank: Positive = 16
+    """Columns of the matrices: how much can be learned, and how large versions are."""
+    alpha: AboveZero = 32.0
+    """They count alpha / rank times."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Which linear layers get them, by the last parts of their names, e.g. `["q_proj", "v_proj"]`; all-linear: each but
+    the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSection:
     path: str | None = None
     """A Hugging Face model folder, relative to the run file, or a name on the hub."""
@@ -70,6 +85,7 @@ class ModelSection:
     """What the template is given beside messages and tools, e.g. `{ enable_thinking = false }`."""
     context: Positive | None = None
     """Longest prompt + completion in tokens; default: what the model's config says."""
+    lora: LoraSection | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +267,8 @@ class TrainerSection(WorkerSection):
     minibatches: Positive = 1
     updates_per_batch: Positive = 1
     tokens_per_microbatch: Positive = 16384
+    """Tokens that go through the model at once, forward and backward; a longer row goes alone. Memory depends on it,
+    results do not. Where rows are not packed, padding counts."""
     shares: Positive = 1
     """Of `batches`; at least as many as trainer ranks, fixed for a run."""
     checkpoint_every: Positive = 20
@@ -264,6 +282,10 @@ class TrainerSection(WorkerSection):
     `every` be a multiple of `checkpoint_every`."""
     publish_every: Positive = 1
     """At most max_staleness + 1."""
+    peak_tflops: AboveZero | None = None
+    """What the device can do at most, in 10^12 operations a second, for the metric `mfu`, the share of it that the
+    model's own products make use of. Default: of the usual GPUs what their data sheets say; of others there is no such
+    metric."""
     max_skips_in_a_row: Positive = 3
     """NaN batches; then the run stops with exit 6."""
 

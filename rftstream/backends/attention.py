@@ -32,7 +32,7 @@ def row_lengths(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)[None, None, None]
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -53,13 +53,13 @@ def attend(
         )
     lengths = attention_mask.flatten().diff().tolist()
     # split, since each slice of its own would cost a gradient of the size of all of them
-    rows = zip(lengths, *(array.split(lengths, dim=2) for array in (query, key, value)), strict=True)
+    queries, keys, values = (array.split(lengths, dim=2) for array in (query, key, value))  # type: ignore[no-untyped-call]
     outputs = [
         torch.nn.functional.scaled_dot_product_attention(
-            *arrays, attn_mask=(mask := _band(length, sliding_window, query.device)), is_causal=mask is None,
-            dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1],
+            one, its_key, its_value, attn_mask=(mask := _band(one.shape[2], sliding_window, query.device)),
+            is_causal=mask is None, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1],
         )
-        for length, *arrays in rows
+        for one, its_key, its_value in zip(queries, keys, values, strict=True)
     ]  # fmt: skip
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 

@@ -6,8 +6,9 @@ Shapes: B rows, T tokens of the longest, N unmasked tokens of all, D width, V vo
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ class Network:
 
     def __init__(self, model: Any, settings: NetworkSettings) -> None:
         self.model = model
+        self._within: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._settings = settings
         self._device: torch.device = model.device
         self._vocabulary = int(model.config.get_text_config().vocab_size)
@@ -71,7 +73,7 @@ class Network:
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies [B, T], 0 at masked positions. The head sees only what predicts unmasked tokens."""
         head = self._head
-        with self._autocast():
+        with self._within(self.model), self._autocast():
             hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
         logprobs_N, entropy_N = token_logprobs(
             hidden_ND, None if head is None else head.weight, inputs.targets_N, inputs.temperatures_N,
@@ -82,6 +84,12 @@ class Network:
         places = (inputs.rows_N, inputs.places_N)
         zeros_BT = torch.zeros(inputs.rows.loss_mask_BT.shape, device=self._device)
         return zeros_BT.index_put(places, logprobs_N), zeros_BT.index_put(places, entropy_N)
+
+    def within(self, change: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Network:
+        """The same model, changed while it computes. For passes without gradients."""
+        other = copy.copy(self)
+        other._within = change
+        return other
 
     def flops(self, inputs: Inputs, *, backward: bool) -> float:
         """Of a forward pass, or of both, from the sizes of the model's matrices: 2 for each weight and token, twice
@@ -138,6 +146,15 @@ def recompute_activations(model: Any) -> None:
             module.attention_dropout = 0.0
     model.train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def compile_layers(model: Any) -> None:
+    """Each by itself: layers are alike, so the code of one serves for all of them."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.compile(dynamic=True)
 
 
 def _check_names(spec: ModelSpec, parameters: Mapping[str, Any]) -> None:

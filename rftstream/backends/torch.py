@@ -15,14 +15,20 @@ from msgspec import Meta
 
 from rftstream import modelfolder
 from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
-from rftstream.backends.network import Network, NetworkSettings, load_model, recompute_activations
+from rftstream.backends.network import Network, NetworkSettings, compile_layers, load_model, recompute_activations
 from rftstream.backends.optimizer import Masters, State
 from rftstream.backends.passes import Passes, check_needs, row_logprobs
+from rftstream.backends.profiling import traced
 from rftstream.backends.tensors import ServedTensors, raw, write_tensors
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
+from rftstream.weights.adapters import whole_tensors, write_adapter
 from rftstream.weights.snapshot import RawTensor
+
+ADAPTER = "adapter"
+"""Folder in an exported one with the adapters alone."""
 
 
 class TorchBackend:
@@ -39,8 +45,17 @@ class TorchBackend:
         """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
         pass."""
         offload_optimizer: bool = False
-        """Masters and moments lie in main memory and the optimizer steps there, on the CPU: 12 bytes a parameter less
-        on the device, which holds the weights, 4 bytes each, and their gradients. On a CPU it only costs memory."""
+        """Masters and moments lie in main memory, 12 bytes a parameter, and the optimizer steps there, on the CPU; the
+        device holds weights and gradients, 8 instead of 16. The same bits where the device is a CPU, and no gain."""
+
+        compile: bool = False
+        """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
+        it needs a C++ compiler. Rounded otherwise than without."""
+        profile: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+        """Batches, counted from 0 since the trainer was started, of which a trace is written (batch-2.json), for
+        ui.perfetto.dev; such a batch takes longer. The first ones are slower than those that follow."""
+        profile_folder: str = "profiles"
+        """Where traces go; relative to where the trainer was started."""
 
     def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
         self._config, self._spec, self._settings, self._seed = config, model, optimizer, seed
@@ -54,14 +69,29 @@ class TorchBackend:
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._seed)
         model = load_model(self._spec, self._device)
+        parameters = dict(model.named_parameters())  # tied ones once
+        settings = self._network_settings()
+        if self._spec.lora is not None:
+            parameters = lora.add_adapters(model, self._spec)
         if self._config.gradient_checkpointing:
             recompute_activations(model)
-        self._network = Network(model, self._network_settings())
-        parameters = dict(model.named_parameters())  # tied ones once
+        self._network = Network(model, settings)
+        if self._spec.lora is not None and settings.autocast is not None:
+            lora.hold_frozen(model, settings.autocast)
+        if self._config.compile:
+            compile_layers(model)
+        self._num_updates = 0
         self._masters = Masters(parameters, self._settings, offload=self._config.offload_optimizer)
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         check_needs(algorithm, "torch")
+        number, self._num_updates = self._num_updates, self._num_updates + 1
+        if number not in self._config.profile:
+            return self._update(rows, algorithm, plan)
+        with traced(Path(self._config.profile_folder) / f"batch-{number}.json", self._device):
+            return self._update(rows, algorithm, plan)
+
+    def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         whole_groups = "whole_groups" in algorithm.needs
         passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
         num_steps = len(passes.minibatches) * plan.updates_per_batch
@@ -125,13 +155,21 @@ class TorchBackend:
 
     def export(self, folder: Path) -> None:
         modelfolder.copy_companions(self._spec, folder)
-        write_tensors(folder / "model.safetensors", dict(self.served_tensors()), {"format": "pt"})
+        served = dict(self.served_tensors())
+        whole = whole_tensors(self._spec, served, lora.base_names(self._network.model), where=str(folder))
+        write_tensors(folder / "model.safetensors", whole, {"format": "pt"})
+        if self._spec.lora is not None:
+            (folder / ADAPTER).mkdir()
+            write_adapter(folder / ADAPTER, self._spec, served)
 
     def close(self) -> None:
         self._network, self._masters, self._reference = None, None, None
 
     def _open_reference(self) -> Network:
-        """Always from the model folder, never from a checkpoint, so that a restart changes nothing."""
+        """Always from the model folder, never from a checkpoint, so that a restart changes nothing; where adapters are
+        trained, it is the model without them."""
+        if self._reference is None and self._spec.lora is not None:
+            self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
             with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
                 model = load_model(self._spec, self._device).requires_grad_(False)

@@ -79,7 +79,7 @@ def token_logprobs(
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor | None, bias_V: Tensor | None, token_ids_N: Tensor,
         temperatures_N: Tensor | None, settings: _Settings,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -108,8 +108,8 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, by_logprobs_N: Tensor | None, by_entropy_N: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, by_logprobs_N: Tensor | None, by_entropy_N: Tensor | None) -> tuple[Any, ...]:
         hidden_ND, weight_VD, bias_V, token_ids_N, temperatures_N, logsumexp_N, entropy_N = ctx.saved_tensors
         settings, last_nV = ctx.settings, ctx.last_nV
         ctx.last_nV = None  # it becomes the gradient; a second backward pass makes it again
@@ -131,7 +131,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     if by_logprobs_N is not None:
                         factor_kV += by_logprobs_N[rows, None]
                     by_kV.mul_(factor_kV).neg_()
-                else:
+                elif by_logprobs_N is not None:
                     by_kV.mul_(-by_logprobs_N[rows, None])
                 if by_logprobs_N is not None:  # dlogp/dz = [token] - p
                     by_kV.scatter_add_(1, token_ids_N[rows, None], by_logprobs_N[rows, None])

@@ -278,7 +278,7 @@ class TrainerStep:
             "step_s": trained - started,
             "publish_s": now - trained,
             "wait_s": started - self._waited_since,
-        }
+        } | self._training.speeds(values, trained - started)
         elapsed = now - self._waited_since
         if elapsed > 0:
             values |= {"rollouts_per_s": batch.num_rollouts / elapsed, "tokens_per_s": values["tokens"] / elapsed}

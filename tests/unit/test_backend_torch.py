@@ -239,6 +239,35 @@ def test_recomputing_in_the_backward_pass_changes_nothing(spec, grpo):
         assert tiny.backend(spec, **config).update(tiny.rows(), grpo, tiny.plan()).metrics == pytest.approx(plain)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
+def test_compiled_layers_compute_the_same(spec, grpo, monkeypatch):
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # no processes that stay behind
+    metrics = tiny.backend(spec, compile=True).update(tiny.rows(), grpo, tiny.plan()).metrics
+    assert metrics == pytest.approx(updated(spec, grpo, tiny.rows())[1].metrics, rel=1e-4, abs=1e-6)
+
+
+def test_batches_are_profiled_on_demand(spec, grpo, tmp_path):
+    backend = tiny.backend(spec, profile=(1,), profile_folder=str(tmp_path / "traces"))
+    for seed in range(3):
+        backend.update(tiny.rows(seed=seed), grpo, tiny.plan())
+    (trace,) = (tmp_path / "traces").iterdir()
+    assert trace.name == "batch-1.json"
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert "aten::scaled_dot_product_attention" in names
+
+
+def test_operations_are_counted_by_hand(spec, grpo):
+    """2 layers of width 32, MLP 64, vocabulary 19: 2 operations a weight and token forward, twice as many backward."""
+    rows = [row for row in tiny.rows() if row.loss_mask.any()]
+    metrics = tiny.backend(spec).update(rows, grpo, tiny.plan()).metrics
+    lengths, targets = [len(row.token_ids) - 1 for row in rows], sum(row.loss_mask.sum() for row in rows)
+    body = 2 * (4 * 32 * 32 + 3 * 32 * 64)
+    forward = 2 * body * sum(lengths) + 2 * 19 * 32 * targets + 2 * 4 * 32 * sum(one * one for one in lengths) / 2
+    assert metrics["tflop"] == pytest.approx(3 * forward / 1e12)
+    assert metrics["computed_tokens"] == sum(lengths)
+
+
 def test_autocast_computes_in_bfloat16_and_keeps_float32_masters(spec, grpo):
     backend = tiny.backend(spec, autocast="bfloat16")
     metrics = backend.update(tiny.rows(), grpo, tiny.plan()).metrics
