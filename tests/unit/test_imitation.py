@@ -16,6 +16,7 @@ from rftstream.algorithms.dpo import Dpo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.mix import Mix
 from rftstream.algorithms.sft import Sft
+from rftstream.backends.network import load_model
 from rftstream.core.imitation import imitation_loss, phi_weights, preference_loss
 from rftstream.messages import Array, Experience, LossKind, RolloutIds, Sampling, Segment
 from tests.unit import tiny
@@ -96,7 +97,7 @@ def test_cross_entropy_is_that_of_hugging_face(tmp_path: Any) -> None:
     rows, _ = Sft(Sft.Config()).prepare(demonstrations(9))
     backend = tiny.backend(spec)
     update = backend.update(rows, Sft(Sft.Config()), tiny.plan(tokens_per_microbatch=24, lr=0.0))
-    model = tiny.backend(spec)._model
+    model = load_model(spec, torch.device("cpu"))
     longest = max(len(row.token_ids) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     labels = torch.full((len(rows), longest), -100)
