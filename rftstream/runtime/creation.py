@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 
 from rftstream import config as configs
@@ -31,7 +32,14 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
     partial.replace(folder.config_file)
 
 
-def begin(transport: Transport, config: RunConfig, folder: RunFolder, *, say: Callable[[str], None] = print) -> None:
+def say_aside(text: str) -> None:
+    """Where nobody else shows it: stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def begin(
+    transport: Transport, config: RunConfig, folder: RunFolder, *, say: Callable[[str], None] = say_aside
+) -> None:
     """The log of a new run, with the demonstrations that the run file names, then the file that makes the folder a
     run."""
     _check_unused(transport, folder)

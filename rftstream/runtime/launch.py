@@ -15,7 +15,7 @@ from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import DesiredState, RunState
 from rftstream.modelfolder import prepare_model
-from rftstream.runtime.creation import begin, write_config
+from rftstream.runtime.creation import begin, say_aside, write_config
 from rftstream.runtime.experts import check_experts, load_experts
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
@@ -211,7 +211,7 @@ def reopen(
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
     if config.experts is not None and config.experts.source is not None:
-        load_experts(transport, config, folder, config.experts, say=print)
+        load_experts(transport, config, folder, config.experts, say=say_aside)
     imported = config.run.imported_from is not None
     if imported and control.ended is None:
         raise ConfigError(

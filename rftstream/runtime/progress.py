@@ -228,8 +228,8 @@ def status_line(watch: Watch) -> str:
 
 
 def _rate_parts(rates: Rates) -> list[str]:
-    return [f"{rates.rollouts_per_s:.0f} rollouts/s", f"{rates.tokens_per_s:.0f} tokens/s",
-            f"{rates.steps_per_s * 60:.1f} steps/min"]  # fmt: skip
+    rollouts = [f"{rates.rollouts_per_s:.0f} rollouts/s"] if rates.rollouts_per_s else []
+    return [*rollouts, f"{rates.tokens_per_s:.0f} tokens/s", f"{rates.steps_per_s * 60:.1f} steps/min"]
 
 
 def evaluation_line(result: EvalResult) -> str:
