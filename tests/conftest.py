@@ -13,7 +13,7 @@ from tests.s3 import S3Server
 pytest.register_assert_rewrite("rftstream.testing", "tests.flow.scene", "tests.simulation.laws")
 
 HERE = Path(__file__).parent
-SLOW = ("e2e", "simulation", "docs")
+SLOW = ("e2e", "simulation", "docs", "parity")
 """Folders; `make test-fast` leaves them out."""
 
 

@@ -25,6 +25,8 @@ SUBTABLES = {"model": {"make": declared.MakeModel, "lora": declared.LoraSection}
 """Section -> keys that are tables with keys of their own."""
 TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
 """Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
+SHARED = "rftstream.algorithms.settings"
+"""Module with the settings that several algorithms have: they stand once, and not with each of them."""
 NAMESPACE = {"Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any}
 
 
@@ -33,7 +35,10 @@ def sections() -> str:
 
 
 def part_settings() -> str:
-    return "\n\n".join(_part(kind, name, where) for kind in KINDS for name, where in plugins.table(kind).items())
+    parts = [(kind, _part(kind, name, where)) for kind in KINDS for name, where in plugins.table(kind).items()]
+    first = next(number for number, (kind, _) in enumerate(parts) if kind == "algorithm")
+    texts = [text for _, text in parts]
+    return "\n\n".join([*texts[:first], _shared(), *texts[first:]])
 
 
 def keys() -> set[str]:
@@ -123,11 +128,33 @@ def _sampling_range(name: str) -> str | None:
     return None
 
 
+def _shared() -> str:
+    """Of algorithms; a class inherits from those before it, and shows only what it adds."""
+    texts = []
+    for node in (node for node in tree(SHARED).body if isinstance(node, ast.ClassDef)):
+        texts.append(f"{ast.get_docstring(node)}\n\n{table(HEAD, list(_part_rows(node.body, node.name)))}")
+    return "### settings that algorithms share\n\n" + "\n\n".join(texts)
+
+
+def _inherits(where: str) -> list[str]:
+    """Whose settings an algorithm shares, in words."""
+    config_class = plugins.import_path(where, what="docs").Config
+    shared = [cls for cls in config_class.__mro__ if cls.__module__ == SHARED]
+    return [(cls.__doc__ or "").partition(":")[0].rstrip(".").replace("Of", "of")
+            for cls in reversed(shared)]  # fmt: skip
+
+
 def _part(kind: str, name: str, where: str) -> str:
     module, _, thing = where.partition(":")
     source = tree(module)
     found = find_class(source.body, thing)
     about = first_paragraph(ast.get_docstring(source))
+    if kind == "algorithm":
+        own = find_class(found.body, "Config") if found else None
+        rows = list(_part_rows(own.body if own else [], name))
+        text = f"### algorithm `{name}`\n\n{about}\n\nIn `[algorithms.{name}]`: "
+        text += f"the settings {', '.join(_inherits(where))}"
+        return f"{text}; and\n\n{table(HEAD, rows)}" if rows else f"{text}."
     place = TABLES.get(kind, f"{kind}s")
     place = f"{place}.{name}" if kind not in ("taskset", "transport") else place
     rows = list(_part_rows(config_body(source, found), name))

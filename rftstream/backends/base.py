@@ -57,9 +57,12 @@ class Backend(Protocol):
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         """One batch, deterministic on CPU given masters, optimizer, RNG and rows."""
 
+    def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere. Asked for if the
+        algorithm needs `row_logprobs`, or demonstrations are held out."""
+
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Logprobs of each row's unmasked tokens under the model of `model.folder`, float32 [T] with 0 elsewhere. Asked
-        for only if the algorithm needs `reference_rewards`."""
+        """Likewise under the model of `model.folder`. Asked for only if the algorithm needs `reference_rewards`."""
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
         """The weights as engines get them: served dtype, names of the model's own checkpoint, tied ones once. May give

@@ -49,7 +49,7 @@ class FakeBackend:
         self._change_filler(self._config.elements)
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
-        if lacking := [name for name in sorted(algorithm.needs) if name.startswith("reference_")]:
+        if lacking := [name for name in sorted(algorithm.needs) if name.startswith(("reference_", "row_"))]:
             raise ConfigError(f"backend fake: the algorithm needs {', '.join(lacking)}, which it can't give")
         if self._config.step_s:
             time.sleep(self._config.step_s)
@@ -67,6 +67,11 @@ class FakeBackend:
         self._change_filler(self._config.elements // 8)
         return Update(metrics={"loss": -gradient, "grad_norm": abs(gradient), "num_tokens": num_tokens,
                                "skill": self._skill})  # fmt: skip
+
+    def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """As likely as its skill makes a right answer, whatever the tokens are."""
+        logprob = -math.log1p(math.exp(-self._skill))
+        return [np.where(row.loss_mask > 0, np.float32(logprob), np.float32(0)) for row in rows]
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         raise ConfigError("backend fake: has no reference model; use the backend torch")

@@ -20,7 +20,10 @@ from rftstream.backends.network import Network
 from rftstream.core.packing import split_microbatches, split_minibatches
 from rftstream.errors import ConfigError
 
-PROVIDED = frozenset({"entropy", "proximal_logprobs", "reference_logprobs", "reference_rewards"})
+PROVIDED = frozenset({
+    "entropy", "proximal_logprobs", "no_proximal_logprobs", "reference_logprobs", "reference_rewards", "row_logprobs",
+    "whole_groups",
+})  # fmt: skip
 """What an algorithm may need of a backend that works by this."""
 
 
@@ -43,7 +46,11 @@ def check_needs(algorithm: Algorithm, backend: str) -> None:
 class Passes:
     """Forward and backward passes of one batch, and what they add up to."""
 
-    def __init__(self, network: Network, rows: Sequence[TrainingRow], plan: UpdatePlan, device: torch.device) -> None:
+    def __init__(
+        self, network: Network, rows: Sequence[TrainingRow], plan: UpdatePlan, device: torch.device, *,
+        whole_groups: bool = False,
+    ) -> None:  # fmt: skip
+        """`whole_groups`: rows of a group are in one micro-batch."""
         self._network, self._device = network, device
         self._flops = 0.0
         self.num_tokens = 0.0
@@ -51,18 +58,18 @@ class Passes:
         self._num_read = 0
         self._sums: dict[str, Any] = {}
         self._losses: list[float] = []
-        self.minibatches = [self._minibatch(part, plan) for part in _parts(rows, plan)]
+        self.minibatches = [self._minibatch(part, plan, whole_groups) for part in _parts(rows, plan)]
         """One for each optimizer step of a pass over the batch; those without unmasked tokens are left out."""
 
     @property
     def num_microbatches(self) -> int:
         return sum(len(one.inputs) for one in self.minibatches)
 
-    def _minibatch(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> Minibatch:
-        inputs = [one for _, one in micro_inputs(rows, plan.tokens_per_microbatch, self._network, self._device)]
-        num_tokens = float(sum(len(one.targets_N) for one in inputs))
+    def _minibatch(self, rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> Minibatch:
+        batches = micro_inputs(rows, plan.tokens_per_microbatch, self._network, self._device, whole_groups=whole_groups)
+        inputs = [one for _, one in batches]
         nothing = [None] * len(inputs)
-        return Minibatch(inputs, Denominators(num_tokens=num_tokens, num_rows=float(len(rows))), nothing, nothing)
+        return Minibatch(inputs, Denominators.of(rows), nothing, nothing)
 
     def compute_proximal(self) -> None:
         """Logprobs of the parameters as they are now."""
@@ -136,11 +143,17 @@ def row_logprobs(
 
 
 def micro_inputs(
-    rows: Sequence[TrainingRow], tokens_per_microbatch: int, network: Network, device: torch.device
+    rows: Sequence[TrainingRow],
+    tokens_per_microbatch: int,
+    network: Network,
+    device: torch.device,
+    *,
+    whole_groups: bool = False,
 ) -> list[tuple[np.ndarray, Inputs]]:
     """The micro-batches, with the numbers of their rows."""
     lengths_N = np.asarray([len(row.token_ids) for row in rows], dtype=np.int64)
-    parts = split_microbatches(lengths_N, tokens_per_microbatch, packed=network.packs)
+    groups_N = np.asarray([row.group for row in rows], dtype=np.int64) if whole_groups else None
+    parts = split_microbatches(lengths_N, tokens_per_microbatch, packed=network.packs, groups_N=groups_N)
     return [(part, make_inputs([rows[one] for one in part], device, packed=network.packs)) for part in parts]
 
 

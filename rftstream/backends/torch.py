@@ -92,10 +92,12 @@ class TorchBackend:
             return self._update(rows, algorithm, plan)
 
     def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
-        passes = Passes(self._network, rows, plan, self._device)
+        whole_groups = "whole_groups" in algorithm.needs
+        passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
         num_steps = len(passes.minibatches) * plan.updates_per_batch
         before: State | None = self._masters.copy() if num_steps > 1 else None
-        if num_steps > 1 or "proximal_logprobs" in algorithm.needs:
+        wanted = num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
+        if wanted or "proximal_logprobs" in algorithm.needs:
             passes.compute_proximal()
         if "reference_logprobs" in algorithm.needs:
             passes.compute_reference(self._open_reference())

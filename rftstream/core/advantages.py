@@ -21,6 +21,63 @@ def compute_group_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, eps
     return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], centred_N / (std_G[inverse_N] + eps), 0.0)
 
 
+def center_on_group_mean(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+    """A = R - mean_g; exactly 0 where a group's rewards are all equal. Dr.GRPO (arXiv 2503.20783).
+
+    rewards_N: float [N], finite. groups_N: int [N]. Returns float64 [N].
+    """
+    rewards_N, inverse_N = _checked(rewards_N, groups_N)
+    _, mean_G = _means(rewards_N, inverse_N)
+    return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], rewards_N - mean_G[inverse_N], 0.0)
+
+
+def compute_leave_one_out_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+    """A = R - mean of the other siblings = n / (n - 1) (R - mean_g); 0 in a group of one. RLOO (arXiv 2402.14740).
+
+    rewards_N: float [N], finite. groups_N: int [N]. Returns float64 [N].
+    """
+    centred_N = center_on_group_mean(rewards_N, groups_N)
+    _, inverse_N = _checked(rewards_N, groups_N)
+    count_N = np.bincount(inverse_N)[inverse_N]
+    return np.asarray(centred_N * count_N / np.maximum(count_N - 1, 1))
+
+
+def compute_likelihood_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+    """A = (R - mean_g) / mean_g, and 0 where mean_g is 0: rare successes weigh most. MaxRL (arXiv 2602.02710).
+
+    rewards_N: float [N], finite, none negative (ValueError). groups_N: int [N]. Returns float64 [N].
+    """
+    centred_N = center_on_group_mean(rewards_N, groups_N)
+    if (rewards_N < 0).any():
+        raise ValueError(f"advantages: got a reward of {float(rewards_N.min())}, expected none below 0")
+    rewards_N, inverse_N = _checked(rewards_N, groups_N)
+    mean_N = _means(rewards_N, inverse_N)[1][inverse_N]
+    return np.where(mean_N > 0, centred_N / np.where(mean_N > 0, mean_N, 1.0), 0.0)
+
+
+def compute_soft_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, tau: float) -> np.ndarray:
+    """A = R - tau (logsumexp_g(R / tau) - log n): the value of a group at the optimum of reward less tau KL.
+
+    Between the mean of the group (large tau) and its best (tau near 0); exactly 0 where all are equal. OPMD (arXiv
+    2505.17826, appendix A). rewards_N: float [N], finite. groups_N: int [N]. Returns float64 [N].
+    """
+    rewards_N, inverse_N = _checked(rewards_N, groups_N)
+    count_G, _ = _means(rewards_N, inverse_N)
+    best_G = np.full(len(count_G), -np.inf)
+    np.maximum.at(best_G, inverse_N, rewards_N)
+    total_G = np.bincount(inverse_N, weights=np.exp((rewards_N - best_G[inverse_N]) / tau), minlength=len(count_G))
+    baseline_G = best_G + tau * np.log(total_G / np.maximum(count_G, 1))
+    return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], rewards_N - baseline_G[inverse_N], 0.0)
+
+
+def whiten(values_N: np.ndarray, *, eps: float = 1e-8) -> np.ndarray:
+    """(x - mean) / (std + eps) with n - 1; zeros where all are equal, so for a single one too. float [N] -> float64."""
+    values_N = values_N.astype(np.float64)
+    if len(values_N) < 2 or values_N.min() == values_N.max():
+        return np.zeros_like(values_N)
+    return np.asarray((values_N - values_N.mean()) / (values_N.std(ddof=1) + eps))
+
+
 def count_groups_without_signal(rewards_N: np.ndarray, groups_N: np.ndarray) -> int:
     """Groups whose rewards are all equal: they carry no gradient."""
     rewards_N, inverse_N = _checked(rewards_N, groups_N)

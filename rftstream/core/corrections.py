@@ -1,32 +1,57 @@
 """Off-policy corrections: tokens were sampled by another policy (older, another engine's rounding) than is trained.
 
-rho = pi_old / pi_behavior per token, where old is the trainer's policy just before the update. Shapes: B rows, T
-padded tokens.
+rho = pi_old / pi_behavior per token, where old is the trainer's policy just before the update. Weights multiply the
+losses of tokens; the denominators of the loss count all unmasked tokens, those with weight 0, too. Shapes: B rows, T
+padded tokens, N tokens of a flat list.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from rftstream.core.losses import MAX_LOG_RATIO
 from rftstream.core.masks import check_rows, keep
+from rftstream.core.ratios import Level, log_ratios
 
 
-def truncated_importance_weights(
-    old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor, *, cap: float
+def importance_weights(
+    old_logprobs_BT: Tensor,
+    behavior_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    outside: Literal["clamp", "drop"],
+    low: float,
+    high: float,
+    level: Level = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Truncated importance sampling (TIS): weights that make up for who sampled, cut off above.
+    """Weights that make up for who sampled, bounded: outside of [low, high] they are clamped to it, or 0.
 
-    w = sg clamp(rho, 0, cap), 0 at masked positions. IMPALA (arXiv 1802.01561); per token with cap 2 as in
-    fengyao.notion.site/off-policy-rl.
+    rho = pi_old / pi_behavior of a token, of its whole row (product), or the geometric mean of its row;
+    clamp: w = sg clamp(rho, low, high);  drop: w = sg rho where low <= rho <= high, else 0.
 
-    All arrays: float [B, T]; masked positions may hold anything. Returns float [B, T] without gradient, and sums over
-    unmasked tokens: tis_weight, tis_truncated (tokens at the cap).
+    Clamped at [0, C]: truncated importance sampling (TIS), IMPALA (arXiv 1802.01561), per token as in
+    fengyao.notion.site/off-policy-rl. Dropped: IcePop (ringtech.notion.site/icepop), masked importance sampling (MIS).
+    With proximal logprobs as old: the decoupled loss (arXiv 2505.24298).
+
+    All arrays: float [B, T]; masked positions may hold anything. Returns float [B, T] without gradient, 0 at masked
+    positions, and sums over unmasked tokens: importance_weight, importance_clamped, importance_dropped (tokens).
     """
-    rho_BT = _ratios(old_logprobs_BT, behavior_logprobs_BT, loss_mask_BT)
-    weights_BT = rho_BT.clamp(max=cap)
-    return weights_BT, {"tis_weight": weights_BT.sum(), "tis_truncated": (rho_BT > cap).to(rho_BT.dtype).sum()}
+    log_rho_BT = log_ratios(old_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT, level=level)
+    rho_BT = log_rho_BT.exp().expand(loss_mask_BT.shape)
+    outside_BT = (rho_BT < low) | (rho_BT > high)
+    if outside == "clamp":
+        weights_BT = rho_BT.clamp(low, high)
+    elif outside == "drop":
+        weights_BT = torch.where(outside_BT, torch.zeros_like(rho_BT), rho_BT)
+    else:
+        raise ValueError(f"importance_weights: got outside {outside!r}, expected 'clamp' or 'drop'")
+    weights_BT = keep(weights_BT, loss_mask_BT)
+    name = "importance_clamped" if outside == "clamp" else "importance_dropped"
+    num_outside = keep(outside_BT.to(rho_BT.dtype), loss_mask_BT).sum()
+    return weights_BT, {"importance_weight": weights_BT.sum(), name: num_outside}
 
 
 def tapered_sequence_weights(
@@ -39,10 +64,8 @@ def tapered_sequence_weights(
     All arrays: float [B, T]; masked positions may hold anything. Returns float [B, T] without gradient, and sums over
     unmasked tokens: taper_weight (of the bad ones), taper_truncated (tokens of rows at the cap).
     """
-    check_rows("tapered_sequence_weights", policy_logprobs=policy_logprobs_BT, behavior_logprobs=behavior_logprobs_BT,
-               advantages=advantages_BT, loss_mask=loss_mask_BT)  # fmt: skip
-    log_ratio_BT = keep(policy_logprobs_BT.detach(), loss_mask_BT) - keep(behavior_logprobs_BT, loss_mask_BT)
-    ratio_B1 = log_ratio_BT.sum(dim=1, keepdim=True).clamp(max=MAX_LOG_RATIO).exp()
+    check_rows("tapered_sequence_weights", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT)
+    ratio_B1 = log_ratios(policy_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT, level="sequence").exp()
     bad_BT = keep(advantages_BT.detach(), loss_mask_BT) < 0
     weights_BT = keep(torch.where(bad_BT, ratio_B1.clamp(max=cap), torch.ones_like(ratio_B1)), loss_mask_BT)
     at_cap_BT = bad_BT & (ratio_B1 > cap)
@@ -52,16 +75,55 @@ def tapered_sequence_weights(
     }
 
 
+def sequence_mask(
+    policy_logprobs_BT: Tensor,
+    denominator_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    threshold: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Leaves out bad rows that the policy has moved away from: off-policy sequence masking (DeepSeek-V3.2, 2512.02556).
+
+    keep = 0 where A < 0 and mean_t (logp_denominator - logp_theta) > threshold, else 1.
+
+    All arrays: float [B, T]; masked positions may hold anything. Returns 0 or 1, float [B, T] without gradient, 0 at
+    masked positions, and a sum over unmasked tokens: sequences_dropped (tokens of dropped rows).
+    """
+    check_rows("sequence_mask", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT)
+    gap_B1 = -log_ratios(policy_logprobs_BT.detach(), denominator_logprobs_BT, loss_mask_BT, level="geometric")
+    bad_BT = keep(advantages_BT.detach(), loss_mask_BT) < 0
+    dropped_BT = (bad_BT & (gap_B1 > threshold)).to(loss_mask_BT.dtype)
+    return keep(1 - dropped_BT, loss_mask_BT), {"sequences_dropped": dropped_BT.sum()}
+
+
+def second_moment_mask(log_ratios_N: np.ndarray, threshold: float) -> np.ndarray:
+    """Drops the tokens whose log-ratio is largest in size until the mean square of the others is at most `threshold`.
+
+    M2PO (arXiv 2510.01161). log_ratios_N: float [N], of all unmasked tokens of a batch, since the rule is about all of
+    them together. Returns bool [N], True where a token stays; tokens of the same size stay or go together.
+    """
+    if log_ratios_N.ndim != 1 or log_ratios_N.dtype.kind != "f":
+        raise ValueError(f"second_moment_mask: got {log_ratios_N.dtype} {log_ratios_N.shape}, expected floats [N]")
+    square_N = log_ratios_N.astype(np.float64) ** 2
+    ascending_N = np.sort(square_N)
+    means_N = np.cumsum(ascending_N) / np.arange(1, len(ascending_N) + 1)  # never falls: each adds a larger one
+    num_kept = int(np.searchsorted(means_N, threshold, side="right"))
+    if num_kept == len(ascending_N):
+        return np.ones(len(square_N), dtype=bool)
+    return np.asarray(square_N < ascending_N[num_kept])
+
+
 def mismatch_sums(old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> dict[str, Tensor]:
     """How far sampler and trainer are apart, as sums over unmasked tokens.
 
     mismatch_k3 = rho - log rho - 1 (an unbiased, non-negative estimate of KL(behavior || old));  rho and rho_square
     are for the effective sample size. Arrays: float [B, T].
     """
-    rho_BT = _ratios(old_logprobs_BT, behavior_logprobs_BT, loss_mask_BT)
-    log_rho_BT = torch.where(loss_mask_BT > 0, rho_BT, 1.0).log()
+    log_rho_BT = log_ratios(old_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT)
+    rho_BT = keep(log_rho_BT.exp(), loss_mask_BT)
     return {
-        "mismatch_k3": keep(rho_BT - log_rho_BT - 1, loss_mask_BT).sum(),
+        "mismatch_k3": (log_rho_BT.expm1() - log_rho_BT).sum(),
         "rho": rho_BT.sum(),
         "rho_square": rho_BT.square().sum(),
     }
@@ -75,8 +137,17 @@ def effective_sample_size(mean_rho: float, mean_rho_square: float) -> float:
     return mean_rho**2 / mean_rho_square if mean_rho_square > 0 else 0.0
 
 
-def _ratios(old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    check_rows("corrections", old_logprobs=old_logprobs_BT, behavior_logprobs=behavior_logprobs_BT,
-               loss_mask=loss_mask_BT)  # fmt: skip
-    old_BT, behavior_BT = keep(old_logprobs_BT.detach(), loss_mask_BT), keep(behavior_logprobs_BT, loss_mask_BT)
-    return keep((old_BT - behavior_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), loss_mask_BT)
+def interpolate_logprobs(
+    policy_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, share_BT: Tensor, loss_mask_BT: Tensor
+) -> Tensor:
+    """Logprobs of a policy between the one that sampled and the one that is trained, without computing them.
+
+    logp ~ logp_behavior + share (logp_theta - logp_behavior), with share in [0, 1]: log-linear, as the proximal policy
+    of the decoupled loss (AReaL's prox_logp_method "loglinear").
+
+    All arrays: float [B, T]. Returns float [B, T] without gradient, 0 at masked positions.
+    """
+    check_rows("interpolate_logprobs", policy_logprobs=policy_logprobs_BT, behavior_logprobs=behavior_logprobs_BT,
+               share=share_BT, loss_mask=loss_mask_BT)  # fmt: skip
+    policy_BT, behavior_BT = keep(policy_logprobs_BT.detach(), loss_mask_BT), keep(behavior_logprobs_BT, loss_mask_BT)
+    return behavior_BT + keep(share_BT, loss_mask_BT) * (policy_BT - behavior_BT)

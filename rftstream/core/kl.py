@@ -6,32 +6,39 @@ from typing import Literal
 
 from torch import Tensor
 
-from rftstream.core.losses import MAX_LOG_RATIO
-from rftstream.core.masks import check_rows, keep
+from rftstream.core.ratios import log_ratios
 
 Estimator = Literal["k1", "k2", "k3"]
 
 
 def estimate_kl(
-    policy_logprobs_BT: Tensor, reference_logprobs_BT: Tensor, loss_mask_BT: Tensor, *, estimator: Estimator
+    policy_logprobs_BT: Tensor,
+    reference_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    estimator: Estimator,
+    old_logprobs_BT: Tensor | None = None,
 ) -> Tensor:
     """KL(policy || reference) from the sampled tokens, with gradient through the policy.
 
     d = logp_ref - logp_policy;  k1 = -d;  k2 = d^2 / 2;  k3 = exp(d) - d - 1  (joschu.net/blog/kl-approx.html).
     k1 and k3 are unbiased, k2 and k3 never negative. As a loss on samples of the policy, the expected gradient of k1 is
-    zero, and that of k2 is the divergence's.
+    zero, that of k2 is the divergence's, and that of k3 is KL(reference || policy)'s. With old_logprobs: k r, where
+    r = exp(logp_policy - logp_old) is not detached; on samples of old the gradient of k1 and k3 is then the
+    divergence's, too (DeepSeek-V3.2, arXiv 2512.02556).
 
-    All arrays: float [B, T]; the reference is taken as a constant, masked positions may hold anything. Returns float
-    [B, T], 0 at masked positions.
+    All arrays: float [B, T]; reference and old are taken as constants, masked positions may hold anything. Returns
+    float [B, T], 0 at masked positions.
     """
-    check_rows("estimate_kl", policy_logprobs=policy_logprobs_BT, reference_logprobs=reference_logprobs_BT,
-               loss_mask=loss_mask_BT)  # fmt: skip
-    reference_BT = keep(reference_logprobs_BT.detach(), loss_mask_BT)
-    d_BT = (reference_BT - keep(policy_logprobs_BT, loss_mask_BT)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    d_BT = -log_ratios(policy_logprobs_BT, reference_logprobs_BT, loss_mask_BT)
     if estimator == "k1":
-        return -d_BT
-    if estimator == "k2":
-        return d_BT.square() / 2
-    if estimator == "k3":
-        return d_BT.expm1() - d_BT
-    raise ValueError(f"estimate_kl: got estimator {estimator!r}, expected 'k1', 'k2' or 'k3'")
+        kl_BT = -d_BT
+    elif estimator == "k2":
+        kl_BT = d_BT.square() / 2
+    elif estimator == "k3":
+        kl_BT = d_BT.expm1() - d_BT
+    else:
+        raise ValueError(f"estimate_kl: got estimator {estimator!r}, expected 'k1', 'k2' or 'k3'")
+    if old_logprobs_BT is None:
+        return kl_BT
+    return kl_BT * log_ratios(policy_logprobs_BT, old_logprobs_BT, loss_mask_BT).exp()

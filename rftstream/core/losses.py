@@ -1,17 +1,21 @@
-"""Losses of policy gradients. Shapes: B rows, T padded tokens; position t speaks of token t given those before it."""
+"""Losses of policy gradients, per token; `masks.weigh` makes one number of them.
+
+Shapes: B rows, T padded tokens; position t speaks of token t given those before it. All arrays are float [B, T]; old,
+behaviour logprobs and advantages are taken as constants, and masked positions may hold anything. Returned are losses
+[B, T], 0 at masked positions, and metrics as sums over unmasked tokens. What belongs to a whole row (a ratio of a
+sequence) stands at each of its unmasked tokens.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from rftstream.core.masks import check_rows, keep, weigh
-
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut off here, with no gradient beyond: exp(20) is far outside any clip range, and finite."""
+from rftstream.core.masks import check_rows, keep
+from rftstream.core.ratios import Level, log_ratios
 
 
-def ppo_clip_loss(
+def clip_losses(
     policy_logprobs_BT: Tensor,
     old_logprobs_BT: Tensor,
     advantages_BT: Tensor,
@@ -19,27 +23,22 @@ def ppo_clip_loss(
     *,
     clip_low: float,
     clip_high: float,
-    num_tokens: float,
-    num_rows: float,
-    normalise: str = "token",
     dual_clip: float | None = None,
-    weights_BT: Tensor | None = None,
+    level: Level = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped policy gradient: a token whose ratio has left the range in the wished direction gives no gradient.
 
     r = exp(logp_theta - logp_old);  l = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A);  with dual_clip c and
-    A < 0: l = min(l, -c A);  l is multiplied by weights_BT (off-policy correction), then averaged (`masks.weigh`).
+    A < 0: l = min(l, -c A).
 
     PPO (arXiv 1707.06347), its use in GRPO (2402.03300), two-sided range of DAPO (2503.14476), dual clip (1912.09729).
+    level geometric: r is the geometric mean of the row's ratios, GSPO (2507.18071); sequence: their product, the
+    ratio of the whole row.
 
-    All arrays: float [B, T]; old, advantages and weights are taken as constants. Masked positions may hold anything.
-    Returns the scalar loss and sums over unmasked tokens: clip_fraction (tokens without gradient), ratio.
+    Metrics: clip_fraction (tokens without gradient), ratio.
     """
-    arrays = {"advantages": advantages_BT, "loss_mask": loss_mask_BT}
-    check_rows("ppo_clip_loss", policy_logprobs=policy_logprobs_BT, old_logprobs=old_logprobs_BT, **arrays)
-    advantages_BT = keep(advantages_BT.detach(), loss_mask_BT)
-    log_ratio_BT = keep(policy_logprobs_BT, loss_mask_BT) - keep(old_logprobs_BT.detach(), loss_mask_BT)
-    ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    advantages_BT = _constant("clip_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
+    ratio_BT = log_ratios(policy_logprobs_BT, old_logprobs_BT, loss_mask_BT, level=level).exp()
     plain_BT = -ratio_BT * advantages_BT
     clipped_BT = -ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT
     losses_BT = torch.maximum(plain_BT, clipped_BT)
@@ -48,44 +47,120 @@ def ppo_clip_loss(
         bound_BT = -dual_clip * advantages_BT
         cut_BT = cut_BT | ((advantages_BT < 0) & (losses_BT > bound_BT))
         losses_BT = torch.where(advantages_BT < 0, torch.minimum(losses_BT, bound_BT), losses_BT)
-    if weights_BT is not None:
-        check_rows("ppo_clip_loss", loss_mask=loss_mask_BT, weights=weights_BT)
-        losses_BT = losses_BT * keep(weights_BT.detach(), loss_mask_BT)
-    loss = weigh(keep(losses_BT, loss_mask_BT), loss_mask_BT, normalise, num_tokens=num_tokens, num_rows=num_rows)
-    metrics = {"clip_fraction": cut_BT.to(loss.dtype).sum(), "ratio": keep(ratio_BT.detach(), loss_mask_BT).sum()}
-    return loss, metrics
+    return keep(losses_BT, loss_mask_BT), {"clip_fraction": _count(cut_BT, loss_mask_BT),
+                                           "ratio": keep(ratio_BT.detach(), loss_mask_BT).sum()}  # fmt: skip
 
 
-def policy_gradient_loss(
+def policy_gradient_losses(policy_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+    """Policy gradient without a ratio: l = -A logp_theta. REINFORCE (Williams 1992)."""
+    advantages_BT = _constant("policy_gradient_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
+    return -advantages_BT * keep(policy_logprobs_BT, loss_mask_BT)
+
+
+def cispo_losses(
     policy_logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
     *,
-    num_rows: float,
-    weights_BT: Tensor | None = None,
-) -> Tensor:
-    """Policy gradient without a ratio: L = - sum_it m_it w_it A_it logp_theta_it / num_rows.
+    max_ratio: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clips the weight and not the update, so that no token is without gradient.
 
-    REINFORCE (Williams 1992): summed over the tokens of a row, averaged over rows, as the gradient of the expected
-    reward has it. All arrays: float [B, T]; advantages and weights are taken as constants. Masked positions may hold
-    anything. Returns a scalar; 0 when everything is masked.
+    r = exp(logp_theta - logp_old);  l = -sg(min(r, max_ratio)) A logp_theta. CISPO of MiniMax-M1 (arXiv 2506.13585),
+    without a lower bound as there. Metrics: clip_fraction (tokens at the bound), ratio.
     """
-    check_rows("policy_gradient_loss", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT,
-               loss_mask=loss_mask_BT)  # fmt: skip
-    losses_BT = -keep(advantages_BT.detach(), loss_mask_BT) * keep(policy_logprobs_BT, loss_mask_BT)
-    if weights_BT is not None:
-        check_rows("policy_gradient_loss", loss_mask=loss_mask_BT, weights=weights_BT)
-        losses_BT = losses_BT * keep(weights_BT.detach(), loss_mask_BT)
-    return losses_BT.sum() / max(num_rows, 1.0)
+    ratio_BT = log_ratios(policy_logprobs_BT.detach(), old_logprobs_BT, loss_mask_BT).exp()
+    losses_BT = policy_gradient_losses(policy_logprobs_BT, advantages_BT, loss_mask_BT) * ratio_BT.clamp(max=max_ratio)
+    return losses_BT, {"clip_fraction": _count(ratio_BT > max_ratio, loss_mask_BT),
+                       "ratio": keep(ratio_BT, loss_mask_BT).sum()}  # fmt: skip
 
 
-def entropy_bonus(
-    entropy_BT: Tensor, loss_mask_BT: Tensor, *, num_tokens: float, num_rows: float, normalise: str = "token"
-) -> Tensor:
-    """Mean entropy of the policy at unmasked tokens, with gradient; to be subtracted from a loss.
+def soft_gate_losses(
+    policy_logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    tau_positive: float,
+    tau_negative: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A smooth gate in place of the clip: the gradient fades as the ratio leaves 1, and never stops at once.
 
-    entropy_BT, loss_mask_BT: float [B, T]. Returns a scalar.
+    l = -gate A,  gate = (4 / tau) sigmoid(tau (r - 1)),  tau = tau_positive where A > 0, else tau_negative; at r = 1
+    the gradient is that of r A. SAPO (arXiv 2511.20347). Metrics: ratio.
     """
-    check_rows("entropy_bonus", entropy=entropy_BT, loss_mask=loss_mask_BT)
-    kept_BT = keep(entropy_BT, loss_mask_BT)
-    return weigh(kept_BT, loss_mask_BT, normalise, num_tokens=num_tokens, num_rows=num_rows)
+    advantages_BT = _constant("soft_gate_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
+    ratio_BT = log_ratios(policy_logprobs_BT, old_logprobs_BT, loss_mask_BT).exp()
+    tau_BT = torch.where(advantages_BT > 0, tau_positive, tau_negative).to(ratio_BT.dtype)
+    gate_BT = 4 / tau_BT * torch.sigmoid(tau_BT * (ratio_BT - 1))
+    return -gate_BT * advantages_BT, {"ratio": keep(ratio_BT.detach(), loss_mask_BT).sum()}
+
+
+def ratio_losses(
+    policy_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Importance sampling without a clip: l = -r A, r = exp(logp_theta - logp_behavior). Metrics: ratio."""
+    advantages_BT = _constant("ratio_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
+    ratio_BT = log_ratios(policy_logprobs_BT, behavior_logprobs_BT, loss_mask_BT).exp()
+    return -ratio_BT * advantages_BT, {"ratio": keep(ratio_BT.detach(), loss_mask_BT).sum()}
+
+
+def squared_regression_losses(
+    policy_logprobs_BT: Tensor, start_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor, *, tau: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What a row's log-ratio ought to be at the optimum of reward less tau KL, as a squared error of the row.
+
+    x = sum_t (logp_theta - logp_start);  l = (A - tau x)^2 / (2 tau), at each of the row's tokens, A the mean of the
+    row's advantages. Its gradient is -(A - tau x) grad log pi(row). Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
+    Metrics: regression_log_ratio (sum of x, at each token).
+    """
+    advantages_BT = _constant("squared_regression_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
+    x_B1 = log_ratios(policy_logprobs_BT, start_logprobs_BT, loss_mask_BT, level="sequence")
+    lengths_B1 = (loss_mask_BT > 0).to(x_B1.dtype).sum(dim=1, keepdim=True).clamp(min=1)
+    advantages_B1 = advantages_BT.sum(dim=1, keepdim=True) / lengths_B1
+    losses_B1 = (advantages_B1 - tau * x_B1).square() / (2 * tau)
+    shape = loss_mask_BT.shape
+    return keep(losses_B1.expand(shape), loss_mask_BT), {
+        "regression_log_ratio": keep(x_B1.detach().expand(shape), loss_mask_BT).sum()
+    }
+
+
+def binary_divergence_losses(
+    policy_logprobs_BT: Tensor,
+    behavior_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    max_rise: float,
+    max_fall: float,
+    square_coef: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Drops tokens whose probability, not ratio, has gone too far in the wished direction.
+
+    r = p_theta / p_behavior;  keep = 0 where A > 0 and p_theta - p_behavior > max_rise, or A < 0 and p_theta -
+    p_behavior < -max_fall, else 1;  l = -keep A r + square_coef (log r)^2, the square on dropped tokens, too.
+
+    DPPO, binary total variation (arXiv 2602.04879). Metrics: clip_fraction (dropped tokens), ratio.
+    """
+    advantages_BT = _constant("binary_divergence_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
+    log_ratio_BT = log_ratios(policy_logprobs_BT, behavior_logprobs_BT, loss_mask_BT)
+    ratio_BT = log_ratio_BT.exp()
+    now_BT, then_BT = (keep(one.detach(), loss_mask_BT).exp() for one in (policy_logprobs_BT, behavior_logprobs_BT))
+    gone_BT = torch.where(advantages_BT > 0, now_BT - then_BT > max_rise,
+                          (advantages_BT < 0) & (now_BT - then_BT < -max_fall))  # fmt: skip
+    kept_BT = torch.where(gone_BT, torch.zeros_like(ratio_BT), ratio_BT)
+    losses_BT = -kept_BT * advantages_BT + square_coef * log_ratio_BT.square()
+    return losses_BT, {"clip_fraction": _count(gone_BT, loss_mask_BT),
+                       "ratio": keep(ratio_BT.detach(), loss_mask_BT).sum()}  # fmt: skip
+
+
+def _constant(where: str, policy_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+    """The advantages at unmasked tokens, of the right shape and without gradient."""
+    check_rows(where, policy_logprobs=policy_logprobs_BT, advantages=advantages_BT, loss_mask=loss_mask_BT)
+    return keep(advantages_BT.detach(), loss_mask_BT)
+
+
+def _count(where_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+    """At how many unmasked tokens; [B, 1] stands for all tokens of a row."""
+    return (where_BT & (loss_mask_BT > 0)).to(loss_mask_BT.dtype).sum()

@@ -15,7 +15,7 @@ def weigh(losses_BT: Tensor, loss_mask_BT: Tensor, normalise: str, *, num_tokens
     """One number from the losses of tokens; the denominators are those of the whole optimizer step.
 
     token: sum_it m_it l_it / num_tokens.  sequence: sum_i (sum_t m_it l_it / sum_t m_it) / num_rows, rows without an
-    unmasked token left out.
+    unmasked token left out.  sum: sum_it m_it l_it / num_rows.
 
     losses_BT: float [B, T], already 0 at masked positions. Returns a scalar; 0 when everything is masked.
     """
@@ -24,7 +24,9 @@ def weigh(losses_BT: Tensor, loss_mask_BT: Tensor, normalise: str, *, num_tokens
     if normalise == "sequence":
         lengths_B = loss_mask_BT.to(losses_BT.dtype).sum(dim=1).clamp(min=1)
         return (losses_BT.sum(dim=1) / lengths_B).sum() / max(num_rows, 1.0)
-    raise ValueError(f"weigh: got normalise {normalise!r}, expected 'token' or 'sequence'")
+    if normalise == "sum":
+        return losses_BT.sum() / max(num_rows, 1.0)
+    raise ValueError(f"weigh: got normalise {normalise!r}, expected 'token', 'sequence' or 'sum'")
 
 
 def check_rows(where: str, **arrays_BT: Tensor) -> None:

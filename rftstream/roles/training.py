@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
-from rftstream.algorithms.base import Algorithm
+from rftstream.algorithms.base import Algorithm, RefiningAlgorithm
 from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
 from rftstream.models import ModelSpec
@@ -28,6 +29,10 @@ class Training:
         if rows and "reference_rewards" in self.algorithm.needs:
             reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
             rows, values = self.algorithm.prepare(batch.experiences, reference)
+        if rows and "row_logprobs" in self.algorithm.needs:
+            logprobs = self.backend.logprobs(rows, settings.tokens_per_microbatch)
+            rows, more = cast(RefiningAlgorithm, self.algorithm).refine(rows, logprobs)
+            values = {**values, **more}
         if any(row.loss_mask.any() for row in rows):
             plan = UpdatePlan(
                 lr=lr,
@@ -40,7 +45,7 @@ class Training:
         else:
             update = Update(metrics={})
         tokens = float(sum(row.loss_mask.sum() for row in rows))
-        trained = {"tokens": tokens, "trained_rollouts": float(len(batch.experiences))}
+        trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)}
         values = {**batch.manifest.metrics, **values, **update.metrics, **trained, "lr": lr}
         return update, {name: float(value) for name, value in values.items()}
 

@@ -12,6 +12,11 @@ from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.views.estimate import DiskEstimate
 from rftstream.views.layout import plural, size
 
+COMPARES_SIBLINGS = {
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl", "dppo", "m2po", "opmd", "kimi",
+}  # fmt: skip
+"""Algorithms whose advantages are all 0 in groups of one."""
+
 
 class Measured(Protocol):
     """What is known of a taskset or an evaluation."""
@@ -39,6 +44,7 @@ def find_warnings(
     return [
         *_processes(config),
         *_groups(config),
+        *_algorithm(config),
         *_rewards(config),
         *_unused_tables(config),
         *_lengths(config, measured, context),
@@ -76,8 +82,9 @@ def _groups(config: RunConfig) -> Iterator[str]:
             f"feeder.group_size: {group_size} is below buffer.min_siblings = {least}; "
             f"{plural(group_size, 'scored sibling')} will do"
         )
-    if group_size == 1 and config.trainer.algorithm == "grpo":
-        yield "feeder.group_size: 1, but grpo compares siblings: there will be no gradient; use 4 or more"
+    if group_size == 1 and config.trainer.algorithm in COMPARES_SIBLINGS:
+        name = config.trainer.algorithm
+        yield f"feeder.group_size: 1, but {name} compares siblings: there will be no gradient; use 4 or more"
     if config.trainer.minibatches > config.feeder.groups_per_batch:
         yield (
             f"trainer.minibatches: {config.trainer.minibatches}, but a batch has only "
@@ -85,6 +92,20 @@ def _groups(config: RunConfig) -> Iterator[str]:
         )
     if config.trainer.lr == 0:
         yield "trainer.lr: 0, so nothing is learned"
+
+
+def _algorithm(config: RunConfig) -> Iterator[str]:
+    name, zero_variance = config.trainer.algorithm, config.buffer.zero_variance
+    if name == "dapo" and zero_variance == "keep" and config.feeder.group_size > 1:
+        yield 'buffer.zero_variance: "keep", but dynamic sampling is a part of dapo; set it to "replace"'
+    if name == "dr_grpo":
+        default = plugins.resolve("algorithm", name).Config().row_tokens
+        row_tokens = config.algorithms.get(name, {}).get("row_tokens", default)
+        if row_tokens != config.sampling.max_tokens:
+            yield (
+                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is "
+                f"{config.sampling.max_tokens}; the loss is scaled by their ratio, set both alike"
+            )
 
 
 def _rewards(config: RunConfig) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -132,18 +133,38 @@ def _tree(module: str) -> ast.Module | None:
 
 
 def config_body(module: ast.Module, part: ast.AST | None) -> list[ast.stmt]:
-    """What stands in a part's Config, after what it inherits from a class that its module imports."""
-    body: list[ast.stmt] = getattr(part, "body", [])
-    config = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == "Config"), None)
-    if config is None:
-        return []
-    inherited: list[ast.stmt] = []
+    """Fields of a part's Config, each followed by the text under it; what it inherits from classes of its module, and
+    of modules that this one imports from, comes first. A field that is given anew keeps its place, and its text unless
+    there is a new one."""
+    config = _class_in(getattr(part, "body", []), "Config")
+    return [] if config is None else [one for field in _fields(module, config).values() for one in field]
+
+
+def _fields(module: ast.Module, cls: ast.ClassDef) -> dict[str, list[ast.stmt]]:
+    fields: dict[str, list[ast.stmt]] = {}
+    for base in (base.id for base in cls.bases if isinstance(base, ast.Name)):
+        if found := _find_class(module, base):
+            fields |= _fields(*found)
+    for item, following in itertools.zip_longest(cls.body, cls.body[1:]):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            text = [following] if isinstance(following, ast.Expr) else fields.get(item.target.id, [])[1:]
+            fields[item.target.id] = [item, *text]
+    return fields
+
+
+def _find_class(module: ast.Module, name: str) -> tuple[ast.Module, ast.ClassDef] | None:
+    """Of the module itself, or imported by it with `from ... import`."""
+    if found := _class_in(module.body, name):
+        return module, found
     for node in (node for node in module.body if isinstance(node, ast.ImportFrom)):
-        for base in (base.id for base in config.bases if isinstance(base, ast.Name)):
-            if any(alias.name == base for alias in node.names) and (tree := _tree(node.module or "")):
-                found = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == base)
-                inherited += next(found).body
-    return [*inherited, *config.body]
+        imported = any(alias.name == name for alias in node.names)
+        if imported and (tree := _tree(node.module or "")) and (found := _class_in(tree.body, name)):
+            return tree, found
+    return None
+
+
+def _class_in(body: list[ast.stmt], name: str) -> ast.ClassDef | None:
+    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
 def _knobs(module: ast.Module, part: ast.AST | None) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rftstream.algorithms.dppo import Dppo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch import TorchBackend
 from rftstream.sections import EvaluationSection, ModelSection, RunConfig, RunSection, TasksetSection
@@ -21,6 +22,7 @@ OF_PARTS = {
     "tasksets.NAME": TasksetSection,
     "evaluations.NAME": EvaluationSection,
     "algorithms.grpo": Grpo.Config,
+    "algorithms.dppo": Dppo.Config,
     "backends.torch": TorchBackend.Config,
 }
 ROWS = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from my_algorithms import LeaveOneOut
+from my_algorithms import Imitate
 from my_environments import HigherLower
 from my_policies import Uniform
 from my_tasksets import Backwards
@@ -98,10 +98,10 @@ def experience(group: str, sibling: int, reward: float) -> Experience:
 def test_algorithm_by_hand() -> None:
     import torch
 
-    algorithm = LeaveOneOut(LeaveOneOut.Config(tis_cap=2.0))
+    algorithm = Imitate(Imitate.Config(at_least=0.5, correction_high=2.0))
     batch = [experience("t/0/0/0", 0, 1.0), experience("t/0/0/0", 1, 0.25), experience("t/0/1/0", 0, 1.0)]
     rows, _ = algorithm.prepare(batch)
-    assert [float(row.advantages[1]) for row in rows] == [0.75, -0.75, 0.0]
+    assert [float(row.advantages[1]) for row in rows] == [1.0, 0.0, 1.0]
     assert [row.group for row in rows] == [0, 0, 1]
 
     policy_BT = torch.tensor([[9.0, -1.0, -1.0], [9.0, -0.5, -5.0]], requires_grad=True)
@@ -114,7 +114,7 @@ def test_algorithm_by_hand() -> None:
     loss.backward()
     # -w A / 4 at sampled tokens, w = min(exp(policy - behaviour), 2); nothing at the prompt
     weights = [[1.0, 2.0], [np.exp(0.5), np.exp(-3.0)]]
-    wanted = [[0.0, *(-w * a / 4 for w in row)] for row, a in zip(weights, (0.75, -0.75), strict=True)]
+    wanted = [[0.0, *(-w * a / 4 for w in row)] for row, a in zip(weights, (1.0, 0.0), strict=True)]
     assert policy_BT.grad is not None
     np.testing.assert_allclose(policy_BT.grad.numpy(), wanted, rtol=1e-6)
 

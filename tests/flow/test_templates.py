@@ -25,7 +25,7 @@ def test_each_taskset_is_asked_through_its_template(tmp_path: Path, monkeypatch:
                                               "chat_template_kwargs": {"n": 77}}},
         "evaluations": {"held": source, "refused": {**source, "chat_template": "{{ raise_exception('never') }}"}},
         "explorer": {"policy": "my_policies:Uniform"},
-        "trainer": {"backend": "my_backends:Frozen", "algorithm": "my_algorithms:LeaveOneOut"},
+        "trainer": {"backend": "my_backends:Frozen", "algorithm": "my_algorithms:Imitate"},
         "feeder": {"groups_per_batch": 2, "group_size": 2}, "transport": {"partitions": 2},
     })  # fmt: skip
     simulation = Simulation(config, folder=tmp_path / "run")

@@ -41,7 +41,7 @@ from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, Fault
 from rftstream.transport import memory_clients
 from rftstream.transport.base import Position, Record, Snapshot, TopicPartition
 from rftstream.transport.cursors import Batch
-from rftstream.transport.memory import MemoryTransport
+from rftstream.transport.memory import MemoryAdmin, MemoryTransport
 from rftstream.transport.memory_clients import MemoryMember, MemoryProducer
 from rftstream.transport.memory_transactions import Coordinator
 from rftstream.transport.memory_transactions import Transaction as LogTransaction
@@ -443,6 +443,27 @@ def chains_broken() -> Iterator[None]:
         yield
 
 
+def power_after_steps() -> FaultScript:
+    """Again and again, when a trainer has just published a few versions."""
+    return FaultScript(*[(AFTER_COMMIT, "trainer", "power_losses", number) for number in (4, 3, 5, 4, 3, 5)])
+
+
+def nothing_durable() -> Iterator[None]:
+    with changed(MemoryAdmin, "make_durable", lambda self: None):
+        yield
+
+
+def claims_volatile() -> Iterator[None]:
+    claim = SingleService._claim
+
+    def mutated(self: SingleService) -> None:
+        with changed(MemoryAdmin, "make_durable", lambda self: None):
+            claim(self)
+
+    with changed(SingleService, "_claim", mutated):
+        yield
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "positions-before-records": Mutant("commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
@@ -463,6 +484,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "filtered-held": Mutant("filtered outcomes wait for a batch", filtered_held),
     "checkpoint-without-positions": Mutant("the checkpoint has no positions", checkpoint_without_positions, TRAINERS),
     "chains-broken": Mutant("a kept version's parents go", chains_broken),
+    "nothing-durable": Mutant("checkpoints and deletions count on what a loss of power takes", nothing_durable,
+                              power_after_steps),
+    "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, power_after_steps),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
 }  # fmt: skip

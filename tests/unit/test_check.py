@@ -211,6 +211,8 @@ def test_a_late_long_prompt_is_found_without_rendering_all(write: Write) -> None
         ({"verifier__count": 0}, "verifier.count: 0, so the run waits until `rftstream worker --role verifier`"),
         ({"feeder__group_size": 1}, "feeder.group_size: 1 is below buffer.min_siblings = 2"),
         ({"feeder__group_size": 1}, "grpo compares siblings"),
+        ({"trainer__algorithm": "dapo"}, "dynamic sampling is a part of dapo"),
+        ({"trainer__algorithm": "dr_grpo"}, "dr_grpo.row_tokens: 256, but sampling.max_tokens is 8"),
         ({"trainer__minibatches": 9}, "trainer.minibatches: 9, but a batch has only 8 groups"),
         ({"tasksets__train__reward": [{"name": "exact", "weight": 0.0}]}, "every weight is 0"),
         ({"tasksets__train__reward": [{"name": "exact"}, {"name": "math", "weight": 0.0}]}, "math with weight 0"),

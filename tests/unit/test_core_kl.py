@@ -88,3 +88,19 @@ def test_far_apart_is_cut_off_without_gradient():
 def test_another_estimator_is_refused():
     with pytest.raises(ValueError, match="expected 'k1', 'k2' or 'k3'"):
         one(0.0, 0.0, "k4")
+
+
+def test_times_the_ratio_the_gradient_is_the_divergences_on_samples_of_another():
+    """For k1 and k3; that of plain k3 is KL(reference || policy)'s."""
+    logits = torch.tensor([[0.3, -0.2, 0.9]], dtype=torch.float64, requires_grad=True)
+    reference, old = (torch.tensor([row], dtype=torch.float64) for row in ([0.2, 0.2, 0.6], [0.5, 0.3, 0.2]))
+    logprobs, ones = logits.log_softmax(-1), torch.ones(1, 3, dtype=torch.float64)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference.log())).sum(), logits, retain_graph=True)
+    for estimator in ("k1", "k3"):
+        values = estimate_kl(logprobs, reference.log(), ones, estimator=estimator, old_logprobs_BT=old.log())
+        (found,) = torch.autograd.grad((old * values).sum(), logits, retain_graph=True)
+        torch.testing.assert_close(found, exact)
+    (other,) = torch.autograd.grad((reference * (reference.log() - logprobs)).sum(), logits, retain_graph=True)
+    values = estimate_kl(logprobs, reference.log(), ones, estimator="k3")
+    (found,) = torch.autograd.grad((logprobs.exp().detach() * values).sum(), logits)
+    torch.testing.assert_close(found, other)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.core.losses import entropy_bonus, ppo_clip_loss
-from rftstream.core.masks import weigh
+from rftstream.core.losses import clip_losses
+from rftstream.core.masks import keep, weigh
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -28,6 +28,15 @@ def random_rows(shape=(3, 5), seed=0):
     return normal[0] - 2, normal[0] - 2 + 0.3 * normal[1], normal[2], mask_BT
 
 
+def clip_loss(
+    policy_BT, old_BT, advantages_BT, mask_BT, *, num_tokens, num_rows, normalise="token", weights_BT=None, **settings
+):  # fmt: skip
+    losses_BT, metrics = clip_losses(policy_BT, old_BT, advantages_BT, mask_BT, **settings)
+    if weights_BT is not None:
+        losses_BT = losses_BT * keep(weights_BT, mask_BT)
+    return weigh(losses_BT, mask_BT, normalise, num_tokens=num_tokens, num_rows=num_rows), metrics
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "expected", "cut"),
     [
@@ -37,7 +46,7 @@ def random_rows(shape=(3, 5), seed=0):
 )  # fmt: skip
 def test_numbers_by_hand(ratio, advantage, expected, cut):
     policy_BT, mask_BT = rows([math.log(ratio) - 1.0]), rows([1.0])
-    loss, metrics = ppo_clip_loss(policy_BT, rows([-1.0]), rows([advantage]), mask_BT, **CLIP, **whole(mask_BT))
+    loss, metrics = clip_loss(policy_BT, rows([-1.0]), rows([advantage]), mask_BT, **CLIP, **whole(mask_BT))
     assert float(loss.detach()) == pytest.approx(expected)
     assert float(metrics["clip_fraction"]) == cut
 
@@ -45,7 +54,7 @@ def test_numbers_by_hand(ratio, advantage, expected, cut):
 def test_dual_clip_bounds_negative_advantages():
     mask_BT = rows([1.0, 1.0])
     policy_BT = rows([math.log(5.0), math.log(2.0)])
-    loss, metrics = ppo_clip_loss(
+    loss, metrics = clip_loss(
         policy_BT, rows([0.0, 0.0]), rows([-1.0, -1.0]), mask_BT, **CLIP, **whole(mask_BT), dual_clip=3.0
     )
     assert float(loss.detach()) == pytest.approx((3.0 + 2.0) / 2)
@@ -56,6 +65,7 @@ def test_means_over_tokens_and_over_rows():
     losses_BT, mask_BT = rows([1.0, 2.0, 0.0], [6.0, 0.0, 0.0], [0.0, 0.0, 0.0]), rows([1, 1, 0], [1, 0, 0], [0, 0, 0])
     assert float(weigh(losses_BT, mask_BT, "token", num_tokens=3, num_rows=2)) == pytest.approx(3.0)
     assert float(weigh(losses_BT, mask_BT, "sequence", num_tokens=3, num_rows=2)) == pytest.approx((1.5 + 6.0) / 2)
+    assert float(weigh(losses_BT, mask_BT, "sum", num_tokens=3, num_rows=2)) == pytest.approx(9.0 / 2)
     with pytest.raises(ValueError, match="normalise"):
         weigh(losses_BT, mask_BT, "batch", num_tokens=3, num_rows=2)
 
@@ -67,7 +77,7 @@ def test_gradient_is_that_of_the_formula(normalise, dual_clip):
     weights_BT = torch.rand(mask_BT.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
     def loss(logprobs_BT):
-        return ppo_clip_loss(
+        return clip_loss(
             logprobs_BT, old_BT, advantages_BT, mask_BT, **CLIP, **whole(mask_BT), normalise=normalise,
             dual_clip=dual_clip, weights_BT=weights_BT,
         )[0]  # fmt: skip
@@ -78,7 +88,7 @@ def test_gradient_is_that_of_the_formula(normalise, dual_clip):
 def test_ratio_one_gives_the_plain_policy_gradient():
     policy_BT, _, advantages_BT, mask_BT = random_rows()
     policy_BT.requires_grad_()
-    loss, metrics = ppo_clip_loss(policy_BT, policy_BT.detach(), advantages_BT, mask_BT, **CLIP, **whole(mask_BT))
+    loss, metrics = clip_loss(policy_BT, policy_BT.detach(), advantages_BT, mask_BT, **CLIP, **whole(mask_BT))
     loss.backward()
     assert float(loss.detach()) == pytest.approx(float(-(advantages_BT * mask_BT).sum() / mask_BT.sum()))
     torch.testing.assert_close(policy_BT.grad, -advantages_BT * mask_BT / mask_BT.sum())
@@ -93,7 +103,7 @@ def test_masked_positions_reach_neither_loss_nor_gradient(garbage):
     for fill in (0.0, garbage):
         arrays = [torch.where(mask_BT > 0, array, fill) for array in (policy_BT, old_BT, advantages_BT)]
         arrays[0].requires_grad_()
-        loss, metrics = ppo_clip_loss(*arrays, mask_BT, **CLIP, **whole(mask_BT), dual_clip=3.0)
+        loss, metrics = clip_loss(*arrays, mask_BT, **CLIP, **whole(mask_BT), dual_clip=3.0)
         loss.backward()
         results.append((loss.detach(), arrays[0].grad, metrics))
     torch.testing.assert_close(results[0], results[1])
@@ -101,7 +111,7 @@ def test_masked_positions_reach_neither_loss_nor_gradient(garbage):
 
 def test_log_ratios_are_cut_off_without_gradient():
     policy_BT, mask_BT = rows([25.0, 19.0]).requires_grad_(), rows([1.0, 1.0])
-    loss, _ = ppo_clip_loss(policy_BT, rows([0.0, 0.0]), rows([-1.0, -1.0]), mask_BT, **CLIP, **whole(mask_BT))
+    loss, _ = clip_loss(policy_BT, rows([0.0, 0.0]), rows([-1.0, -1.0]), mask_BT, **CLIP, **whole(mask_BT))
     loss.backward()
     assert float(loss.detach()) == pytest.approx((math.exp(20) + math.exp(19)) / 2)
     assert policy_BT.grad[0, 0] == 0
@@ -111,7 +121,7 @@ def test_log_ratios_are_cut_off_without_gradient():
 def test_everything_masked_gives_zero():
     policy_BT, old_BT, advantages_BT, mask_BT = random_rows()
     policy_BT.requires_grad_()
-    loss, _ = ppo_clip_loss(policy_BT, old_BT, advantages_BT, 0 * mask_BT, **CLIP, num_tokens=0, num_rows=0)
+    loss, _ = clip_loss(policy_BT, old_BT, advantages_BT, 0 * mask_BT, **CLIP, num_tokens=0, num_rows=0)
     loss.backward()
     assert float(loss.detach()) == 0
     assert not policy_BT.grad.any()
@@ -122,24 +132,19 @@ def test_everything_masked_gives_zero():
 def test_shares_add_up(normalise, cut):
     policy_BT, old_BT, advantages_BT, mask_BT = random_rows((6, 4), seed=1)
     settings = {**CLIP, **whole(mask_BT), "normalise": normalise}
-    together = ppo_clip_loss(policy_BT, old_BT, advantages_BT, mask_BT, **settings)[0]
+    together = clip_loss(policy_BT, old_BT, advantages_BT, mask_BT, **settings)[0]
     parts = [
-        ppo_clip_loss(*(array[part] for array in (policy_BT, old_BT, advantages_BT, mask_BT)), **settings)[0]
+        clip_loss(*(array[part] for array in (policy_BT, old_BT, advantages_BT, mask_BT)), **settings)[0]
         for part in (slice(None, cut), slice(cut, None))
     ]
     torch.testing.assert_close(sum(parts), together)
 
 
-def test_entropy_bonus_by_hand():
-    bonus = entropy_bonus(rows([1.0, math.nan], [2.0, 3.0]), rows([1, 0], [1, 1]), num_tokens=3, num_rows=2)
-    assert float(bonus) == pytest.approx(2.0)
-
-
 def test_odd_arrays_are_named():
     good_BT = rows([0.0, 0.0])
-    with pytest.raises(ValueError, match=r"old_logprobs has shape \(2,\), expected \[B, T\]"):
-        ppo_clip_loss(good_BT, good_BT[0], good_BT, good_BT, **CLIP, num_tokens=1, num_rows=1)
+    with pytest.raises(ValueError, match=r"denominator_logprobs has shape \(2,\), expected \[B, T\]"):
+        clip_losses(good_BT, good_BT[0], good_BT, good_BT, **CLIP)
     with pytest.raises(ValueError, match=r"advantages has shape \(1, 1\)"):
-        ppo_clip_loss(good_BT, good_BT, good_BT[:, :1], good_BT, **CLIP, num_tokens=1, num_rows=1)
+        clip_losses(good_BT, good_BT, good_BT[:, :1], good_BT, **CLIP)
     with pytest.raises(TypeError, match=r"loss_mask is torch\.int64"):
-        ppo_clip_loss(good_BT, good_BT, good_BT, good_BT.long(), **CLIP, num_tokens=1, num_rows=1)
+        clip_losses(good_BT, good_BT, good_BT, good_BT.long(), **CLIP)

@@ -52,6 +52,22 @@ def test_minibatches_follow_the_order_of_the_groups():
     assert split_minibatches(np.zeros(0, int), 3) == []
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_groups_come_whole_into_a_microbatch(packed):
+    lengths, groups = np.asarray([3, 9, 4, 0, 5, 5, 1]), np.asarray([0, 1, 0, 2, 2, 3, 1])
+
+    def cost(batch):
+        return sum(lengths[batch]) if packed else len(batch) * max(lengths[batch])
+
+    batches = split_microbatches(lengths, 18, packed=packed, groups_N=groups)
+    assert sorted(row for batch in batches for row in batch) == [0, 1, 2, 4, 5, 6]
+    for group in range(4):
+        assert len({place for place, batch in enumerate(batches) for row in batch if groups[row] == group}) == 1
+    assert all(cost(batch) <= 18 for batch in batches)
+    alone = split_microbatches(lengths, 1, packed=packed, groups_N=groups)
+    assert [sorted(batch) for batch in alone] == [[1, 6], [4], [5], [0, 2]]
+
+
 def test_padding_is_on_the_right():
     padded = pad_rows([np.array([1, 2, 3], np.int32), np.array([4], np.int32)], fill=9)
     assert padded.dtype == np.int32

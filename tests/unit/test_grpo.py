@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -173,3 +174,34 @@ def test_k1_in_the_loss_is_refused():
     with pytest.raises(ConfigError, match="'k1' in the loss has no gradient on average"):
         Grpo(Grpo.Config(kl_coef=0.1, kl_estimator="k1"))
     assert Grpo(Grpo.Config(kl_estimator="k1")).needs == frozenset()
+    assert Grpo(Grpo.Config(kl_coef=0.1, kl_estimator="k1", kl_unbiased=True)).needs == {"reference_logprobs"}
+    with pytest.raises(ConfigError, match="kl_unbiased: is for the loss"):
+        Grpo(Grpo.Config(kl_coef=0.1, kl_in="reward", kl_unbiased=True))
+
+
+def test_bounds_of_the_correction_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match=r"algorithms\.grpo\.correction_low: got 0\.5, expected less than"):
+        Grpo(Grpo.Config(correction="icepop", correction_high=0.4))
+    with pytest.raises(ConfigError, match=r"algorithms\.grpo\.correction_high: has no effect"):
+        Grpo(Grpo.Config(correction="none", correction_high=2.0))
+
+
+def test_proximal_logprobs_are_interpolated_by_versions():
+    """Trained at version 4: tokens of versions 4, 3, 2 and 0 are 0, 0, 1/2 and 3/4 of the way."""
+    spans = [VersionSpan(start=start, count=1, trainer_epoch=1, version=version)
+             for start, version in ((1, 4), (2, 3), (3, 2), (4, 0))]  # fmt: skip
+    one = experience("a", 1.0, replace(segment([0, 1, 1, 1, 1]), versions=tuple(spans)))
+    algorithm = Grpo(Grpo.Config(proximal="log-linear", correction="none"))
+    assert algorithm.needs == {"no_proximal_logprobs"}
+    (row,), _ = algorithm.prepare([replace(one, batch_sequence=4)])
+    assert row.additions["proximal_share"].tolist() == [0, 0, 0, 0.5, 0.75]
+    rows = MicroBatch(
+        loss_mask_BT=torch.tensor([[0.0, 1, 1, 1, 1]]), behavior_logprobs_BT=torch.zeros(1, 5) - 2.0,
+        advantages_BT=torch.ones(1, 5),
+        additions={name: torch.tensor(share_T)[None] for name, share_T in row.additions.items()},
+    )  # fmt: skip
+    policy_BT = (torch.zeros(1, 5) - 1.92).requires_grad_()
+    loss, sums = algorithm.loss(policy_BT, rows, Denominators(num_tokens=4, num_rows=1), proximal_logprobs_BT=policy_BT)
+    ratios = [math.exp(0.08 * part) for part in (1, 1, 0.5, 0.25)]
+    assert float(loss.detach()) == pytest.approx(-sum(ratios) / 4)
+    assert float(sums["mismatch_k3"]) == pytest.approx(sum(math.exp(x) - x - 1 for x in (0, 0, 0.04, 0.06)), rel=1e-4)

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from rftstream.algorithms.base import Denominators
 from rftstream.algorithms.topr import Topr
 from rftstream.core.corrections import tapered_sequence_weights
-from rftstream.core.losses import policy_gradient_loss
+from rftstream.core.losses import policy_gradient_losses
+from rftstream.core.masks import weigh
 from tests.unit.test_core_losses import random_rows, rows
 from tests.unit.test_grpo import experience, micro_batch, segment
+
+
+def policy_gradient_loss(policy_BT, advantages_BT, mask_BT, *, num_rows, weights_BT):
+    losses_BT = policy_gradient_losses(policy_BT, advantages_BT, mask_BT) * weights_BT
+    return weigh(losses_BT, mask_BT, "sum", num_tokens=0.0, num_rows=num_rows)
 
 
 def test_rows_carry_how_far_their_reward_is_from_the_baseline():

@@ -1,65 +1,24 @@
-"""RLOO (arXiv 2402.14740): REINFORCE, with the mean of the other siblings as the baseline."""
+"""RAFT (arXiv 2304.06767): the good ones of each group are imitated, the others count for nothing."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
 
-from msgspec import Meta
+import numpy as np
 
-from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
-from rftstream.messages import Experience
+from rftstream.algorithms.policy_gradient import CorrectedPolicyGradient
+from rftstream.algorithms.settings import CorrectedConfig
 
 
-class LeaveOneOut:
+class Imitate(CorrectedPolicyGradient):
+    """l = -A logp, weighted by who sampled, as a mean over all tokens: that is what it inherits."""
+
+    name = "my_algorithms:Imitate"
+
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        tis_cap: Annotated[float, Meta(gt=0)] = 2.0
-        """Largest weight of a token that another version sampled."""
+    class Config(CorrectedConfig):
+        at_least: float = 1.0
+        """Rewards that are imitated."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.needs: frozenset[str] = frozenset()
-
-    def prepare(self, batch: Sequence[Experience]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        groups: dict[str, list[float]] = defaultdict(list)
-        scored = [(one, one.reward) for one in batch if one.reward is not None]
-        for one, reward in scored:
-            groups[one.ids.group_id].append(reward)
-        numbers = {group: number for number, group in enumerate(groups)}
-        rows = []
-        for one, reward in scored:
-            siblings = groups[one.ids.group_id]
-            others = (sum(siblings) - reward) / (len(siblings) - 1) if len(siblings) > 1 else reward
-            temperature = one.sampling.temperature
-            for segment in one.segments:
-                rows.append(training_row(segment, reward - others, temperature, numbers[one.ids.group_id]))
-        return tuple(rows), {"num_groups": float(len(groups)), "num_rollouts": float(len(scored))}
-
-    def loss(
-        self,
-        policy_logprobs_BT: Any,
-        rows: MicroBatch,
-        denominators: Denominators,
-        *,
-        entropy_BT: Any | None = None,
-        proximal_logprobs_BT: Any | None = None,
-        reference_logprobs_BT: Any | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
-        """-w A logp, w = min(pi_old / pi_behavior, cap), as a mean over all tokens of the optimizer step."""
-        from rftstream.core.corrections import truncated_importance_weights
-        from rftstream.core.masks import keep, weigh
-
-        mask_BT = rows.loss_mask_BT
-        old_BT = policy_logprobs_BT.detach() if proximal_logprobs_BT is None else proximal_logprobs_BT
-        weights_BT, metrics = truncated_importance_weights(
-            old_BT, rows.behavior_logprobs_BT, mask_BT, cap=self.config.tis_cap
-        )
-        losses_BT = -weights_BT * keep(rows.advantages_BT, mask_BT) * keep(policy_logprobs_BT, mask_BT)
-        shares = {"num_tokens": denominators.num_tokens, "num_rows": denominators.num_rows}
-        return weigh(losses_BT, mask_BT, "token", **shares), metrics
-
-    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        return dict(means)
+    def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        return np.where(rewards_N >= self.config.at_least, 1.0, 0.0)

@@ -1,0 +1,306 @@
+"""What policy gradients have in common: rows with advantages from rewards, and one number from the losses of tokens.
+
+An algorithm inherits from `PolicyGradient`, or from `CorrectedPolicyGradient` if it has a ratio to the policy before
+the batch (`Clipped`: PPO's), and says `advantages` and `token_losses`; the rest (penalties and divergence in the
+reward, weights, divergence and entropy in the loss, means, metrics) is done here, for all in the same way:
+
+    loss = weigh(w l + kl_coef k - entropy_coefficient H)
+
+Legend: N rollouts of the batch, B rows of a micro-batch, T padded tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
+from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored
+from rftstream.algorithms.settings import CorrectedConfig, PolicyGradientConfig
+from rftstream.core.advantages import compute_group_advantages
+from rftstream.errors import ConfigError
+from rftstream.messages import Experience, Segment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rftstream.core.ratios import Level
+
+CORRECTIONS = {
+    "tis": ("clamp", 0.0, 2.0),
+    "icepop": ("drop", 0.5, 5.0),
+    "mis": ("drop", 0.5, 2.0),
+    "clamp": ("clamp", 0.0, 5.0),
+    "mask": ("drop", 0.0, 5.0),
+}
+"""Name -> what is done outside of the bounds, and the bounds. TIS: fengyao.notion.site/off-policy-rl; IcePop:
+ringtech.notion.site/icepop; MIS: verl's and TRL's rejection; clamp and mask: the decoupled loss as in AReaL."""
+PROXIMAL_SHARE = "proximal_share"
+"""Addition of a row: how far the proximal policy is from who sampled each token towards the policy now."""
+
+
+class PolicyGradient:
+    """REINFORCE, until a subclass says more: A = R, l = -A logp."""
+
+    name: ClassVar[str] = "policy_gradient"
+    """In errors, as `algorithms.NAME`."""
+    normalise: str = "token"
+    """How the losses of tokens become one number: `core.masks.weigh`."""
+    takes_kl_by_token: ClassVar[bool] = False
+    """Whether `token_advantages` takes the divergence from the reward itself."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        _check_kl(config, self.name)
+        kl = {"loss": "reference_logprobs", "reward": "reference_rewards"}[config.kl_in]
+        wished = {"entropy": config.entropy_coefficient, kl: config.kl_coef}
+        self.needs: frozenset[str] = frozenset(name for name, weight in wished.items() if weight)
+
+    # ----------------------------------------------------------------------------- what an algorithm says
+
+    def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Of each rollout, float64 [N]."""
+        return rewards_N
+
+    def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """Losses [B, T], 0 at masked positions, before weights; metrics as sums over unmasked tokens."""
+        from rftstream.core.losses import policy_gradient_losses
+
+        return policy_gradient_losses(policy_BT, rows.advantages_BT, rows.loss_mask_BT), {}
+
+    def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
+        """Factors of these losses [B, T], constants; None: 1."""
+        return None, {}
+
+    def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:
+        """The micro-batch's share of the loss."""
+        from rftstream.core.masks import weigh
+
+        return weigh(losses_BT, rows.loss_mask_BT, self.normalise, num_tokens=denominators.num_tokens,
+                     num_rows=denominators.num_rows)  # fmt: skip
+
+    def token_advantages(
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray,
+        kl_R: Sequence[np.ndarray] | None,
+    ) -> list[np.ndarray]:  # fmt: skip
+        """Of each row, [T]; `kl_R`: the divergence at each of its tokens, which `advantages_N` has in it already unless
+        `takes_kl_by_token`."""
+        return [np.full(len(row.token_ids), advantages_N[owner], dtype=np.float32)
+                for row, owner in zip(rows, scored.owners_R, strict=True)]  # fmt: skip
+
+    def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
+        """More arrays [T] of a row, for `loss`."""
+        return {}
+
+    def describe(self, advantages_N: np.ndarray) -> dict[str, float]:
+        """More metrics of a batch."""
+        return {}
+
+    # ----------------------------------------------------------------------------- what follows from it
+
+    def prepare(
+        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """One row per segment; the advantage is the rollout's, for all of its segments."""
+        config, scored = self.config, collect_scored(batch)
+        if scored is None:
+            return (), dict(NOTHING)
+        rewards_N, metrics = scored.rewards_N, dict[str, float]()
+        if config.overlong_share:
+            penalties_N = config.overlong_penalty * scored.overlong_penalties(config.overlong_share)
+            rewards_N, metrics["overlong_penalty"] = rewards_N + penalties_N, float(penalties_N.mean())
+        rows, kl_R = scored.rows(), None
+        if reference_logprobs is not None:
+            kl_R = self._divergences(rows, reference_logprobs)
+            kl_N, tokens = scored.sum_by_rollout(kl_R), float(sum(row.loss_mask.sum() for row in rows))
+            after_N = rewards_N - config.kl_coef * kl_N
+            metrics |= {"kl": float(kl_N.sum()) / max(tokens, 1.0), "reward_after_kl": float(after_N.mean())}
+            rewards_N = rewards_N if self.takes_kl_by_token else after_N
+        # the reference is asked for truncated ones, too: their divergence counts in their groups
+        if config.mask_truncated and (kl_R is not None or "reference_rewards" not in self.needs):
+            rows, metrics["truncated_masked"] = scored.leave_out_truncated(rows)
+        advantages_N = self.advantages(rewards_N, scored.groups_N)
+        advantages_R = self.token_advantages(scored, rows, advantages_N, kl_R)
+        additions_R = [self.additions(one, segment) for one in scored.experiences for segment in one.segments]
+        rows = tuple(
+            replace(row, advantages=advantages_T.astype(np.float32), additions=additions)
+            for row, advantages_T, additions in zip(rows, advantages_R, additions_R, strict=True)
+        )
+        return rows, scored.metrics(rewards_N, advantages_N, rows) | metrics | self.describe(advantages_N)
+
+    def loss(
+        self,
+        policy_logprobs_BT: Tensor,
+        rows: MicroBatch,
+        denominators: Denominators,
+        *,
+        entropy_BT: Tensor | None = None,
+        proximal_logprobs_BT: Tensor | None = None,
+        reference_logprobs_BT: Tensor | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        from rftstream.core.corrections import mismatch_sums
+        from rftstream.core.kl import estimate_kl
+        from rftstream.core.masks import keep
+
+        config, mask_BT = self.config, rows.loss_mask_BT
+        old_BT = self.old_logprobs(policy_logprobs_BT, rows, proximal_logprobs_BT)
+        metrics = mismatch_sums(old_BT, rows.behavior_logprobs_BT, mask_BT)
+        losses_BT, more = self.token_losses(policy_logprobs_BT, old_BT, rows)
+        weights_BT, of_weights = self.weights(policy_logprobs_BT, old_BT, rows)
+        metrics |= more | of_weights
+        if weights_BT is not None:
+            losses_BT = losses_BT * keep(weights_BT.detach(), mask_BT)
+        if config.entropy_coefficient:
+            if entropy_BT is None:
+                raise ValueError(f"{self.name}: got no entropy_BT, expected one since entropy_coefficient is set")
+            losses_BT = losses_BT - config.entropy_coefficient * keep(entropy_BT, mask_BT)
+        if "reference_logprobs" in self.needs:
+            if reference_logprobs_BT is None:
+                raise ValueError(f"{self.name}: got no reference_logprobs_BT, expected some since kl_coef is set")
+            kl_BT = estimate_kl(policy_logprobs_BT, reference_logprobs_BT, mask_BT, estimator=config.kl_estimator,
+                                old_logprobs_BT=old_BT if config.kl_unbiased else None)  # fmt: skip
+            losses_BT = losses_BT + config.kl_coef * kl_BT
+            metrics["kl"] = kl_BT.detach().sum()
+        return self.reduce(losses_BT, rows, denominators), metrics
+
+    def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch, proximal_BT: Tensor | None) -> Tensor:
+        """Of the policy before the batch, without gradient [B, T]."""
+        return policy_BT.detach() if proximal_BT is None else proximal_BT
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        from rftstream.core.corrections import effective_sample_size
+
+        metrics = {name: value for name, value in means.items() if name not in ("rho", "rho_square")}
+        metrics["ess"] = effective_sample_size(means.get("rho", 0.0), means.get("rho_square", 0.0))
+        return metrics
+
+    def _divergences(self, rows: Sequence[TrainingRow], reference_logprobs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """From the reference at each token, float64 [T] per row.
+
+        It is the divergence of the policy that sampled: its logprobs are recorded, and the tokens are its own."""
+        import torch
+
+        from rftstream.core.kl import estimate_kl
+
+        def flat(arrays: Sequence[np.ndarray]) -> Tensor:
+            return torch.from_numpy(np.concatenate(arrays).astype(np.float64))[None]
+
+        kl_1T = estimate_kl(
+            flat([row.behavior_logprobs for row in rows]), flat(reference_logprobs),
+            flat([row.loss_mask for row in rows]), estimator=self.config.kl_estimator,
+        )  # fmt: skip
+        ends = np.cumsum([len(row.token_ids) for row in rows])[:-1]
+        return np.split(kl_1T[0].numpy(), ends)
+
+
+class CorrectedPolicyGradient(PolicyGradient):
+    """With a ratio to the policy before the batch, so that a weight makes up for who sampled."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._bounds = _bounds(config, self.name)
+        self._interpolates = config.proximal == "log-linear"
+        if self._interpolates:
+            self.needs |= {"no_proximal_logprobs"}
+
+    def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
+        from rftstream.core import corrections
+
+        config, mask_BT = self.config, rows.loss_mask_BT
+        weights_BT, metrics = None, dict[str, Any]()
+        if self._bounds is not None:
+            outside, low, high = self._bounds
+            weights_BT, metrics = corrections.importance_weights(
+                old_BT, rows.behavior_logprobs_BT, mask_BT, outside=outside, low=low, high=high,
+                level=config.correction_level,
+            )  # fmt: skip
+        if config.sequence_mask is not None:
+            since_BT = rows.behavior_logprobs_BT if config.sequence_mask_from == "behavior" else old_BT
+            kept_BT, more = corrections.sequence_mask(
+                policy_BT, since_BT, rows.advantages_BT, mask_BT, threshold=config.sequence_mask
+            )
+            weights_BT, metrics = kept_BT if weights_BT is None else weights_BT * kept_BT, metrics | more
+        return weights_BT, metrics
+
+    def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch, proximal_BT: Tensor | None) -> Tensor:
+        if not self._interpolates:
+            return super().old_logprobs(policy_BT, rows, proximal_BT)
+        from rftstream.core.corrections import interpolate_logprobs
+
+        return interpolate_logprobs(
+            policy_BT, rows.behavior_logprobs_BT, rows.additions[PROXIMAL_SHARE], rows.loss_mask_BT
+        )
+
+    def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
+        if not self._interpolates:
+            return {}
+        return {PROXIMAL_SHARE: _proximal_shares(segment, experience.batch_sequence)}
+
+
+class GroupRelative:
+    """Advantages of GRPO, for a config with `advantage_eps`."""
+
+    config: Any
+
+    def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        return compute_group_advantages(rewards_N, groups_N, eps=self.config.advantage_eps)
+
+
+class Clipped(CorrectedPolicyGradient):
+    """PPO's clip, for a `ClippedConfig`."""
+
+    clip_level: ClassVar[Level] = "token"
+    """Of whose ratios: `core.ratios`."""
+
+    def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        from rftstream.core.losses import clip_losses
+
+        config = self.config
+        return clip_losses(
+            policy_BT, old_BT, rows.advantages_BT, rows.loss_mask_BT, clip_low=config.clip_low,
+            clip_high=config.clip_high, dual_clip=config.dual_clip, level=self.clip_level,
+        )  # fmt: skip
+
+
+def _proximal_shares(segment: Segment, version: int) -> np.ndarray:
+    """(v_prox - v_behavior) / (v_theta - v_behavior) with v_theta = version, v_prox = version - 1, inside [0, 1]; 0
+    where version sampled itself. float32 [T]."""
+    shares_T = np.zeros(len(segment.token_ids.numpy()), dtype=np.float32)
+    for span in segment.versions:
+        behind = version - span.version
+        if behind > 0:
+            shares_T[span.start : span.start + span.count] = (behind - 1) / behind
+    return shares_T
+
+
+def _check_kl(config: PolicyGradientConfig, name: str) -> None:
+    if not config.kl_coef:
+        return
+    if config.kl_in == "loss" and config.kl_estimator == "k1" and not config.kl_unbiased:
+        raise ConfigError(
+            f"algorithms.{name}.kl_estimator: 'k1' in the loss has no gradient on average, expected 'k2' or 'k3'; or "
+            'set kl_unbiased = true or kl_in = "reward"'
+        )
+    if config.kl_in == "reward" and config.kl_unbiased:
+        raise ConfigError(
+            f"algorithms.{name}.kl_unbiased: is for the loss, but kl_in is 'reward', where the estimate is unbiased as "
+            "it is; leave one of the two out"
+        )
+
+
+def _bounds(config: CorrectedConfig, name: str) -> tuple[Any, float, float] | None:
+    """What is done outside of which bounds of rho; None: no correction."""
+    given = {"correction_low": config.correction_low, "correction_high": config.correction_high}
+    if config.correction == "none":
+        if odd := [key for key, value in given.items() if value is not None]:
+            raise ConfigError(f"algorithms.{name}.{odd[0]}: has no effect with correction = 'none'; leave it out")
+        return None
+    outside, low, high = CORRECTIONS[config.correction]
+    low = low if config.correction_low is None else config.correction_low
+    high = high if config.correction_high is None else config.correction_high
+    if low >= high:
+        raise ConfigError(f"algorithms.{name}.correction_low: got {low}, expected less than correction_high = {high}")
+    return outside, low, high

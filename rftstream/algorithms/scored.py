@@ -1,0 +1,101 @@
+"""The scored experiences of a batch as arrays: rewards, groups, rows, and the metrics that every algorithm has.
+
+Legend: N rollouts of the batch, R rows (a rollout has one per segment), T tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rftstream.algorithms.base import TrainingRow, training_row
+from rftstream.core.advantages import count_groups_without_signal
+from rftstream.core.shaping import compute_overlong_penalties
+from rftstream.messages import Experience, Segment
+
+NOTHING = {"num_groups": 0.0, "num_rollouts": 0.0}
+"""Metrics of a batch in which nothing is scored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredBatch:
+    """Those experiences of a batch that have a reward."""
+
+    experiences: tuple[Experience, ...]
+    rewards_N: np.ndarray
+    """float64, as they were given."""
+    groups_N: np.ndarray
+    """int64, dense from 0 in the order in which groups appear."""
+    owners_R: np.ndarray
+    """int64: the rollout of each row."""
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Of each row."""
+        return [segment for experience in self.experiences for segment in experience.segments]
+
+    def rows(self) -> tuple[TrainingRow, ...]:
+        """One per segment, without advantages yet."""
+        return tuple(
+            training_row(segment, 0.0, experience.sampling.temperature, int(group))
+            for experience, group in zip(self.experiences, self.groups_N, strict=True)
+            for segment in experience.segments
+        )
+
+    def leave_out_truncated(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], float]:
+        """Rows of truncated rollouts with an empty loss mask, and how many rollouts that were."""
+        masked = tuple(
+            replace(row, loss_mask=np.zeros_like(row.loss_mask)) if self.experiences[owner].truncated else row
+            for row, owner in zip(rows, self.owners_R, strict=True)
+        )
+        return masked, float(sum(experience.truncated for experience in self.experiences))
+
+    def overlong_penalties(self, share: float) -> np.ndarray:
+        """Float64 [N], 0 to -1: how far each rollout is into the last `share` of the tokens that it was allowed."""
+        lengths_R = np.asarray([np.count_nonzero(segment.loss_mask.numpy()) for segment in self.segments])
+        lengths_N = np.bincount(self.owners_R, weights=lengths_R, minlength=len(self.experiences))
+        limits_N = np.asarray([experience.sampling.max_tokens for experience in self.experiences])
+        return compute_overlong_penalties(lengths_N, limits_N, share=share)
+
+    def sum_by_rollout(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Of the tokens [T] of each row; float64 [N]."""
+        sums_R = np.asarray([value.sum(dtype=np.float64) for value in values])
+        return np.bincount(self.owners_R, weights=sums_R, minlength=len(self.experiences))
+
+    def metrics(self, rewards_N: np.ndarray, advantages_N: np.ndarray, rows: Sequence[TrainingRow]) -> dict[str, float]:
+        """Of the step; `rewards_N`: those that the advantages were made of."""
+        without_signal = count_groups_without_signal(rewards_N, self.groups_N)
+        num_groups = int(self.groups_N.max()) + 1
+        return {
+            "num_groups": float(num_groups),
+            "num_rollouts": float(len(self.experiences)),
+            "reward": float(self.rewards_N.mean()),
+            "reward_std": float(self.rewards_N.std()),
+            "advantage": float(advantages_N.mean()),
+            "advantage_std": float(advantages_N.std()),
+            "advantage_max": float(np.abs(advantages_N).max()),
+            "groups_without_signal": float(without_signal),
+            "groups_without_signal_share": without_signal / num_groups,
+            "masked_fraction": _masked_fraction(rows),
+        }
+
+
+def collect_scored(batch: Sequence[Experience]) -> ScoredBatch | None:
+    """None if nothing is scored: what has no reward is left out, and never counts as a reward of 0."""
+    scored = tuple(experience for experience in batch if experience.reward is not None)
+    if not scored:
+        return None
+    numbers: dict[str, int] = {}
+    return ScoredBatch(
+        experiences=scored,
+        rewards_N=np.asarray([experience.reward for experience in scored], dtype=np.float64),
+        groups_N=np.asarray([numbers.setdefault(one.ids.group_id, len(numbers)) for one in scored]),
+        owners_R=np.asarray([owner for owner, one in enumerate(scored) for _ in one.segments], dtype=np.int64),
+    )
+
+
+def _masked_fraction(rows: Sequence[TrainingRow]) -> float:
+    num_tokens = sum(len(row.loss_mask) for row in rows)
+    return 1.0 - float(sum(row.loss_mask.sum() for row in rows)) / num_tokens if num_tokens else 0.0

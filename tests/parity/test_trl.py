@@ -1,0 +1,227 @@
+"""Losses and gradients are those of TRL 1.16 on the same tensors, in float32: its own loss code is called.
+
+Where TRL differs by definition, and how that is aligned here:
+- its means over sequences (grpo, sapo, gspo, rloo) and Dr.GRPO's constant count all rows, ours those with an unmasked
+  token: one row of the batch is empty, and ours is multiplied by `share` = rows with tokens / all rows;
+- its epsilon_high of cispo is the cap itself;
+- its entropy bonus is a mean over tokens whatever the loss, ours is averaged as the loss is: compared where both are;
+- it does not cut log-ratios off at 20: those here are small;
+- its eps of GRPO's advantages is 1e-4, ours 1e-6: a setting.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rftstream.algorithms.base import Denominators, MicroBatch
+from rftstream.algorithms.cispo import Cispo
+from rftstream.algorithms.dapo import Dapo
+from rftstream.algorithms.dr_grpo import DrGrpo
+from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.gspo import Gspo
+from rftstream.algorithms.rloo import Rloo
+from rftstream.algorithms.sapo import Sapo
+from rftstream.core.advantages import compute_group_advantages, compute_leave_one_out_advantages
+
+ROWS, TOKENS = 7, 12
+CLOSE = {"rtol": 1e-5, "atol": 1e-7}
+SEEDS = [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def trl() -> Any:
+    from trl.trainer import grpo_trainer, rloo_trainer, utils
+
+    return SimpleNamespace(grpo=grpo_trainer.GRPOTrainer, rloo=rloo_trainer.RLOOTrainer, utils=utils)
+
+
+class Case:
+    """A ragged batch: completions of different lengths, tool output inside, one row without any token."""
+
+    def __init__(self, seed: int, spread: float = 0.3) -> None:
+        random = np.random.default_rng(seed)
+
+        def normal(scale: float) -> torch.Tensor:
+            return torch.tensor(scale * random.standard_normal((ROWS, TOKENS)), dtype=torch.float32)
+
+        lengths = random.integers(1, TOKENS + 1, ROWS)
+        self.completion_BT = torch.tensor(np.arange(TOKENS)[None] < lengths[:, None], dtype=torch.float32)
+        self.tool_BT = torch.tensor(random.random((ROWS, TOKENS)) < 0.8, dtype=torch.float32)
+        self.tool_BT[3] = 0
+        self.mask_BT = self.completion_BT * self.tool_BT
+        self.policy_BT = normal(1.0) - 2.5
+        self.old_BT = self.policy_BT + normal(spread)
+        self.behavior_BT = self.old_BT + normal(spread)
+        self.reference_BT = self.policy_BT + normal(spread)
+        self.entropy_BT = normal(1.0).abs()
+        self.advantages_B = torch.tensor(random.standard_normal(ROWS), dtype=torch.float32)
+        self.num_tokens = float(self.mask_BT.sum())
+        self.num_rows = float((self.mask_BT.sum(1) > 0).sum())
+        self.share = self.num_rows / ROWS
+
+    def ours(self, algorithm: Any) -> tuple[float, torch.Tensor]:
+        policy_BT = self.policy_BT.clone().requires_grad_()
+        batch = MicroBatch(
+            loss_mask_BT=self.mask_BT, behavior_logprobs_BT=self.behavior_BT,
+            advantages_BT=self.advantages_B[:, None].expand(ROWS, TOKENS),
+        )  # fmt: skip
+        loss, _ = algorithm.loss(
+            policy_BT, batch, Denominators(num_tokens=self.num_tokens, num_rows=self.num_rows),
+            entropy_BT=self.entropy_BT, proximal_logprobs_BT=self.old_BT, reference_logprobs_BT=self.reference_BT,
+        )  # fmt: skip
+        loss.backward()
+        return float(loss.detach()), policy_BT.grad
+
+    def theirs(self, trainer: Any, **changes: Any) -> tuple[float, torch.Tensor]:
+        """`_compute_loss` of the trainer's class, of which nothing else is there."""
+        policy_BT = self.policy_BT.clone().requires_grad_()
+        inputs = {
+            "prompt_ids": torch.zeros(ROWS, 1), "prompt_mask": torch.ones(ROWS, 1),
+            "completion_ids": torch.zeros(ROWS, TOKENS), "completion_mask": self.completion_BT,
+            "tool_mask": self.tool_BT, "advantages": self.advantages_B, "old_per_token_logps": self.old_BT,
+            "sampling_per_token_logps": self.behavior_BT, "ref_per_token_logps": self.reference_BT,
+            "num_items_in_batch": self.mask_BT.sum(), **changes.pop("inputs", {}),
+        }  # fmt: skip
+        options = {"use_bias_correction_kl": False, "delta": None, "sapo_temperature_pos": 1.0,
+                   "sapo_temperature_neg": 1.05, "steps_per_generation": 1, **changes.pop("args", {})}  # fmt: skip
+        accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
+        stub = SimpleNamespace(**{
+            "_get_per_token_logps_and_entropies": lambda *_, **__: (policy_BT, self.entropy_BT, None),
+            "get_off_policy_mask": getattr(trainer, "get_off_policy_mask", None),
+            "aux_loss_enabled": False, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
+            "importance_sampling_level": "token", "beta": 0.0, "args": SimpleNamespace(**options),
+            "loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.2, "use_vllm": False,
+            "vllm_importance_sampling_correction": False, "model": SimpleNamespace(training=True),
+            "current_gradient_accumulation_steps": 1, "accelerator": accelerator, "max_completion_length": TOKENS,
+            "_entropy_bonus_enabled": False, "use_adaptive_entropy": False, "entropy_coef": 0.0,
+            "_metrics": {"train": _Anything()}, **changes,
+        })  # fmt: skip
+        stub.accelerator.sync_gradients = True
+        loss = trainer._compute_loss(stub, None, inputs)
+        loss.backward()
+        return float(loss.detach()), policy_BT.grad
+
+    def weights(self, cap: float) -> torch.Tensor:
+        return (self.old_BT - self.behavior_BT).exp().clamp(max=cap)
+
+
+class _Anything(dict):
+    def __missing__(self, key: str) -> list[Any]:
+        self[key] = []
+        return self[key]
+
+
+def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor], share: float = 1.0) -> None:
+    assert abs(theirs[0]) > 1e-4 and theirs[1].abs().max() > 1e-4, "nothing is compared"
+    # rows of either sign may cancel: what is left is as exact as they are
+    assert ours[0] * share == pytest.approx(theirs[0], rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(ours[1] * share, theirs[1], **CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_grpo(trl: Any, seed: int) -> None:
+    case = Case(seed)
+    ours = case.ours(Grpo(Grpo.Config(correction="none", normalise="sequence")))
+    agree(ours, case.theirs(trl.grpo), case.share)
+    ours = case.ours(Grpo(Grpo.Config(correction="none")))
+    agree(ours, case.theirs(trl.grpo, loss_type="bnpo"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dual_clip(trl: Any, seed: int) -> None:
+    """TRL's delta bounds the ratio, which is the same."""
+    case = Case(seed)
+    plain, bounded = case.theirs(trl.grpo), case.theirs(trl.grpo, args={"delta": 1.3})
+    agree(case.ours(Grpo(Grpo.Config(correction="none", normalise="sequence", dual_clip=1.3))), bounded, case.share)
+    assert plain[0] != bounded[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_grpo_with_divergence_and_who_sampled(trl: Any, seed: int, unbiased: bool) -> None:
+    case = Case(seed)
+    config = Grpo.Config(correction_high=1.2, normalise="sequence", kl_coef=0.3, kl_unbiased=unbiased)
+    theirs = case.theirs(
+        trl.grpo, beta=0.3, use_vllm=True, vllm_importance_sampling_correction=True,
+        args={"use_bias_correction_kl": unbiased}, inputs={"importance_sampling_ratio": case.weights(1.2)},
+    )  # fmt: skip
+    agree(case.ours(Grpo(config)), theirs, case.share)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sequence_mask(trl: Any, seed: int) -> None:
+    case = Case(seed)
+    case.behavior_BT += 0.1
+    config = Grpo.Config(correction="none", normalise="sequence", sequence_mask=0.05)
+    plain, masked = case.theirs(trl.grpo), case.theirs(trl.grpo, off_policy_mask_threshold=0.05)
+    agree(case.ours(Grpo(config)), masked, case.share)
+    assert plain[0] != masked[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dr_grpo(trl: Any, seed: int) -> None:
+    case = Case(seed)
+    ours = case.ours(DrGrpo(DrGrpo.Config(correction="none", row_tokens=TOKENS)))
+    agree(ours, case.theirs(trl.grpo, loss_type="dr_grpo"), case.share)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dapo(trl: Any, seed: int) -> None:
+    case = Case(seed)
+    ours = case.ours(Dapo(Dapo.Config(correction="none", entropy_coefficient=0.05)))
+    theirs = case.theirs(trl.grpo, loss_type="dapo", epsilon_high=0.28, _entropy_bonus_enabled=True, entropy_coef=0.05)
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gspo(trl: Any, seed: int) -> None:
+    case = Case(seed, spread=1e-3)
+    theirs = case.theirs(trl.grpo, importance_sampling_level="sequence", epsilon_low=3e-4, epsilon_high=4e-4)
+    agree(case.ours(Gspo(Gspo.Config(correction="none"))), theirs, case.share)
+    case = Case(seed)
+    theirs = case.theirs(
+        trl.grpo, importance_sampling_level="sequence", use_vllm=True, vllm_importance_sampling_correction=True,
+        inputs={"importance_sampling_ratio": case.weights(2.0)},
+    )  # fmt: skip
+    agree(case.ours(Gspo(Gspo.Config(clip_low=0.2, clip_high=0.2))), theirs, case.share)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cispo(trl: Any, seed: int) -> None:
+    case = Case(seed)
+    ours = case.ours(Cispo(Cispo.Config(correction="none", max_ratio=1.25)))
+    agree(ours, case.theirs(trl.grpo, loss_type="cispo", epsilon_high=1.25))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sapo(trl: Any, seed: int) -> None:
+    case = Case(seed)
+    agree(case.ours(Sapo(Sapo.Config(correction="none"))), case.theirs(trl.grpo, loss_type="sapo"), case.share)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rloo(trl: Any, seed: int) -> None:
+    """TRL's RLOO has no mask of tool output, takes the row's old log-probability as one number, and counts an empty row
+    as one of ratio 1, which adds a constant: here its advantage is 0."""
+    case = Case(seed, spread=0.05)
+    case.completion_BT, case.advantages_B[3] = case.mask_BT, 0.0
+    old = {"old_logps": (case.old_BT * case.mask_BT).sum(1)}
+    agree(case.ours(Rloo(Rloo.Config(correction="none"))), case.theirs(trl.rloo, inputs=old), case.share)
+
+
+def test_advantages(trl: Any) -> None:
+    """Of groups of four: TRL's spread of a group, and the mean of the other siblings."""
+    rewards = np.random.default_rng(0).random(12).astype(np.float32)
+    groups = np.repeat(np.arange(3), 4)
+    table = torch.tensor(rewards).view(3, 4)
+    centred = table - table.mean(1, keepdim=True)
+    spread = trl.utils.nanstd(table, dim=1)[:, None]
+    expected = (centred / (spread + 1e-4)).flatten().numpy()
+    np.testing.assert_allclose(compute_group_advantages(rewards, groups, eps=1e-4), expected, rtol=1e-5, atol=1e-6)
+    others = (table - (table.sum(1, keepdim=True) - table) / 3).flatten().numpy()
+    np.testing.assert_allclose(compute_leave_one_out_advantages(rewards, groups), others, rtol=1e-5, atol=1e-6)
