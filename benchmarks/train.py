@@ -44,7 +44,7 @@ HEAD_TOKENS, HEAD_CHUNK_BYTES = 2048, 64 << 20
 
 def run() -> list[dict[str, Any]]:
     model, name = choose_model()
-    threads = os.cpu_count() or 1
+    threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
         run_ = config.from_dict({
             "run": {"name": "train", "steps": 1}, "model": model, "tasksets": {"sums": {"source": "arithmetic"}},

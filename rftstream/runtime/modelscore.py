@@ -105,7 +105,7 @@ def _config_for(config: RunConfig, model: str, names: Sequence[str]) -> RunConfi
     path = str(Path(model).resolve()) if Path(model).is_dir() else model
     changed = dataclasses.replace(
         config,
-        model=dataclasses.replace(config.model, path=path, make=None, init_from=None),
+        model=dataclasses.replace(config.model, path=path, make=None, init_from=None, lora=None),
         evaluations={name: config.evaluations[name] for name in names},
         trainer=dataclasses.replace(config.trainer, shares=1, keep_best=None),
         transport=dataclasses.replace(config.transport, kind="memory", partitions=1, servers=None, options={}),
