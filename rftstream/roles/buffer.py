@@ -272,7 +272,10 @@ class BufferStep:
     def _may_go_on(self) -> bool:
         """Of demonstrations alone: as many batches as the feeder has counted, no further ahead of the trainer than
         rollouts would be."""
+        assert self._experts is not None, "there is nothing else"
         if self._ended is None or self._next_batch >= (self._ended.batches or 0):
+            return False
+        if self._experts.known < self._ended.experts:
             return False
         return self._next_batch <= self._in_force.name.version + self._feeder.max_staleness
 
