@@ -10,6 +10,7 @@ from workers.parts import demonstrations
 def build(context: RoleContext) -> Role:
     config = context.config
     experts = demonstrations(context)
+    section = config.experts if experts is not None else None
     step = BufferStep(
         feeder=config.feeder,
         buffer=config.buffer,
@@ -17,8 +18,8 @@ def build(context: RoleContext) -> Role:
         clock=context.clock,
         imported=config.run.imported_from is not None,
         experts=experts,
-        expert_ratio=config.experts.ratio if config.experts is not None else 0.0,
-        experts_per_batch=config.experts.per_batch if config.experts is not None and config.without_tasks else None,
+        expert_ratio=section.ratio if section is not None else 0.0,
+        experts_per_batch=section.per_batch if section is not None and config.without_tasks else None,
     )
     return Role(
         name="buffer",

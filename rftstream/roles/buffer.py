@@ -23,8 +23,6 @@ from rftstream.messages import (
     Experience,
     GroupOutcome,
     GroupResult,
-    LossKind,
-    RolloutStatus,
     StepRecord,
     TasksEnded,
     UnscorableReason,
@@ -33,6 +31,7 @@ from rftstream.messages import (
 from rftstream.roles.admission import InForce
 from rftstream.roles.bodies import Bodies
 from rftstream.roles.demonstrations import EXPERTS, Cursor, Experts, Taken, spread
+from rftstream.roles.experiences import experience_of
 from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, late_outcome, sibling_of
 from rftstream.roles.tally import Tally
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
@@ -73,6 +72,7 @@ class BufferStep:
         self._groups = OpenGroups()
         self._decided = DecidedSequences()
         self._tally = Tally()
+        self._kept = Cursor()
         self._ended: TasksEnded | None = None
         """The feeder's word that there are no more groups."""
         self._in_force = InForce()
@@ -111,9 +111,10 @@ class BufferStep:
             self._next_batch = max(self._next_batch, next_batch)
             self._last_written = self._last_written or bool(last)
             cursor = max(cursor, tuple(passes))  # type: ignore[assignment]  # four numbers, or none
+        self._kept = Cursor(*cursor)
         self._read = dict(positions)
         if self._experts is not None:
-            positions |= self._experts.begin(log_, Cursor(*cursor))
+            positions |= self._experts.begin(log_, self._kept)
         if self._alone is not None:
             positions |= log_.transport.admin.begin_offsets("steps")
             for received in log_.messages("steps"):
@@ -271,7 +272,10 @@ class BufferStep:
     def _may_go_on(self) -> bool:
         """Of demonstrations alone: as many batches as the feeder has counted, no further ahead of the trainer than
         rollouts would be."""
+        assert self._experts is not None, "there is nothing else"
         if self._ended is None or self._next_batch >= (self._ended.batches or 0):
+            return False
+        if self._experts.known < self._ended.experts:
             return False
         return self._next_batch <= self._in_force.name.version + self._feeder.max_staleness
 
@@ -319,11 +323,16 @@ class BufferStep:
                 admitted=self._ended.admitted if last and self._ended is not None else None,
                 max_staleness=max(0, staleness),
                 metrics=values,
-                total_experts=0 if self._experts is None else self._experts.cursor.total,
+                total_experts=self._passes.total,
             )
             outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
             outputs.append(Publish("batches", share, manifest))
         return Transaction((*outputs, *outcomes, *letters), self._positions(self._next_batch + 1, last=last))
+
+    @property
+    def _passes(self) -> Cursor:
+        """Kept where the run takes no demonstrations any more: it may do so again."""
+        return self._kept if self._experts is None else self._experts.cursor
 
     def _take_experts(self, num_groups: int) -> tuple[list[Taken], list[Publish]]:
         if self._experts is None:
@@ -340,26 +349,9 @@ class BufferStep:
         for group in groups:
             for sibling in group.scored:
                 verified = bodies[sibling.place_offset]
-                rollout, verdict = verified.rollout, verified.verdict
-                assert rollout is not None and verdict is not None
-                self._tally.verdict(verdict, rollout.metrics)
-                experiences.append(
-                    Experience(
-                        ids=verified.ids,
-                        batch_sequence=self._next_batch,
-                        share=share,
-                        position=len(experiences),
-                        loss_kind=LossKind.rl,
-                        segments=rollout.segments,
-                        reward=verdict.reward,
-                        sampling=rollout.sampling,
-                        truncated=rollout.status is RolloutStatus.truncated,
-                        parts=verdict.parts,
-                        metrics=verdict.metrics,
-                        additions=verdict.additions,
-                        attachments=rollout.attachments,
-                    )
-                )
+                assert verified.rollout is not None and verified.verdict is not None
+                self._tally.verdict(verified.verdict, verified.rollout.metrics)
+                experiences.append(experience_of(verified, self._next_batch, share, position=len(experiences)))
         return experiences
 
     def _outcomes(self) -> list[Publish]:
@@ -393,7 +385,7 @@ class BufferStep:
     def _positions(self, next_batch: int, *, last: bool = False) -> dict[TopicPartition, Position]:
         """For all partitions. The metadata tells what no outcome tells: an empty last batch has none."""
         lows = self._groups.low_waters()
-        passes = "" if self._experts is None else f" {self._experts.cursor.to_text()}"
+        passes = f" {self._passes.to_text()}" if self._passes.begun else ""
         return {
             place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}{passes}")
             for place, read in self._read.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -65,7 +66,7 @@ class HeldOut:
         for record in log_.read("experts", bodies=False):
             if not codec.is_foreign(record):
                 self._offsets[int(record.header("number") or 0)] = record.place, record.offset
-        return len(self._offsets)
+        return next(number for number in itertools.count() if number not in self._offsets)
 
     def _records(self, log_: Log, numbers: Sequence[int]) -> list[tuple[int, Record]]:
         places: dict[TopicPartition, dict[int, int]] = {}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rftstream import codec
+from rftstream import config as configs
 from rftstream.errors import ConfigError, ContractError, TransactionAborted, TransportError
 from rftstream.messages import (
     BatchManifest,
@@ -146,6 +147,21 @@ def test_what_fails_for_now_is_taken_again(tmp_path: Path, seed: int) -> None:
     buffer.work(within_s=0.9)
     assert next(failures, 9) > 5, "much of it happened"
     assert scene.taken() == [[(0, 0), (0, 1)], [(0, 2), (0, 3)]]
+
+
+def test_a_run_may_do_without_for_a_while(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, experts={"shuffle": False})
+    scene.load(5)
+    with_experts = scene.config
+    without = configs.replace(with_experts, experts=None, trainer__algorithm="grpo")
+    for sequence, config in enumerate((with_experts, without, with_experts)):
+        scene.config = config
+        scene.verify(2 * sequence)
+        scene.verify(2 * sequence + 1)
+        RoleDriver(scene, "buffer").work()
+    assert scene.taken() == [[(0, 0), (0, 1)], [], [(0, 2), (0, 3)]]
+    manifests = [one for one in scene.messages("batches") if isinstance(one, BatchManifest)]
+    assert [one.total_experts for one in manifests] == [2, 2, 4]
 
 
 def test_it_waits_for_the_first_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
