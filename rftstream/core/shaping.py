@@ -18,7 +18,7 @@ def compute_overlong_penalties(lengths_N: np.ndarray, limits_N: np.ndarray, *, s
     if not 0 < share <= 1:
         raise ValueError(f"overlong: got a share of {share}, expected one in (0, 1]")
     limits_N = limits_N.astype(np.float64)
-    return np.clip((limits_N - lengths_N) / (share * limits_N) - 1, -1.0, 0.0)
+    return np.asarray(np.clip((limits_N - lengths_N) / (share * limits_N) - 1, -1.0, 0.0))
 
 
 def sum_of_later(values_T: np.ndarray) -> np.ndarray:
