@@ -53,8 +53,8 @@ from rftstream.topics import MAX_DEAD_BYTES, TOPICS
 from rftstream.transport.base import Headers, NewRecord, Record
 
 VERSIONS: dict[str, int] = {
-    **dict.fromkeys(MESSAGES, 1), "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2, "step_record": 2,
-    "weights_announced": 3,
+    **dict.fromkeys(MESSAGES, 1), "batch_manifest": 2, "demonstration": 2, "group_outcome": 2, "partial_rollout": 2,
+    "run_manifest": 2, "step_record": 2, "tasks_ended": 2, "weights_announced": 3,
 }  # fmt: skip
 """Contract -> the newest version that this code writes and reads; all versions up to it can be read."""
 
@@ -285,6 +285,11 @@ def _experience_facts(experience: Experience) -> Facts:
     }
 
 
+def _manifest_facts(manifest: BatchManifest) -> Facts:
+    names = ("batch_sequence", "share", "count", "last")
+    return {**{name: getattr(manifest, name) for name in names}, "total_experts": manifest.total_experts or None}
+
+
 def _outcome_facts(outcome: GroupOutcome) -> Facts:
     names = ("group_id", "taskset", "sequence", "result", "reason", "batch_sequence", "late")
     return {name: getattr(outcome, name) for name in names}
@@ -305,9 +310,10 @@ _FACTS: dict[type, Callable[[Any], Facts]] = {
     Rollout: lambda m: {"status": m.status, "num_tokens": m.num_tokens},
     PartialRollout: lambda m: {"piece": m.piece, "num_tokens": m.num_tokens, "explorer": m.explorer or None},
     VerifiedRollout: _verified_facts,
+    Demonstration: lambda m: {"number": m.number},
     Feedback: lambda m: {"rollout_id": m.rollout_id},
     Experience: _experience_facts,
-    BatchManifest: lambda m: {name: getattr(m, name) for name in ("batch_sequence", "share", "count", "last")},
+    BatchManifest: _manifest_facts,
     GroupOutcome: _outcome_facts,
     WeightsAnnounced: _version_facts,
     StepRecord: _step_facts,

@@ -55,9 +55,11 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """A config from plain values, checked as a whole."""
     plain: dict[str, Any] = copy.deepcopy(dict(values))
     secrets.hide(plain)
-    for section in ("run", "model", "tasksets"):
+    for section in ("run", "model", "experts" if "experts" in plain else "tasksets"):
         if section not in plain:
-            raise ConfigError(f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME]")
+            raise ConfigError(
+                f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME], or [experts] alone"
+            )
     for tables, section_type in (("tasksets", TasksetSection), ("evaluations", EvaluationSection)):
         sections = plain.get(tables, {})
         for name in sections if isinstance(sections, dict) else ():  # one by one, so that errors name them
@@ -117,8 +119,11 @@ def to_dict_flat(value: Any) -> dict[str, Any]:
 
 
 def _check_whole(config: RunConfig) -> None:
-    if not config.tasksets:
-        raise ConfigError('tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl"')
+    if config.without_tasks and (config.experts is None or config.experts.source is None):
+        raise ConfigError(
+            'tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl", or name '
+            "demonstrations by experts.source, for a run that learns from them alone"
+        )
     origins = (config.model.path, config.model.make, config.model.init_from)
     if sum(one is not None for one in origins) != 1:
         raise ConfigError("model: expected exactly one of path, init_from and [model.make]")
@@ -153,7 +158,9 @@ def _check_whole(config: RunConfig) -> None:
             f"retention.checkpoints: got {config.retention.checkpoints}, expected at most trainer.keep_checkpoints = "
             f"{config.trainer.keep_checkpoints}; there are no more to begin with"
         )
-    if not any(section.weight for section in config.tasksets.values()):
+    if config.experts is not None and "experts" in config.tasksets:
+        raise ConfigError("tasksets.experts: the name of demonstrations beside [experts]; call the taskset otherwise")
+    if config.tasksets and not any(section.weight for section in config.tasksets.values()):
         raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")
     if config.feeder.group_size == 1 and config.buffer.zero_variance == "replace":
         raise ConfigError("buffer.zero_variance: 'replace' would filter every group of size 1; use 'keep'")
@@ -221,7 +228,21 @@ def _absolute(config: RunConfig) -> RunConfig:
             for name, section in getattr(config, kind).items()
         }
 
-    return dataclasses.replace(config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"))
+    experts = config.experts
+    if experts is not None and experts.source is not None:
+        experts = dataclasses.replace(experts, source=source(experts_source(experts.source, base)))
+    return dataclasses.replace(
+        config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"), experts=experts
+    )
+
+
+def experts_source(text: str, base: Path) -> str:
+    """KIND:LOCATION for a path alone: by what there is, else by its ending."""
+    if text.partition(":")[0] in ("jsonl", "parquet", "hf", "file"):
+        return text
+    if (base / Path(text).expanduser()).is_dir():
+        return f"hf:{text}"
+    return f"{'parquet' if text.endswith('.parquet') else 'file'}:{text}"
 
 
 def _template(value: str | None, base: Path, section: str) -> str | None:

@@ -107,7 +107,7 @@ class WeightsError(RftError):
 
 
 class WeightsGone(WeightsError):
-    """The object is not in the store any more."""
+    """The object is not in the store any more, or not as it was put."""
 
 
 class RewardError(RftError):

@@ -368,6 +368,8 @@ class Demonstration:
     """Factor of its loss."""
     info: dict[str, Any] = field(default_factory=dict)
     """Everything else that the source had; plain values only."""
+    number: int = 0
+    """Dense from 0, in the order in which they were loaded; `number mod partitions` is the partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,6 +470,8 @@ class BatchManifest:
     """batch_sequence minus the oldest version that sampled a token of the batch."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the buffer saw since the batch before: reward over all decided rollouts, filtered share, ..."""
+    total_experts: int = 0
+    """Demonstrations in all batches up to and including this one; one that came in two passes counts twice."""
 
 
 class GroupResult(StrEnum):
@@ -729,7 +733,11 @@ class TasksEnded:
     admitted: int
     """Groups admitted in all."""
     reason: str
-    """taskset, steps, draining."""
+    """taskset, steps, draining, experts."""
+    experts: int = 0
+    """Of a run without tasks: demonstrations that there are, of which each pass takes those that are trained on."""
+    batches: int | None = None
+    """Of a run without tasks: how many batches all passes make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,15 @@ def prepare_model(
     section: ModelSection, folder: Path, seed: int, *, device: str = "cpu", threads: int = 1
 ) -> ModelSpec:
     """The run's model. `folder` is where a `[model.make]` one is made, once; later calls find it there."""
+    spec = _prepare(section, folder, seed, device=device, threads=threads)
+    if section.lora is None:
+        return spec
+    if spec.name == FAKE:
+        raise ConfigError("model.lora: the fake model has no layers to adapt; give model.path or [model.make]")
+    return dataclasses.replace(spec, name=f"{spec.name}+lora", lora=section.lora)
+
+
+def _prepare(section: ModelSection, folder: Path, seed: int, *, device: str, threads: int) -> ModelSpec:
     spec = ModelSpec(
         name=FAKE, folder=folder, dtype=section.dtype, context=section.context, device=device, threads=threads,
         chat_template=section.chat_template, chat_template_kwargs=section.chat_template_kwargs,

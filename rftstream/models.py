@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rftstream.sections import LoraSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +28,5 @@ class ModelSpec:
     """Text of a Jinja template that stands in for the model's own."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """What the template is given beside messages and tools."""
+    lora: LoraSection | None = None
+    """Versions are adapters for the weights in `folder`, which stay as they are."""

@@ -52,6 +52,12 @@ class Renderer(Protocol):
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Prompt ids, up to where the assistant's turn begins."""
 
+    def render_turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of messages that end with one of the assistant's: the prompt ids, as `render` has them, and the ids of that
+        message, up to and including what ends it, as if the policy had said it."""
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text as it is, with the special tokens that it names."""
 
@@ -81,22 +87,44 @@ class HfRenderer:
         self._name = spec.name
         self.context = spec.context or config.get("max_position_embeddings")
         self.vocabulary_size = int(config.get("vocab_size") or size)
-        self.stop_token_ids = _stop_token_ids(spec, config, tokens.get(self._special.get("eos_token", "")))
+        eos = tokens.get(self._special.get("eos_token", ""))
+        self.stop_token_ids = _stop_token_ids(spec, config, eos)
+        self._end = (eos,) if eos is not None else tuple(sorted(self.stop_token_ids)[:1])
         given = [json.dumps(self._kwargs, sort_keys=True).encode()] if self._kwargs else []
         self.digest = _digest(identity, template.encode(), json.dumps(self._special, sort_keys=True).encode(),
                               json.dumps(sorted(self.stop_token_ids)).encode(), *given)  # fmt: skip
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        return self.encode(self._text(messages, tools))
+
+    def render_turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        before, said = self._text(messages[:-1], tools), messages[-1].content
+        whole = self._text(messages, tools, add_generation_prompt=False)
+        if whole.startswith(before):
+            said = whole[len(before) :]
+        elif messages[-1].tool_calls:
+            raise ConfigError(
+                f"model {self._name}: the chat template writes a message with tool calls otherwise than after its own "
+                "prompt, expected the same beginning; give another model.chat_template"
+            )
+        ids = self.encode(said)
+        ends = [place for place, token in enumerate(ids) if token in self.stop_token_ids]
+        return self.encode(before), ids[: ends[0] + 1] if ends else (*ids, *self._end)
+
+    def _text(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
         import jinja2
 
         try:
-            text = self._template.render(
+            return self._template.render(
                 messages=[_message(message) for message in messages], tools=list(tools) or None, documents=None,
-                add_generation_prompt=True, **{**self._special, **self._kwargs},
+                add_generation_prompt=add_generation_prompt, **{**self._special, **self._kwargs},
             )  # fmt: skip
         except jinja2.TemplateError as error:
             raise ConfigError(f"model {self._name}: the chat template refused the messages: {error}") from None
-        return self.encode(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode(text))
@@ -123,6 +151,11 @@ class FakeRenderer:
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         return self.encode("\n".join(message.content for message in messages))
+
+    def render_turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.render(messages[:-1], tools), (*self.encode(messages[-1].content), 0)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(text.encode())

@@ -55,6 +55,21 @@ class MakeModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraSection:
+    """The model stays as it is, and low-rank matrices beside its linear layers are trained, published and saved; which
+    ones is fixed for a run. With the extra `lora`, where the trainer runs. Usual learning rates are ten times those of
+    a whole model."""
+
+    rank: Positive = 16
+    """Columns of the matrices: how much can be learned, and how large versions are."""
+    alpha: AboveZero = 32.0
+    """They count alpha / rank times."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Which linear layers get them, by the last parts of their names, e.g. `["q_proj", "v_proj"]`; all-linear: each but
+    the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSection:
     path: str | None = None
     """A Hugging Face model folder, relative to the run file, or a name on the hub."""
@@ -70,6 +85,7 @@ class ModelSection:
     """What the template is given beside messages and tools, e.g. `{ enable_thinking = false }`."""
     context: Positive | None = None
     """Longest prompt + completion in tokens; default: what the model's config says."""
+    lora: LoraSection | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +120,40 @@ class TasksetSection:
     """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)
     """The source's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsSection:
+    """Demonstrations or preference pairs, for algorithms that take them: `mix` and `chord` beside rollouts, `sft` and
+    `dpo` alone."""
+
+    source: str | None = None
+    """Loaded when the run is made, and again, what is new of it, by `resume`: `jsonl:PATH`, `parquet:PATH`,
+    `hf:FOLDER-OR-NAME`, or the path alone. More can be added at any time by `rftstream experts load`."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our name (messages, prompt, completion, chosen, rejected, system, tools, weight) -> the source's, or the path of
+    a field in it."""
+    system: str | None = None
+    """System prompt put in front."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The source's own."""
+    ratio: Annotated[float, Meta(gt=0)] = 0.2
+    """Demonstrations in each batch, beside its rollouts: this share of `groups_per_batch` times `group_size`, rounded
+    up. 0.2: MIX."""
+    per_batch: Positive = 16
+    """Demonstrations or pairs in each batch of a run without tasksets."""
+    passes: Positive | None = None
+    """How often each is taken; default: once in a run without tasksets, else as often as the run needs."""
+    shuffle: bool = True
+    """Each pass in another order, derived from the run's seed."""
+    held_out: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Share that is never trained on, evenly spread; their loss is the metric `held_out_loss`."""
+    held_out_every: Positive = 20
+    """Versions between two looks at what is held out; after the last step there is always one."""
+    held_out_most: Positive = 256
+    """Looks at no more of them."""
+    too_long: Literal["error", "skip"] = "error"
+    """Longer than the context: refuse to load them all, or leave them out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +267,8 @@ class TrainerSection(WorkerSection):
     minibatches: Positive = 1
     updates_per_batch: Positive = 1
     tokens_per_microbatch: Positive = 16384
+    """Tokens that go through the model at once, forward and backward; a longer row goes alone. Memory depends on it,
+    results do not. Where rows are not packed, padding counts."""
     shares: Positive = 1
     """Of `batches`; at least as many as trainer ranks, fixed for a run."""
     checkpoint_every: Positive = 20
@@ -230,6 +282,10 @@ class TrainerSection(WorkerSection):
     `every` be a multiple of `checkpoint_every`."""
     publish_every: Positive = 1
     """At most max_staleness + 1."""
+    peak_tflops: AboveZero | None = None
+    """What the device can do at most, in 10^12 operations a second, for the metric `mfu`, the share of it that the
+    model's own products make use of. Default: of the usual GPUs what their data sheets say; of others there is no such
+    metric."""
     max_skips_in_a_row: Positive = 3
     """NaN batches; then the run stops with exit 6."""
 
@@ -270,6 +326,12 @@ class WeightsSection:
     anchor_every: Positive = 20
     """Versions are published as what changed since the one before, without loss and some hundred times smaller; each
     so many there is a full snapshot as well, an anchor, where a worker that comes late begins. 1: snapshots alone."""
+    patience_s: AboveZero = 120.0
+    """So long a request to a store elsewhere is made again, after longer and longer pauses, when it is refused for now,
+    cut off or not answered. Then who needs it ends with exit 1 and is started again; an explorer asks for 5 s, goes on
+    with the weights that it has, and asks again."""
+    timeout_s: AboveZero = 30.0
+    """A store elsewhere (S3) that is silent for so long in the middle of a request is asked again."""
     keep: Annotated[int, Meta(ge=2)] = 3
     """Newest anchors kept, with the versions since the oldest of them, beside those that something still needs."""
 
@@ -302,8 +364,9 @@ class LogSection:
 class RunConfig:
     run: RunSection
     model: ModelSection
-    tasksets: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], TasksetSection]
+    tasksets: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], TasksetSection] = field(default_factory=dict)
     evaluations: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], EvaluationSection] = field(default_factory=dict)
+    experts: ExpertsSection | None = None
     sampling: Sampling = field(default_factory=Sampling)
     feeder: FeederSection = field(default_factory=FeederSection)
     explorer: ExplorerSection = field(default_factory=ExplorerSection)
@@ -323,6 +386,11 @@ class RunConfig:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     base: str = "."
     """Folder of the run file: relative paths and own modules are looked up there. Set by `load`."""
+
+    @property
+    def without_tasks(self) -> bool:
+        """Whether there is nothing to explore: it learns from demonstrations or pairs alone."""
+        return not self.tasksets
 
     def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
         """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf], with secrets looked up."""

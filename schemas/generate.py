@@ -17,7 +17,8 @@ from typing import Any
 HERE = Path(__file__).parent
 MESSAGES = HERE.parent / "rftstream" / "messages.py"
 VERSIONS: dict[str, int] = {
-    "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2, "step_record": 2, "weights_announced": 3,
+    "batch_manifest": 2, "demonstration": 2, "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2,
+    "step_record": 2, "tasks_ended": 2, "weights_announced": 3,
 }  # fmt: skip
 """Contract -> its version, where that is not 1; as in `rftstream/codec.py`."""
 

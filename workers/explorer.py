@@ -8,6 +8,9 @@ from rftstream.roles.stored import StoredRollouts
 from rftstream.runtime.role import Role, RoleContext
 from workers.parts import follower, model_spec, own_renderers, turn_loop
 
+STORE_PATIENCE_S = 5.0
+"""Of a fetch: it goes on with the weights that it has, and asks again."""
+
 
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.explorer
@@ -16,7 +19,7 @@ def build(context: RoleContext) -> Role:
     step = ExplorerStep(
         policy=policy,
         loop=loop,
-        follower=follower(context, spec, context.open_store()),
+        follower=follower(context, spec, context.open_store(patience_s=STORE_PATIENCE_S)),
         settings=settings,
         renderers=own_renderers(spec, config.tasksets),
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],

@@ -12,7 +12,11 @@ from rftstream.models import ModelSpec
 from rftstream.policies.base import Policy
 from rftstream.rendering import Renderer, open_renderer
 from rftstream.rewards.base import Scorer
+from rftstream.roles.demonstrations import Experts
+from rftstream.roles.held_out import HeldOut
+from rftstream.roles.training import Training
 from rftstream.roles.turn_loop import TurnLoop
+from rftstream.runtime.experts import taken_kinds
 from rftstream.runtime.role import RoleContext
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.weights.anchors import AnchorCache
@@ -58,6 +62,28 @@ def own_renderers(
     """Of the tasksets or evaluations that have a template, or values for one, of their own."""
     specs = {name: for_section(spec, section) for name, section in sections.items()}
     return {name: open_renderer(own) for name, own in specs.items() if own is not spec}
+
+
+def demonstrations(context: RoleContext) -> Experts | None:
+    """For the buffer, if the run learns from any. ConfigError if its algorithm takes none."""
+    config, section = context.config, context.config.experts
+    if section is None or config.run.imported_versions is not None:
+        return None  # or its batches are there already
+    spec = model_spec(context)
+    renderer = open_renderer(spec)
+    passes = section.passes or (1 if config.without_tasks else None)
+    return Experts(
+        section, seed=config.run.seed, passes=passes, kinds=taken_kinds(config), renderer=renderer,
+        context=context_length(spec, renderer), clock=context.clock,
+    )  # fmt: skip
+
+
+def held_out(context: RoleContext, training: Training) -> HeldOut | None:
+    """For the trainer, if the run has any."""
+    section = context.config.experts
+    if section is None or not section.held_out:
+        return None
+    return HeldOut(section, renderer=open_renderer(model_spec(context)), training=training)
 
 
 def environment_maker(config: RunConfig) -> Callable[[str, Problem, int], Environment]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from rftstream.roles.trainer import TrainerStep
 from rftstream.roles.training import build_training
 from rftstream.runtime.role import Role, RoleContext
-from workers.parts import model_spec
+from workers.parts import held_out, model_spec
 
 
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.trainer
     spec = model_spec(context, device=settings.device, threads=settings.threads)
+    training = build_training(config, spec)
     step = TrainerStep(
         config=config,
         model=spec,
-        training=build_training(config, spec),
+        training=training,
+        held_out=held_out(context, training),
         store=context.open_store(),
         final=context.folder.final,
         clock=context.clock,

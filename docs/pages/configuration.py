@@ -21,8 +21,8 @@ from rftstream.views.listing import config_body
 
 HEAD = ("key", "value", "default", "meaning")
 NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
-SUBTABLES = {"model": ("make", declared.MakeModel)}
-"""Section -> a key that is a table with keys of its own."""
+SUBTABLES = {"model": {"make": declared.MakeModel, "lora": declared.LoraSection}}
+"""Section -> keys that are tables with keys of their own."""
 TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
 """Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
 SHARED = "rftstream.algorithms.settings"
@@ -47,8 +47,7 @@ def keys() -> set[str]:
     for name, cls in _section_classes():
         section = NAMES.get(name, name)
         found |= {f"{section}.{item.name}" for item in dataclasses.fields(cls)}
-        if name in SUBTABLES:
-            key, inner = SUBTABLES[name]
+        for key, inner in SUBTABLES.get(name, {}).items():
             found |= {f"{section}.{key}.{item.name}" for item in dataclasses.fields(inner)}
     return found
 
@@ -71,8 +70,7 @@ def _section(name: str, cls: type) -> str:
     found = find_class(tree(cls.__module__).body, cls.__name__)
     about = ast.get_docstring(found) if found is not None and cls is not Sampling else None
     text = f"### [{section}]\n\n" + (f"{' '.join(about.split())}\n\n" if about else "") + table(HEAD, rows)
-    if name in SUBTABLES:
-        key, inner = SUBTABLES[name]
+    for key, inner in SUBTABLES.get(name, {}).items():
         about = first_paragraph(inner.__doc__)
         inner_rows = [_row(item, inner, f"{name}.{key}") for item in dataclasses.fields(inner)]
         text += f"\n\n### [{name}.{key}]\n\n{about}\n\n{table(HEAD, inner_rows)}"
@@ -80,7 +78,7 @@ def _section(name: str, cls: type) -> str:
 
 
 def _subtable_keys() -> set[tuple[str, str]]:
-    return {(section, key) for section, (key, _) in SUBTABLES.items()}
+    return {(section, key) for section, inner in SUBTABLES.items() for key in inner}
 
 
 def _row(item: Any, cls: type, section: str) -> tuple[str, str, str, str]:

@@ -41,7 +41,6 @@ WORDS = {
     "trainer.adam_eps": "AdamW's.",
     "trainer.minibatches": "Optimizer steps in one pass over a batch; groups stay together.",
     "trainer.updates_per_batch": "Passes over a batch.",
-    "trainer.tokens_per_microbatch": "Tokens of one forward pass, padding included: memory, not results.",
     "evaluator.count": "1, or 0 to start it by hand.",
     "evaluator.device": "`cpu`, `cuda:0`, ...",
     "evaluator.max_concurrent": "Samples in flight.",

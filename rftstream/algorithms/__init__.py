@@ -21,4 +21,8 @@ ALGORITHMS = {
     "asymre": "rftstream.algorithms.asymre:AsymRe",
     "opmd": "rftstream.algorithms.opmd:Opmd",
     "kimi": "rftstream.algorithms.kimi:Kimi",
+    "sft": "rftstream.algorithms.sft:Sft",
+    "dpo": "rftstream.algorithms.dpo:Dpo",
+    "mix": "rftstream.algorithms.mix:Mix",
+    "chord": "rftstream.algorithms.chord:Chord",
 }

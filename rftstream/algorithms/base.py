@@ -70,6 +70,24 @@ class Denominators:
     """Unmasked tokens."""
     num_rows: float
     """Rows with at least one unmasked token."""
+    num_groups: float = 0.0
+    """Groups that have such a row."""
+    num_expert_tokens: float = 0.0
+    """Of rows whose addition `expert` is 1."""
+    num_expert_rows: float = 0.0
+
+    @staticmethod
+    def of(rows: Sequence[TrainingRow]) -> Denominators:
+        """Of one optimizer step."""
+        kept = [row for row in rows if row.loss_mask.any()]
+        experts = [row for row in kept if "expert" in row.additions and row.additions["expert"].any()]
+        return Denominators(
+            num_tokens=float(sum(row.loss_mask.sum() for row in kept)),
+            num_rows=float(len(kept)),
+            num_groups=float(len({row.group for row in kept})),
+            num_expert_tokens=float(sum(row.loss_mask.sum() for row in experts)),
+            num_expert_rows=float(len(experts)),
+        )
 
 
 class Algorithm(Protocol):
@@ -78,8 +96,12 @@ class Algorithm(Protocol):
     needs: frozenset[str]
     """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants beside policy_logprobs_BT;
     `no_proximal_logprobs`, if it makes do without them however many optimizer steps a batch takes; `reference_rewards`,
-    if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; and
-    `row_logprobs`, if `refine` (of `RefiningAlgorithm`) is to be called."""
+    if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; `row_logprobs`,
+    if `refine` (of `RefiningAlgorithm`) is to be called; `whole_groups`, if rows of a group must come to `loss` at
+    once.
+
+    An algorithm that learns from demonstrations or pairs says so by `loss_kinds`, a set of LossKind (else `rl` alone),
+    and may have `held_out(rows, logprobs, reference_logprobs)` -> metrics, of those that are not trained on."""
 
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None

@@ -58,8 +58,8 @@ class Backend(Protocol):
         """One batch, deterministic on CPU given masters, optimizer, RNG and rows."""
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere. Asked for only if the
-        algorithm needs `row_logprobs`."""
+        """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere. Asked for if the
+        algorithm needs `row_logprobs`, or demonstrations are held out."""
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Likewise under the model of `model.folder`. Asked for only if the algorithm needs `reference_rewards`."""

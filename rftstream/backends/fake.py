@@ -69,7 +69,9 @@ class FakeBackend:
                                "skill": self._skill})  # fmt: skip
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        raise ConfigError("backend fake: has no logprobs of tokens; use the backend torch")
+        """As likely as its skill makes a right answer, whatever the tokens are."""
+        logprob = -math.log1p(math.exp(-self._skill))
+        return [np.where(row.loss_mask > 0, np.float32(logprob), np.float32(0)) for row in rows]
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         raise ConfigError("backend fake: has no reference model; use the backend torch")

@@ -1,4 +1,4 @@
-"""What the bits of an update depend on, beside the data: versions of libraries, threads, device, cpu."""
+"""What an update depends on, beside the data: its bits on libraries, threads and device, its speed on the device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ from typing import Any
 import rftstream
 
 LIBRARIES = ("numpy", "torch", "transformers")
+
+
+PEAK_TFLOPS = {
+    "B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
+    "L40": 181.0, "L4": 121.0, "RTX 4090": 165.0,
+}  # fmt: skip
+"""Dense products of bfloat16 by their maker's data sheets; the first name that a device's contains."""
+
+
+def peak_tflops(device: str) -> float | None:
+    """Of a device that is known; None of CPUs and others."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not device.startswith("cuda"):
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in PEAK_TFLOPS.items() if known in name), None)
 
 
 def computed_with(device: str, threads: int) -> dict[str, str]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "audit": "rftstream.cli.views:audit",
     "inspect": "rftstream.cli.views:inspect",
     "trace": "rftstream.cli.trace:trace",
+    "experts": "rftstream.cli.experts:experts",
     "evaluate": "rftstream.cli.evaluate:evaluate",
     "dead": "rftstream.cli.dead:dead",
     "weights": "rftstream.cli.weights:weights",

@@ -82,6 +82,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
 @examples(
     "rftstream weights export runs/smollm2",
     "rftstream weights export runs/smollm2 --version 100 --version 120 --to models/mine",
+    "rftstream weights export runs/smollm2-lora --adapter --to adapters/mine",
 )
 @click.command()
 @run_argument
@@ -89,8 +90,10 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
               help="Which one; several with several. Default: the newest.")  # fmt: skip
 @click.option("--to", "target", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Where to; several versions go to v<NUMBER> in it. Default: RUN/exports/v<NUMBER>.")  # fmt: skip
+@click.option("--adapter", is_flag=True,
+              help="Of a run with [model.lora]: the adapter alone, not merged with the model.")  # fmt: skip
 @json_option
-def export(run: Path, versions: tuple[int, ...], target: Path | None, as_json: bool) -> None:
+def export(run: Path, versions: tuple[int, ...], target: Path | None, adapter: bool, as_json: bool) -> None:
     """Make an ordinary Hugging Face model folder of a version: weights, config, tokenizer, template.
 
     With --json one object a line: version, folder, weights_digest.
@@ -103,9 +106,9 @@ def export(run: Path, versions: tuple[int, ...], target: Path | None, as_json: b
             version = one.name.version
             folder = target or opened.folder.exports
             if target is None or len(versions) > 1:
-                folder = folder / f"v{version}"
+                folder = folder / (f"v{version}-adapter" if adapter else f"v{version}")
             with at_work(f"version {version}"):
-                write_model_folder(published, one, spec, folder)
+                write_model_folder(published, one, spec, folder, adapter=adapter)
             told = {"version": version, "folder": str(folder), "weights_digest": one.weights_digest}
             print_out(told if as_json else f"version {version} is in {folder}")
 

@@ -1,72 +1,211 @@
-"""Logprobs and entropies of tokens from logits, in float32 however the logits come. Shapes: N tokens, V vocabulary."""
+"""Logprobs and entropies of tokens from hidden states, without ever holding all logits, in forward or in backward.
+
+Logits are made a chunk at a time; the backward pass makes them again from hidden states and head, but for the last
+chunk, with which it begins. Inside of a chunk a few rows are worked on at a time, so that they stay in a cache.
+
+Shapes: N tokens, n of a chunk, k of a block of it, D width, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
+
+BLOCK_BYTES = {"cpu": 2 << 20}
+"""Logits in float32 that are worked on at once: on a CPU what a core's cache holds, elsewhere what keeps it busy."""
+OTHER_BLOCK_BYTES = 64 << 20
+
+NOTHING = -1e4
+"""A log-probability below which the probability is 0 in every float type: 0 * -inf would be a NaN."""
 
 
-def token_logprobs(logits_NV: Tensor, token_ids_N: Tensor, temperatures_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token, and the entropy of the distribution it comes from, at its temperature.
-
-    z = logits / temperature;  logp = z[token] - logsumexp(z);  entropy = logsumexp(z) - sum softmax(z) z.
-
-    logits_NV: float [N, V]. token_ids_N: int64 [N]. temperatures_N: float [N], above 0. Returns float [N] twice, of
-    float32 at least.
-    """
-    if logits_NV.ndim != 2 or token_ids_N.shape != logits_NV.shape[:1] or temperatures_N.shape != token_ids_N.shape:
-        raise ValueError(
-            f"token_logprobs: got logits {tuple(logits_NV.shape)}, tokens {tuple(token_ids_N.shape)}, temperatures "
-            f"{tuple(temperatures_N.shape)}, expected [N, V], [N], [N]"
-        )
-    if token_ids_N.dtype != torch.int64 or not logits_NV.is_floating_point():
-        raise TypeError(f"token_logprobs: got {logits_NV.dtype}, {token_ids_N.dtype}, expected a float type and int64")
-    exact = torch.float64 if logits_NV.dtype == torch.float64 else torch.float32
-    scaled_NV = logits_NV.to(exact) / temperatures_N.to(exact)[:, None]
-    logsumexp_N = scaled_NV.logsumexp(dim=-1)
-    logprobs_N = scaled_NV.gather(1, token_ids_N[:, None]).squeeze(1) - logsumexp_N
-    probs_NV = (scaled_NV - logsumexp_N[:, None]).exp()
-    # -inf logits (impossible tokens) count for nothing in the entropy
-    entropy_N = logsumexp_N - (probs_NV * scaled_NV.clamp(min=torch.finfo(exact).min)).sum(dim=-1)
-    return logprobs_N, entropy_N
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    chunk_tokens: int
+    dtype: torch.dtype
+    """Of the logits as the head gives them."""
+    exact: torch.dtype
+    """Of all that follows."""
+    keeps_last: bool
 
 
-def chunked_token_logprobs(
+def token_logprobs(
     hidden_ND: Tensor,
-    project: Callable[[Tensor], Tensor],
+    weight_VD: Tensor | None,
     token_ids_N: Tensor,
-    temperatures_N: Tensor,
+    temperatures_N: Tensor | None = None,
     *,
+    bias_V: Tensor | None = None,
     chunk_tokens: int,
     entropy_gradient: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same from hidden states, a chunk at a time: logits of more than `chunk_tokens` tokens never exist at once.
+    """Log-probability of each token, and the entropy of the distribution it comes from, at its temperature.
 
-    With more than one chunk each is computed again in the backward pass. The entropy has a gradient only if wished.
+    z = (W h + b) / temperature;  logp = z[token] - logsumexp(z);  entropy = logsumexp(z) - sum softmax(z) z.
 
-    hidden_ND: float [N, D]. `project`: [n, D] -> [n, V]. Returns [N] twice, as `token_logprobs`.
+    hidden_ND: float [N, D]; or logits [N, V], where `weight_VD` is None. token_ids_N: int64 [N]. temperatures_N: float
+    [N], above 0; None: 1. `dtype`: what the head computes in; default: that of the hidden states. At most
+    `chunk_tokens` rows of logits exist at once. Returns float [N] twice, of float32 at least; the entropy has a
+    gradient only if wished. Gradients are exact, of first order.
     """
-    if hidden_ND.ndim != 2 or len(hidden_ND) != len(token_ids_N):
-        raise ValueError(f"chunked_token_logprobs: got hidden {tuple(hidden_ND.shape)} for {len(token_ids_N)} tokens")
+    if hidden_ND.ndim != 2 or token_ids_N.shape != hidden_ND.shape[:1]:
+        raise ValueError(
+            f"token_logprobs: got hidden {tuple(hidden_ND.shape)} and tokens {tuple(token_ids_N.shape)}, expected "
+            "[N, D] and [N]"
+        )
+    if temperatures_N is not None and temperatures_N.shape != token_ids_N.shape:
+        raise ValueError(f"token_logprobs: got temperatures {tuple(temperatures_N.shape)}, expected [{len(hidden_ND)}]")
+    if token_ids_N.dtype != torch.int64 or not hidden_ND.is_floating_point():
+        raise TypeError(f"token_logprobs: got {hidden_ND.dtype}, {token_ids_N.dtype}, expected a float type and int64")
+    if chunk_tokens < 1:
+        raise ValueError(f"token_logprobs: got chunks of {chunk_tokens} tokens, expected at least 1")
+    settings = _Settings(
+        chunk_tokens=chunk_tokens,
+        dtype=hidden_ND.dtype if dtype is None or weight_VD is None else dtype,
+        exact=torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32,
+        keeps_last=torch.is_grad_enabled() and weight_VD is not None,
+    )
+    logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias_V, token_ids_N, temperatures_N, settings
+    )
+    return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
-    def one(hidden_nD: Tensor, token_ids_n: Tensor, temperatures_n: Tensor) -> tuple[Tensor, Tensor]:
-        logits_nV = project(hidden_nD)
-        if entropy_gradient:
-            return token_logprobs(logits_nV, token_ids_n, temperatures_n)
-        exact = torch.float64 if logits_nV.dtype == torch.float64 else torch.float32
-        scaled_nV = logits_nV.to(exact) / temperatures_n.to(exact)[:, None]
-        logprobs_n = scaled_nV.gather(1, token_ids_n[:, None]).squeeze(1) - scaled_nV.logsumexp(dim=-1)
-        with torch.no_grad():
-            return logprobs_n, token_logprobs(logits_nV.detach(), token_ids_n, temperatures_n)[1]
 
-    if len(token_ids_N) <= chunk_tokens:
-        return one(hidden_ND, token_ids_N, temperatures_N)
-    parts = []
-    for start in range(0, len(token_ids_N), chunk_tokens):
-        chunk = slice(start, start + chunk_tokens)
-        arguments = (hidden_ND[chunk], token_ids_N[chunk], temperatures_N[chunk])
-        parts.append(checkpoint(one, *arguments, use_reentrant=False) if torch.is_grad_enabled() else one(*arguments))
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor | None, bias_V: Tensor | None, token_ids_N: Tensor,
+        temperatures_N: Tensor | None, settings: _Settings,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        logprobs_N, entropy_N, logsumexp_N = (
+            torch.empty(len(hidden_ND), dtype=settings.exact, device=hidden_ND.device) for _ in range(3)
+        )
+        head = _Head(weight_VD, bias_V, settings.dtype)
+        logits_nV = None
+        for chunk in _slices(0, len(hidden_ND), settings.chunk_tokens):
+            logits_nV = head.logits(hidden_ND[chunk])
+            for rows in _blocks(chunk, logits_nV):
+                scaled_kV = _scaled(logits_nV[_within(rows, chunk)], temperatures_N, rows, settings.exact)
+                top_k1 = scaled_kV.amax(dim=1, keepdim=True)
+                found_k = scaled_kV.gather(1, token_ids_N[rows, None]).squeeze(1)
+                shifted_kV = (scaled_kV - top_k1).clamp_(min=NOTHING)
+                weights_kV = shifted_kV.exp()
+                total_k = weights_kV.sum(dim=1)
+                log_total_k = total_k.log()
+                logsumexp_N[rows] = log_total_k + top_k1.squeeze(1)
+                logprobs_N[rows] = found_k - logsumexp_N[rows]
+                entropy_N[rows] = log_total_k - torch.linalg.vecdot(weights_kV, shifted_kV) / total_k
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_N, temperatures_N, logsumexp_N, entropy_N)
+        ctx.settings = settings
+        ctx.last_nV = logits_nV if settings.keeps_last else None
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprobs_N: Tensor | None, by_entropy_N: Tensor | None) -> tuple[Any, ...]:
+        hidden_ND, weight_VD, bias_V, token_ids_N, temperatures_N, logsumexp_N, entropy_N = ctx.saved_tensors
+        settings, last_nV = ctx.settings, ctx.last_nV
+        ctx.last_nV = None  # it becomes the gradient; a second backward pass makes it again
+        if by_logprobs_N is None and by_entropy_N is None:
+            return (None,) * 6
+        head = _Head(weight_VD, bias_V, settings.dtype)
+        gradients = _Gradients(hidden_ND, head, ctx.needs_input_grad)
+        for chunk in reversed(list(_slices(0, len(hidden_ND), settings.chunk_tokens))):
+            logits_nV = head.logits(hidden_ND[chunk]) if last_nV is None else last_nV
+            last_nV = None
+            by_logits_nV = logits_nV if weight_VD is not None else torch.empty_like(logits_nV)
+            for rows in _blocks(chunk, logits_nV):
+                scaled_kV = _scaled(logits_nV[_within(rows, chunk)], temperatures_N, rows, settings.exact)
+                log_kV = (scaled_kV - logsumexp_N[rows, None]).clamp_(min=NOTHING)
+                by_kV = log_kV.exp()
+                if by_entropy_N is not None:
+                    # dH/dz = -p (log p + H)
+                    factor_kV = log_kV.add_(entropy_N[rows, None]).mul_(by_entropy_N[rows, None])
+                    if by_logprobs_N is not None:
+                        factor_kV += by_logprobs_N[rows, None]
+                    by_kV.mul_(factor_kV).neg_()
+                elif by_logprobs_N is not None:
+                    by_kV.mul_(-by_logprobs_N[rows, None])
+                if by_logprobs_N is not None:  # dlogp/dz = [token] - p
+                    by_kV.scatter_add_(1, token_ids_N[rows, None], by_logprobs_N[rows, None])
+                if temperatures_N is not None:
+                    by_kV.div_(temperatures_N[rows, None])
+                by_logits_nV[_within(rows, chunk)] = by_kV
+            gradients.add(chunk, by_logits_nV)
+        return (*gradients.result(), None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    weight_VD: Tensor | None
+    bias_V: Tensor | None
+    dtype: torch.dtype
+
+    def logits(self, hidden_nD: Tensor) -> Tensor:
+        if self.weight_VD is None:
+            return hidden_nD
+        logits_nV = self.cast(hidden_nD) @ self.cast(self.weight_VD).T
+        return logits_nV if self.bias_V is None else logits_nV.add_(self.bias_V)
+
+    def cast(self, array: Tensor) -> Tensor:
+        return array.to(self.dtype)
+
+
+class _Gradients:
+    """Those of hidden states, weight and bias that are needed, added up in the types of what they are of."""
+
+    def __init__(self, hidden_ND: Tensor, head: _Head, needed: tuple[bool, ...]) -> None:
+        self._hidden_ND, self._head = hidden_ND, head
+        self._by_hidden_ND = torch.empty_like(hidden_ND) if needed[0] else None
+        self._by_weight_VD: Tensor | None = None
+        self._by_bias_V: Tensor | None = None
+        self._needs_weight, self._needs_bias = needed[1:3]
+
+    def add(self, chunk: slice, by_logits_nV: Tensor) -> None:
+        weight_VD, bias_V = self._head.weight_VD, self._head.bias_V
+        if weight_VD is None:
+            if self._by_hidden_ND is not None:
+                self._by_hidden_ND[chunk] = by_logits_nV
+            return
+        if self._by_hidden_ND is not None:
+            self._by_hidden_ND[chunk] = by_logits_nV @ self._head.cast(weight_VD)
+        if self._needs_weight:
+            hidden_nD = self._head.cast(self._hidden_ND[chunk])
+            if self._by_weight_VD is None:
+                self._by_weight_VD = (by_logits_nV.T @ hidden_nD).to(weight_VD.dtype)
+            elif self._by_weight_VD.dtype == hidden_nD.dtype:
+                self._by_weight_VD.addmm_(by_logits_nV.T, hidden_nD)
+            else:
+                self._by_weight_VD += by_logits_nV.T @ hidden_nD
+        if self._needs_bias and bias_V is not None:
+            by_bias_V = by_logits_nV.sum(dim=0).to(bias_V.dtype)
+            self._by_bias_V = by_bias_V if self._by_bias_V is None else self._by_bias_V + by_bias_V
+
+    def result(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return self._by_hidden_ND, self._by_weight_VD, self._by_bias_V
+
+
+def _slices(begin: int, end: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, end)) for start in range(begin, end, size))
+
+
+def _blocks(chunk: slice, logits_nV: Tensor) -> Iterator[slice]:
+    """Of the chunk, counted as it is."""
+    num_bytes = BLOCK_BYTES.get(logits_nV.device.type, OTHER_BLOCK_BYTES)
+    return _slices(chunk.start, chunk.stop, max(num_bytes // (4 * max(logits_nV.shape[1], 1)), 1))
+
+
+def _within(rows: slice, chunk: slice) -> slice:
+    return slice(rows.start - chunk.start, rows.stop - chunk.start)
+
+
+def _scaled(logits_kV: Tensor, temperatures_N: Tensor | None, rows: slice, exact: torch.dtype) -> Tensor:
+    scaled_kV = logits_kV.to(exact)
+    return scaled_kV if temperatures_N is None else scaled_kV / temperatures_N[rows, None]

@@ -111,12 +111,8 @@ class FakePolicy:
         seed, config, before = request.seed, self._config, request.num_sampled
         own = len(request.token_ids) - before
         prompt = self._renderer.decode(request.token_ids[:own])
-        length = 0.0
-        if config.mean_tokens:
-            normal = NormalDist().inv_cdf(fakemodel.uniform(seed, "length"))
-            length = math.exp(math.log(config.mean_tokens) - config.sigma**2 / 2 + config.sigma * normal)
         answer = fakemodel.solve(prompt) or "0"
-        wished = max(round(length), len(answer) + 1)
+        wished = max(made_up_tokens(config.mean_tokens, config.sigma, seed), len(answer) + 1)
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
         length = max(min(wished, before + room), 0)
@@ -185,6 +181,14 @@ class FakePolicy:
         ids = self._ids(one)
         stopped = len(ids) > 0 and ids[-1] == self._stop_token
         return self._completion(one, "error" if one.fails else "stop" if stopped else "length")
+
+
+def made_up_tokens(mean_tokens: float, sigma: float, seed: int) -> int:
+    """How long the completion of this seed is, but for the room that it has and the answer that it needs."""
+    if not mean_tokens:
+        return 0
+    normal = NormalDist().inv_cdf(fakemodel.uniform(seed, "length"))
+    return round(math.exp(math.log(mean_tokens) - sigma**2 / 2 + sigma * normal))
 
 
 @dataclass

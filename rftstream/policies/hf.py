@@ -32,6 +32,7 @@ from rftstream.policies.batch import Batch
 from rftstream.policies.prompts import Block, PromptStore, TokenIds
 from rftstream.policies.served import check_tensors
 from rftstream.rendering import Renderer
+from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -96,7 +97,10 @@ class HfPolicy:
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
-        check_tensors(tensors, self._expected, where=where)
+        if self._spec.lora is None:
+            check_tensors(tensors, self._expected, where=where)
+        else:  # all that is not adapted stays as it was loaded
+            tensors = merged_tensors(self._spec, tensors, where=where)
         if self._config.in_flight == "finish" and self._left() is not None:
             self._next = (tensors, name)
         else:
@@ -104,7 +108,8 @@ class HfPolicy:
 
     @torch.no_grad()
     def _take_over(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        for key, parameter in self._parameters.items():
+        for key in tensors:
+            parameter = self._parameters[key]
             if parameter.numel():
                 parameter.copy_(_tensor(tensors[key], parameter))
         self._versions.append(name)

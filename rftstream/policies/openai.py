@@ -45,6 +45,9 @@ BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
 class OpenAiPolicy:
+    takes_weights = False
+    """The server's are its own."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         url: str

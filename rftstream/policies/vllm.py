@@ -28,6 +28,7 @@ from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm_engine import Engine, SharedFile, label_of, remembers
 from rftstream.rendering import Renderer
+from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
@@ -90,7 +91,10 @@ class VllmPolicy:
         return len(self._active)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        check_tensors(tensors, self._parameters, where=f"weights {label_of(name)} of {self._spec.name}")
+        where = f"weights {label_of(name)} of {self._spec.name}"
+        if self._spec.lora is None:
+            check_tensors(tensors, self._parameters, where=where)
+        tensors = whole_tensors(self._spec, tensors, self._parameters, where=where)
         shared = SharedFile(tensors)
         if self._config.in_flight == "finish" or not self._engine.started:
             self._loop.soon(self._engine.load_later, shared, label_of(name))

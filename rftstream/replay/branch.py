@@ -83,7 +83,7 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
                 raise ConfigError(f"batch {sequence} cannot be trained: {why}; give a --to of at most {sequence}")
             groups.update(*(manifest.groups for manifest in batch.manifests))
             if sequence >= first:
-                num_rollouts += len(batch.experiences)
+                num_rollouts += batch.num_rollouts
                 num_groups += sum(len(manifest.groups) for manifest in batch.manifests)
             elif "reward" in batch.manifest.metrics:
                 rewards.append(batch.manifest.metrics["reward"])
@@ -107,12 +107,13 @@ class BatchImport(Import):
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
         self.check_whole(*FLOW, "batches", "steps")
-        topics = (*FLOW, *(("steps",) if self._extent.first else ()))
+        topics = ("experts", *FLOW, *(("steps",) if self._extent.first else ()))
         found = {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
         ends = self._recorded.steps[self._extent.last].positions
         return found | {place: (0, end) for place, end in zip(sorted(self._from.ends("batches")), ends, strict=True)}
 
     def copy(self) -> None:
+        self.copy_topic("experts", self.as_it_is)
         for topic in FLOW:
             self.copy_topic(topic, self._of_the_groups)
         self.copy_topic("batches", self._of_the_batches)

@@ -121,6 +121,9 @@ class Replay:
 
     def _configure(self, sets: Sequence[str], first: int, last: int) -> RunConfig:
         fixed = [f"run.imported_versions=[{first}, {last}]", "verifier.count=0"]
+        ended = read_control(self._source.transport).ended
+        if ended is not None and ended.batches is not None and self._source.config.run.steps is None:
+            fixed.append(f"run.steps={ended.batches}")  # which rates depend on; its trainers were told so by the feeder
         config = derive_config(self._source, self._folder, [*sets, *fixed])
         keys = {line.partition(" ")[0] for line in differences(self._source, config)}
         keys |= {one.partition("=")[0] for one in sets} & set(OWN)

@@ -24,6 +24,11 @@ class Batch:
     def manifest(self) -> BatchManifest:
         return self.manifests[0]
 
+    @property
+    def num_rollouts(self) -> int:
+        """Without demonstrations."""
+        return sum(not experience.expert for experience in self.experiences)
+
 
 @dataclass(slots=True)
 class _Share:

@@ -1,7 +1,8 @@
 """The buffer: verified -> batches and outcomes. Every admitted group gets exactly one outcome.
 
 It commits, per partition of `verified`, the first offset of its oldest open group, and as metadata how far it has
-read, the next batch, and whether the last one is written. After a restart it reads from there again: what `outcomes`
+read, the next batch, whether the last one is written, and where the passes through the demonstrations stand
+(demonstrations.py). After a restart it reads from there again: what `outcomes`
 names already is dropped, and a sibling that comes after the group's outcome (at or above the committed read offset)
 gets a late record of its own.
 """
@@ -9,6 +10,7 @@ gets a late record of its own.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -23,11 +25,14 @@ from rftstream.messages import (
     GroupResult,
     LossKind,
     RolloutStatus,
+    StepRecord,
     TasksEnded,
     UnscorableReason,
     VerifiedRollout,
 )
+from rftstream.roles.admission import InForce
 from rftstream.roles.bodies import Bodies
+from rftstream.roles.demonstrations import EXPERTS, Cursor, Experts, Taken, spread
 from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, late_outcome, sibling_of
 from rftstream.roles.tally import Tally
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
@@ -43,16 +48,23 @@ class BufferStep:
     outlives_the_run = False
 
     def __init__(
-        self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock, imported: bool = False
-    ) -> None:
-        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's."""
+        self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock, imported: bool = False,
+        experts: Experts | None = None, expert_ratio: float = 0.0, experts_per_batch: int | None = None,
+    ) -> None:  # fmt: skip
+        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's.
+        `expert_ratio`: demonstrations beside the rollouts of a batch, relative to their number. `experts_per_batch`:
+        where there are no rollouts."""
         self._imported = imported
+        self._experts = experts
+        self._expert_ratio = expert_ratio
+        self._alone = experts_per_batch
         self._feeder = feeder
         self._settings = buffer
         self._shares = shares
         self._clock = clock
         self._min_siblings = min(buffer.min_siblings, feeder.group_size)
         self._done = False
+        self._said_waiting = False
         self._stop: StopRule | None = None
         self._reset(None)
 
@@ -61,8 +73,10 @@ class BufferStep:
         self._groups = OpenGroups()
         self._decided = DecidedSequences()
         self._tally = Tally()
-        self._admitted: int | None = None
-        """How many groups there are in all, once the feeder has said so."""
+        self._ended: TasksEnded | None = None
+        """The feeder's word that there are no more groups."""
+        self._in_force = InForce()
+        """Told where there are no rollouts: then nobody else keeps it from running ahead."""
         self._next_batch = 0
         self._total_groups = 0
         self._refilled = 0
@@ -89,13 +103,22 @@ class BufferStep:
         for received in log_.messages("control"):
             self._absorb_control(received)
         positions: dict[TopicPartition, int] = {}
+        cursor = (0, 0, 0, 0)
         for place, position in log_.committed("buffer").items():
             positions[place] = position.offset
-            read, next_batch, last = map(int, (position.metadata or f"{position.offset} 0 0").split())
+            read, next_batch, last, *passes = map(int, (position.metadata or f"{position.offset} 0 0").split())
             self._read_before[place] = read
             self._next_batch = max(self._next_batch, next_batch)
             self._last_written = self._last_written or bool(last)
+            cursor = max(cursor, tuple(passes))  # type: ignore[assignment]  # four numbers, or none
         self._read = dict(positions)
+        if self._experts is not None:
+            positions |= self._experts.begin(log_, Cursor(*cursor))
+        if self._alone is not None:
+            positions |= log_.transport.admin.begin_offsets("steps")
+            for received in log_.messages("steps"):
+                self.absorb(received)
+                positions[received.record.place] = received.record.offset + 1
         return positions
 
     def _recall(self, outcome: GroupOutcome) -> None:
@@ -112,6 +135,10 @@ class BufferStep:
         self._tally.group(outcome.taskset, outcome.result, outcome.rollouts)
 
     def absorb(self, received: Received) -> None:
+        if received.record.topic == EXPERTS:
+            assert self._experts is not None, "others do not follow them"
+            self._experts.absorb(received.record)
+            return
         if not isinstance(received.message, VerifiedRollout):
             self._absorb_control(received)
             return
@@ -119,12 +146,18 @@ class BufferStep:
 
     def _absorb_control(self, received: Received) -> None:
         match received.message:
-            case TasksEnded(admitted=admitted):
-                self._admitted = admitted
+            case TasksEnded() as ended:
+                self._ended = ended
             case None if received.record.key == b"end":
-                self._admitted = None  # the run was given more to do
+                self._ended = None  # the run was given more to do
+            case StepRecord() as step:
+                self._in_force.absorb(step)
 
     def undecodable(self, record: Record, error: ContractError) -> None:
+        if record.topic == EXPERTS:
+            assert self._experts is not None, "others do not follow them"
+            self._experts.absorb(record)  # its turn comes, and then its letter
+            return
         ids = codec.ids_from_headers(record)
         if ids is None:
             self._read[record.place] = record.offset + 1
@@ -195,6 +228,8 @@ class BufferStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
+        if self._alone is not None:
+            return self._batch([]) if self._may_go_on() else None
         if self._last_written and self._all_in(0):
             return None
         self._close_overdue()
@@ -218,19 +253,37 @@ class BufferStep:
                 self._decide(group, GroupResult.expired, "stale")
             if not stale:
                 break
-        if len(chosen) == size:
+        if self._all_in(len(chosen)):
             return chosen
-        return chosen if self._all_in(len(chosen)) else None
+        if len(chosen) < size:
+            return None
+        if self._experts is not None and not self._experts.known:
+            if not self._said_waiting:
+                log.warning("waits for demonstrations, there are none yet; `rftstream experts load` brings some")
+            self._said_waiting = True
+            return None
+        return chosen
 
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
-        return self._admitted is not None and len(self._decided) + num_chosen >= self._admitted
+        return self._ended is not None and len(self._decided) + num_chosen >= self._ended.admitted
+
+    def _may_go_on(self) -> bool:
+        """Of demonstrations alone: as many batches as the feeder has counted, no further ahead of the trainer than
+        rollouts would be."""
+        if self._ended is None or self._next_batch >= (self._ended.batches or 0):
+            return False
+        return self._next_batch <= self._in_force.name.version + self._feeder.max_staleness
 
     def _staleness(self, group: Group) -> int:
         oldest = group.oldest_version
         return 0 if oldest is None or self._imported else self._next_batch - oldest
 
     def _batch(self, groups: Sequence[Group]) -> Transaction:
+        # All that is read from the log, first: what fails for now is asked again, as if nothing had been begun.
+        assert self._bodies is not None
+        bodies = {one.place_offset: self._bodies.get(*one.place_offset) for group in groups for one in group.scored}
+        taken, letters = self._take_experts(len(groups))
         outputs: list[Publish] = []
         by_share: dict[int, list[Group]] = defaultdict(list)
         for index, group in enumerate(groups):
@@ -239,10 +292,15 @@ class BufferStep:
         for group in groups:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
         outcomes = self._outcomes()
-        last = self._all_in(0)
-        experiences_of = {share: self._experiences(by_share[share], share) for share in range(self._shares)}
-        values = self._tally.metrics()
-        if not self._imported:
+        last = self._alone is None and self._all_in(0)
+        experiences_of = {share: self._experiences(by_share[share], share, bodies) for share in range(self._shares)}
+        values = self._tally.metrics() if self._alone is None else {}
+        for share, some in enumerate(spread(taken, self._shares)):
+            for one in some:
+                experiences_of[share] += one.experiences(self._next_batch, share, len(experiences_of[share]))
+        if taken:
+            values["experts"] = float(len(taken))
+        if self._alone is None and not self._imported:
             values["staleness_max"] = float(staleness)
         if groups and not self._imported:
             values["staleness_mean"] = sum(map(self._staleness, groups)) / len(groups)
@@ -258,20 +316,30 @@ class BufferStep:
                 num_groups=len(groups),
                 total_groups=self._total_groups + len(groups),
                 last=last,
-                admitted=self._admitted if last else None,
+                admitted=self._ended.admitted if last and self._ended is not None else None,
                 max_staleness=max(0, staleness),
                 metrics=values,
+                total_experts=0 if self._experts is None else self._experts.cursor.total,
             )
             outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
             outputs.append(Publish("batches", share, manifest))
-        return Transaction((*outputs, *outcomes), self._positions(self._next_batch + 1, last=last))
+        return Transaction((*outputs, *outcomes, *letters), self._positions(self._next_batch + 1, last=last))
 
-    def _experiences(self, groups: Sequence[Group], share: int) -> list[Experience]:
-        assert self._bodies is not None
+    def _take_experts(self, num_groups: int) -> tuple[list[Taken], list[Publish]]:
+        if self._experts is None:
+            return [], []
+        if self._alone is not None:
+            assert self._ended is not None, "it waits for that"
+            return self._experts.take(self._alone, self._ended.experts)
+        return self._experts.take(math.ceil(self._expert_ratio * num_groups * self._feeder.group_size))
+
+    def _experiences(
+        self, groups: Sequence[Group], share: int, bodies: Mapping[tuple[TopicPartition, int], VerifiedRollout]
+    ) -> list[Experience]:
         experiences: list[Experience] = []
         for group in groups:
             for sibling in group.scored:
-                verified = self._bodies.get(sibling.place, sibling.offset)
+                verified = bodies[sibling.place_offset]
                 rollout, verdict = verified.rollout, verified.verdict
                 assert rollout is not None and verdict is not None
                 self._tally.verdict(verdict, rollout.metrics)
@@ -325,8 +393,9 @@ class BufferStep:
     def _positions(self, next_batch: int, *, last: bool = False) -> dict[TopicPartition, Position]:
         """For all partitions. The metadata tells what no outcome tells: an empty last batch has none."""
         lows = self._groups.low_waters()
+        passes = "" if self._experts is None else f" {self._experts.cursor.to_text()}"
         return {
-            place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}")
+            place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}{passes}")
             for place, read in self._read.items()
         }
 
@@ -369,7 +438,9 @@ class BufferStep:
         pass
 
     def health(self) -> Mapping[str, object]:
+        passes = {} if self._experts is None else self._experts.health()
         return {
+            **passes,
             "open_groups": len(self._groups.by_sequence),
             "ready_groups": self._groups.num_ready,
             "decided_groups": len(self._decided),

@@ -1,7 +1,7 @@
-"""The evaluator: weights -> evals. Version 0, every N versions, the final one, and what was asked for on `control`.
+"""The evaluator: weights -> evals. What was asked for on `control`, version 0, every N versions, and the final one.
 
-Its state is `evals`: what has a result there is done. The same seeds are used for every version, so that two
-versions differ by their weights alone.
+Its state is `evals`: what has a result there is done, and done again only if that was asked for. The same seeds are
+used for every version, so that two versions differ by their weights alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rftstream import metrics
@@ -42,6 +42,7 @@ from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import EvaluationSection, RunConfig
 from rftstream.tasksets.base import Taskset
 from rftstream.transport.base import Record, TopicPartition
+from rftstream.weights.evaluated import EvalResults
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.store import ObjectStore
 
@@ -87,11 +88,15 @@ class _Running:
     started_at: float = 0.0
 
     @property
-    def finished(self) -> bool:
-        return all(
+    def num_done(self) -> int:
+        return sum(
             sample.reply is not None or (sample.attempt is not None and not _scorable(sample.attempt))
             for sample in self.samples.values()
         )
+
+    @property
+    def finished(self) -> bool:
+        return self.num_done == len(self.samples)
 
 
 class EvaluatorStep:
@@ -118,11 +123,12 @@ class EvaluatorStep:
         self._follower = follower
         self._store = store
         self._clock = clock
+        self._only: Collection[str] | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._follower = self._make_follower()
-        self._results: dict[tuple[str, int], list[VersionName]] = {}
+        self._results = EvalResults()
         self._answered: set[str] = set()
         self._requests: dict[str, Request] = {}
         self._best: dict[str, float] = {}
@@ -131,6 +137,10 @@ class EvaluatorStep:
         """Weights that were gone or damaged: nothing can be said of them."""
         self._running: _Running | None = None
         self._epoch = 0
+
+    def answer_only(self, request_ids: Collection[str]) -> None:
+        """Does these requests and nothing that is due by itself."""
+        self._only = request_ids
 
     @property
     def done(self) -> bool:
@@ -167,7 +177,7 @@ class EvaluatorStep:
                 self._finished = None
 
     def _note(self, result: EvalResult) -> None:
-        self._results.setdefault((result.evaluation, result.name.version), []).append(result.name)
+        self._results.note(result)
         if result.request_id:
             self._answered.add(f"{result.request_id}/{result.evaluation}")
         mean = result.metrics.get("mean", -math.inf)
@@ -179,6 +189,8 @@ class EvaluatorStep:
     # ------------------------------------------------------------------------------------------ what is due
 
     def _next_due(self) -> _Due | None:
+        if (requested := self._requested()) is not None or self._only is not None:
+            return requested
         in_force = self._follower.in_force()
         for announced in in_force:
             for evaluation in self._evaluations.values():
@@ -187,33 +199,39 @@ class EvaluatorStep:
                     evaluation, announced.name
                 ):
                     return _Due(evaluation, announced)
-        return self._requested()
+        return None
 
     def _has(self, evaluation: Evaluation, name: VersionName) -> bool:
-        """A result in force for this version: of an older trainer too, if it is the state that the newer began with."""
-        if (evaluation.name, name) in self._skipped:
-            return True
-        known = self._results.get((evaluation.name, name.version), ())
-        return any(one == name or self._follower.find(one) is not None for one in known)
+        """A result, or nothing to get one from."""
+        skipped = (evaluation.name, name) in self._skipped
+        return skipped or self._results.find(evaluation.name, name, self._follower) is not None
 
     def _requested(self) -> _Due | None:
         for request in self._requests.values():
-            if request.expires_at < self._clock.now():
+            wanted = [
+                one
+                for one in self._evaluations.values()
+                if request.arguments.get("evaluation") in (None, one.name)
+                and f"{request.request_id}/{one.name}" not in self._answered
+            ]
+            not_ours = self._only is not None and request.request_id not in self._only
+            if not wanted or not_ours or request.expires_at < self._clock.now():
                 continue
-            version = request.arguments.get("version")
-            announced = (
-                self._follower.newest()
-                if version is None
-                else next((one for one in self._follower.in_force() if one.name.version == version), None)
-            )
-            wanted = request.arguments.get("evaluation")
-            for evaluation in self._evaluations.values():
-                answered = f"{request.request_id}/{evaluation.name}" in self._answered
-                if announced is None or answered or wanted not in (None, evaluation.name):
-                    continue
-                if (evaluation.name, announced.name) not in self._skipped:
+            announced = self._announced(request.arguments.get("version"))
+            if announced is None:
+                continue
+            for evaluation in wanted:
+                name = announced.name
+                again = bool(request.arguments.get("again")) and (evaluation.name, name) not in self._skipped
+                if again or not self._has(evaluation, name):
                     return _Due(evaluation, announced, request.request_id)
         return None
+
+    def _announced(self, version: object) -> WeightsAnnounced | None:
+        """The one in force of this number, the newest of None."""
+        if version is None:
+            return self._follower.newest()
+        return next((one for one in self._follower.in_force() if one.name.version == version), None)
 
     # ------------------------------------------------------------------------------------------ working
 
@@ -379,7 +397,14 @@ class EvaluatorStep:
 
     def health(self) -> Mapping[str, object]:
         running = self._running
-        return {"evaluating": running.due.announced.name.version if running else None}
+        if running is None:
+            return {"evaluating": None}
+        return {
+            "evaluating": running.due.announced.name.version,
+            "evaluation": running.due.evaluation.name,
+            "samples_done": running.num_done,
+            "samples": len(running.samples),
+        }
 
     def close(self) -> None:
         self._policy.close()

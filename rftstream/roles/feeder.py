@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rftstream import metrics
+from rftstream import codec, metrics
 from rftstream.clock import Clock
 from rftstream.errors import ConfigError, ContractError
+from rftstream.experts.split import trained_numbers
 from rftstream.ids import derive_seed, group_id, rollout_id
 from rftstream.messages import (
     Claim,
@@ -98,6 +99,7 @@ class FeederStep:
         self._ended = False
         self._pending: _Cursor | None = None
         self._retries = Retries()
+        self._num_experts = 0
 
     @property
     def done(self) -> bool:
@@ -108,6 +110,9 @@ class FeederStep:
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         self._reset()
         self._retries.begin(log_)
+        if self._config.without_tasks:
+            records = log_.read("experts", bodies=False)
+            self._num_experts = sum(not codec.is_foreign(record) for record in records)
         for received in log_.messages("control"):
             self._absorb_control(received)
         self._check_manifest()
@@ -163,6 +168,8 @@ class FeederStep:
             return Transaction((Publish("control", 0, self._pending_manifest),))
         if self._paused or self._ended or self._config.run.imported_from is not None:
             return None
+        if self._config.without_tasks:
+            return Transaction((Publish("control", 0, self._experts_alone()),))
         if self._draining:
             return self._end("draining")
         wanted = self._admission.wanted(self._in_force, self._config.run.steps)
@@ -275,6 +282,19 @@ class FeederStep:
                 f"of {self._context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
             )
         return problem if source.too_long == "truncate" else None
+
+    def _experts_alone(self) -> TasksEnded:
+        """That there are no tasks, and how many batches the demonstrations make that there are now."""
+        experts = self._config.experts
+        assert experts is not None, "config checks that there is something to learn from"
+        count = len(trained_numbers(self._num_experts, experts.held_out))
+        if not count:
+            raise ConfigError(
+                f"experts: {self._num_experts:,} demonstrations with {experts.held_out} of them held out leave none, "
+                "expected some to learn from"
+            )
+        batches = -(-count * (experts.passes or 1) // experts.per_batch)
+        return TasksEnded(admitted=0, reason="experts", experts=self._num_experts, batches=batches)
 
     def _end(self, reason: str, cursor: _Cursor | None = None) -> Transaction:
         self._pending = cursor

@@ -27,6 +27,10 @@ class Sibling:
     def scored(self) -> bool:
         return self.summary.reward is not None
 
+    @property
+    def place_offset(self) -> tuple[TopicPartition, int]:
+        return self.place, self.offset
+
 
 def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) -> Sibling:
     rollout = verified.rollout

@@ -1,8 +1,9 @@
 """What of a run the trainer keeps: its checkpoints, and with [retention] the records that somebody may still need.
 
-Nothing is deleted before the log says so. A `Trimmed` record names what goes; it is committed like a step, which a
-trainer that was replaced cannot do; and whoever chooses what to begin with looks at the newest one first. So a process
-that was away deletes, whenever it comes back, only what was given up while it was in force: it can be late, not wrong.
+Nothing is deleted before the log says so, durably. A `Trimmed` record names what goes; it is committed like a step,
+which a trainer that was replaced cannot do; and whoever chooses what to begin with looks at the newest one first. So a
+process that was away deletes, whenever it comes back, only what was given up while it was in force: it can be late, not
+wrong.
 """
 
 from __future__ import annotations
@@ -193,6 +194,11 @@ class Keeping:
         """Deletes what was said. What cannot be deleted now stays said, and goes after the next checkpoint."""
         assert self._log is not None and self._said is not None
         said = self._said
+        try:
+            self._log.transport.admin.make_durable()
+        except TransportError as error:
+            log.warning("%s; what was given up is deleted after the next checkpoint", error)
+            return
         faults.at("trim_said")
         for topic, offsets in said.offsets.items():
             places = {TopicPartition(topic, partition): offset for partition, offset in enumerate(offsets)}
@@ -215,11 +221,15 @@ class Keeping:
 
     def delete_weights(self, names: Collection[VersionName]) -> None:
         """Of versions that an announcement said are gone. What cannot be deleted now is said again by the next one."""
+        if not names:
+            return
+        assert self._log is not None
         try:
+            self._log.transport.admin.make_durable()
             for name in names:
                 for one in object_names(name):
                     self._store.delete(one)
-        except WeightsError as error:
+        except (WeightsError, TransportError) as error:
             log.warning("%s; old weights are deleted after the next version", error)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from rftstream import metrics
 from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
-from rftstream.config import to_toml
-from rftstream.errors import ContractError, StopRule, TransportError, WeightsError
+from rftstream.config import replace, to_toml
+from rftstream.errors import ContractError, StopRule, TransportError, WeightsError, WeightsGone
 from rftstream.messages import (
     BatchManifest,
     Claim,
@@ -35,6 +35,7 @@ from rftstream.messages import (
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch, BatchAssembly
 from rftstream.roles.final import leave_final
+from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import learning_rate
@@ -47,6 +48,10 @@ from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
+
+LOOK_BACK_S = 60.0
+"""So long without a batch, and the trainer looks whether its newest weights are still there: without them there will be
+none. Then after twice as long, and so on."""
 
 BATCHES_AHEAD = 2
 """Read while one is trained; more stay on the log, however many were recorded."""
@@ -62,8 +67,10 @@ class TrainerStep:
         store: ObjectStore,
         final: Path,
         clock: Clock,
+        held_out: HeldOut | None = None,
     ) -> None:
-        self._config = config
+        self._config = self._given = config
+        self._held_out = held_out
         self._settings = config.trainer
         self._model = model
         self._training = training
@@ -72,6 +79,7 @@ class TrainerStep:
         self._final = final
         self._clock = clock
         self._paused = False
+        self._drains = False
         self._opened = False
         self._touched = False
         """Whether the backend has trained or loaded anything since it was opened."""
@@ -95,9 +103,12 @@ class TrainerStep:
         self._next: Progress | None = None
         """What `committed` makes the progress, once the transaction is on the log."""
         self._anchor_due = True
+        self._config = self._given
+        self._end_of_steps = "steps"
         self._done = False
         self._stop: StopRule | None = None
         self._waited_since = self._clock.now()
+        self._look_back_after_s = LOOK_BACK_S
         self._log: Log | None = None
 
     @property
@@ -126,6 +137,8 @@ class TrainerStep:
         places, ends = sorted(offsets), log_.ends("batches")
         begins = tuple(offsets[place] for place in places)
         self._load(begins, tuple(ends[place] for place in places))
+        if self._held_out is not None:
+            self._held_out.begin(log_)
         if not self._progress.positions:
             self._progress.positions = begins
         self._assembly = BatchAssembly(self._settings.shares, self._progress.version)
@@ -183,19 +196,35 @@ class TrainerStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
+        if self._config.without_tasks and not self._has_end():
+            return None
         if self._anchor_due:
             return self._anchor()
         if self._trim_due and (trimming := self._trim()) is not None:
             return trimming
         if self._paused or self._finished_said:
             return None
+        if self._drains and self._config.without_tasks:
+            return self._finish_now("drained")  # nobody else ends it: what is recorded and not trained stays for later
         batch = self._assembly.next()
         if batch is None:
             # The feeder's word that there is no more may come after the batch, time passes without batches too, and a
             # run that goes on may have been given an end that it has reached already.
             reason = self._reason_to_end(self._progress)
+            if reason is None:
+                self._look_back()
             return self._finish_now(reason) if reason else None
         return self._train(batch)
+
+    def _has_end(self) -> bool:
+        """Of a run of demonstrations alone: the feeder has counted how many steps there are, which rates depend on."""
+        if self._ended is None:
+            return False
+        steps, counted = self._config.run.steps, self._ended.batches
+        if counted is not None and (steps is None or counted < steps):
+            self._config = replace(self._config, run__steps=counted)
+            self._end_of_steps = "experts"
+        return True
 
     def _anchor(self) -> Transaction:
         """The state that this epoch starts from, as an object and a record of its own."""
@@ -229,7 +258,7 @@ class TrainerStep:
             version=progress.version + 1,
             positions=batch.positions,
             trained_groups=manifest.total_groups,
-            trained_rollouts=progress.trained_rollouts + len(batch.experiences),
+            trained_rollouts=progress.trained_rollouts + batch.num_rollouts,
             skips_in_a_row=progress.skips_in_a_row + 1 if update.skipped else 0,
             rewards=deque(progress.rewards, maxlen=self._config.run.stop_reward_over),
             last_admitted=manifest.admitted if manifest.last else None,
@@ -237,6 +266,8 @@ class TrainerStep:
         if "reward" in manifest.metrics:
             following.rewards.append(manifest.metrics["reward"])
         reason = self._reason_to_end(following)
+        if self._held_out is not None and self._held_out.due(following.version, last=reason is not None):
+            values |= self._held_out.look()
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
         waits = self._assembly.num_ready <= 1
@@ -247,10 +278,10 @@ class TrainerStep:
             "step_s": trained - started,
             "publish_s": now - trained,
             "wait_s": started - self._waited_since,
-        }
+        } | self._training.speeds(values, trained - started)
         elapsed = now - self._waited_since
         if elapsed > 0:
-            values |= {"rollouts_per_s": len(batch.experiences) / elapsed, "tokens_per_s": values["tokens"] / elapsed}
+            values |= {"rollouts_per_s": batch.num_rollouts / elapsed, "tokens_per_s": values["tokens"] / elapsed}
         record = StepRecord(
             name=name,
             batch_sequence=batch.sequence,
@@ -291,12 +322,28 @@ class TrainerStep:
         metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - started)
         return announced
 
+    def _look_back(self) -> None:
+        """Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to
+        be sampled with newer ones. It cannot announce a version twice; one that begins anew announces an anchor."""
+        if self._clock.now() - self._waited_since < self._look_back_after_s:
+            return
+        self._look_back_after_s *= 2
+        try:
+            self._publisher.check_back()
+        except WeightsGone as error:
+            self.leave()
+            raise WeightsGone(
+                f"{error}; explorers cannot follow: the trainer begins anew, with a full snapshot"
+            ) from error
+        except WeightsError as error:
+            log.warning("%s; looking again later", error)
+
     # ------------------------------------------------------------------------------------------ ending
 
     def _reason_to_end(self, progress: Progress) -> str | None:
         run = self._config.run
         if run.steps is not None and progress.version >= run.steps:
-            return "steps"
+            return self._end_of_steps
         full = len(progress.rewards) >= run.stop_reward_over
         if run.stop_reward is not None and full and sum(progress.rewards) / len(progress.rewards) >= run.stop_reward:
             return "reward"
@@ -357,6 +404,7 @@ class TrainerStep:
         self._finished_said = finished
         self._done = finished and not self._trim_due
         self._waited_since = self._clock.now()
+        self._look_back_after_s = LOOK_BACK_S
 
     def _trimmed(self, transaction: Transaction) -> None:
         for output in transaction.outputs:
@@ -403,7 +451,7 @@ class TrainerStep:
         self._paused = paused
 
     def draining(self) -> None:
-        pass
+        self._drains = True
 
     def leave(self) -> None:
         """Saves where it is, so that whoever goes on trains nothing again."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from rftstream.algorithms.base import Algorithm, RefiningAlgorithm
 from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.numerics import peak_tflops
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch
 from rftstream.sections import RunConfig, TrainerSection
@@ -43,9 +45,17 @@ class Training:
         else:
             update = Update(metrics={})
         tokens = float(sum(row.loss_mask.sum() for row in rows))
-        trained = {"tokens": tokens, "trained_rollouts": float(len(batch.experiences))}
+        trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)}
         values = {**batch.manifest.metrics, **values, **update.metrics, **trained, "lr": lr}
         return update, {name: float(value) for name, value in values.items()}
+
+    def speeds(self, values: Mapping[str, float], step_s: float) -> dict[str, float]:
+        """Of a step that took so long: tokens of all rows that went through the model, and the share of the device."""
+        if step_s <= 0 or "computed_tokens" not in values:
+            return {}
+        found = {"computed_tokens_per_s": values["computed_tokens"] / step_s}
+        peak = self.settings.peak_tflops or peak_tflops(self.settings.device)
+        return found | ({"mfu": values["tflop"] / step_s / peak} if peak and "tflop" in values else {})
 
 
 def build_training(config: RunConfig, spec: ModelSpec) -> Training:

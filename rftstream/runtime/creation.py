@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from collections.abc import Callable
 
 from rftstream import config as configs
 from rftstream.errors import ConfigError
+from rftstream.runtime.experts import load_experts
 from rftstream.runtime.preflight import (
     shown_path,
 )
@@ -29,10 +32,20 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
     partial.replace(folder.config_file)
 
 
-def begin(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
-    """The log of a new run, then the file that makes the folder a run."""
+def say_aside(text: str) -> None:
+    """Where nobody else shows it: stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def begin(
+    transport: Transport, config: RunConfig, folder: RunFolder, *, say: Callable[[str], None] = say_aside
+) -> None:
+    """The log of a new run, with the demonstrations that the run file names, then the file that makes the folder a
+    run."""
     _check_unused(transport, folder)
     create_log(transport, config)
+    if config.experts is not None and config.experts.source is not None:
+        load_experts(transport, config, folder, config.experts, say=say)
     write_config(config, folder)
 
 

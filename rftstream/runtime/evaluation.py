@@ -1,7 +1,9 @@
-"""Evaluating a version when somebody asks: by the run's evaluator if one is alive, else here.
+"""Evaluating versions of a run when somebody asks: by the run's evaluator if one is alive, else here.
 
 Here means: this process takes the role for as long as there is something to do, as any worker would, by a claim. So
-two that are started at once do not do the same work twice, and what the log says is the same either way.
+two that are started at once do not do the same work twice, and what the log says is the same either way. What has its
+result is not evaluated again, and a request is named after what it asks for: so the same command, given again after it
+was stopped, does the rest.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rftstream import codec, plugins
 from rftstream.clock import SystemClock
@@ -18,83 +21,140 @@ from rftstream.errors import ConfigError, RftError, TakenOver
 from rftstream.messages import EvalResult, Request, RequestKind, WeightsAnnounced
 from rftstream.runtime.deletion import is_alive
 from rftstream.runtime.observer import read_control
-from rftstream.runtime.published import read_published
-from rftstream.runtime.role import FOREVER
+from rftstream.runtime.published import Published, read_published
+from rftstream.runtime.role import FOREVER, Log
 from rftstream.runtime.runs import OpenRun
 from rftstream.runtime.service import Service, begin_positions, build_service
+from rftstream.sections import RunConfig
 from rftstream.transport.base import Reader, TopicPartition
+from rftstream.weights.evaluated import EvalResults
 
 LOOK_S = 0.25
 SAY_S = 5.0
 EVALS = TopicPartition("evals", 0)
 
+Versions = Sequence[int] | Literal["all"]
+"""None at all: the newest; all: those that can still be made from what is in the store."""
+
+Say = Callable[[str], None]
+
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was asked for. Without a request only what is due anyway."""
+class Evaluated:
+    result: EvalResult
+    new: bool
+    """False: it stood on the log before."""
 
-    evaluations: tuple[str, ...]
-    request: Request | None
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An evaluation of a version that has no result yet, or is to get another."""
+
+    evaluation: str
+    announced: WeightsAnnounced
+    request_id: str
+    again: bool
+
+    def is_met_by(self, result: EvalResult) -> bool:
+        same = (result.evaluation, result.name.version) == (self.evaluation, self.announced.name.version)
+        return same and (not self.again or result.request_id == self.request_id)
+
+    def __str__(self) -> str:
+        return f"{self.evaluation} of version {self.announced.name.version}"
 
 
 def evaluate(
     run: OpenRun,
     *,
     evaluation: str | None = None,
-    version: int | None = None,
+    versions: Versions = (),
+    again: bool = False,
     here: bool = False,
     timeout_s: float = 3600.0,
-    say: Callable[[str], None] = lambda text: None,
-) -> Iterator[EvalResult]:
-    """Results as they come: of the request, and of what is still due where the work is done here.
+    say: Say = lambda text: None,
+) -> Generator[Evaluated]:
+    """Results of what was asked for: those that stand first, the others as they come. With neither evaluation nor
+    versions, and nobody alive who does it, of all that is still due.
 
-    Own modules must be importable by now (host.prepare_process). `here`: also if the log names an evaluator on another
-    host, whom nobody can see from here. ConfigError for what the run does not have."""
-    evaluators = not here and _evaluator_alive(run)
-    wanted = _wanted(run, evaluation, version, needed=bool(evaluators), timeout_s=timeout_s)
-    reader = run.transport.reader(run.transport.admin.end_offsets("evals"))
+    `again`: also what has a result. `here`: also if the log names an evaluator on another host, whom nobody can see
+    from here. `timeout_s`: between two answers of another process. Own modules must be importable by now
+    (host.prepare_process). ConfigError for what the run does not have; RftError if something got no result."""
+    names = chosen_evaluations(run.config, evaluation, who=run.run_id)
+    evaluators = None if here else _evaluator_alive(run)
+    reader = run.transport.reader(run.transport.admin.end_offsets("evals"))  # before what stands there is read
     try:
-        if wanted.request is not None:
-            _put(run, wanted.request)
-        if evaluators and wanted.request is not None:
-            say(f"asked {evaluators}")
-            missing = set(wanted.evaluations)
-            yield from _await(run, wanted.request.request_id, missing, reader, timeout_s, say)
-            if not missing:
-                return
-        say("no evaluator is alive: evaluating here")
-        yield from _work(run, reader, say)
+        if evaluation is None and not versions and evaluators is None:
+            say("no evaluator is alive: evaluating here what is due")
+            yield from _work(run, reader, None, say)
+            return
+        standing, wanted = _sorted_out(run, names, versions, again)
+        yield from (Evaluated(result, new=False) for result in standing)
+        if not wanted:
+            return
+        _ask(run, wanted, timeout_s)
+        if evaluators is not None:
+            say(f"asked {evaluators} for {_listed(wanted)}")
+            yield from _await(run, reader, wanted, timeout_s, say)
+        if wanted:
+            say("no evaluator is alive: evaluating here")
+            yield from _work(run, reader, wanted, say)
+        if wanted:
+            raise RftError(
+                f"{run.run_id}: no result for {_listed(wanted)}; the weights were deleted meanwhile or are damaged: "
+                "see the lines above and `rftstream weights verify`"
+            )
     finally:
         reader.close()
 
 
-def _wanted(run: OpenRun, evaluation: str | None, version: int | None, *, needed: bool, timeout_s: float) -> Wanted:
-    known = run.config.evaluations
+def chosen_evaluations(config: RunConfig, evaluation: str | None, *, who: str) -> tuple[str, ...]:
+    """Their names; ConfigError if there are none, or not this one."""
+    known = config.evaluations
     if not known:
-        raise ConfigError(f"{run.run_id}: its run file has no evaluations; add [evaluations.NAME] and `resume`")
+        raise ConfigError(f"{who}: its run file has no evaluations; add [evaluations.NAME]")
     if evaluation is not None and evaluation not in known:
         raise ConfigError(f"--evaluation: unknown {evaluation!r}; {plugins.suggest(evaluation, known)}")
-    announced = _announced(run, version)
-    names = (evaluation,) if evaluation is not None else tuple(known)
-    asked = evaluation is not None or version is not None
-    if not (asked or needed):
-        return Wanted(names, None)
-    arguments: dict[str, object] = {"version": announced.name.version}
-    if evaluation is not None:
-        arguments["evaluation"] = evaluation
-    request = Request(
-        request_id=f"{socket.gethostname().partition('.')[0]}-{os.getpid()}-{time.time_ns()}",
-        kind=RequestKind.evaluate, arguments=arguments, expires_at=time.time() + timeout_s,
-    )  # fmt: skip
-    return Wanted(names, request)
+    return (evaluation,) if evaluation is not None else tuple(known)
 
 
-def _announced(run: OpenRun, version: int | None) -> WeightsAnnounced:
-    """The version in force that is meant, with its weights still in the store."""
-    published = read_published(run)
-    if version is None:
-        return published.follower.in_force()[-1]
-    return published.choose([version], where="--version")[0]
+def _sorted_out(
+    run: OpenRun, names: Sequence[str], versions: Versions, again: bool
+) -> tuple[list[EvalResult], list[_Wanted]]:
+    """What stands on the log, and what is to be done; both by version."""
+    published, results = read_published(run), EvalResults()
+    for received in Log(run.transport).messages("evals"):
+        if isinstance(received.message, EvalResult):
+            results.note(received.message)
+    standing: list[EvalResult] = []
+    wanted: list[_Wanted] = []
+    for announced in _announced(published, versions):
+        for name in names:
+            found = None if again else results.find(name, announced.name, published.follower)
+            if found is not None:
+                standing.append(found)
+            else:
+                wanted.append(_Wanted(name, announced, _request_id(name, announced, again), again))
+    if wanted:  # their weights have to be there
+        published.choose([one.announced.name.version for one in wanted], where="--versions")
+    return standing, wanted
+
+
+def _announced(published: Published, versions: Versions) -> list[WeightsAnnounced]:
+    """Those in force that are meant, oldest first."""
+    if versions == "all":
+        return list(published.follower.available())
+    if not versions:
+        return published.choose([], where="--versions")
+    in_force = {one.name.version: one for one in published.follower.in_force()}
+    if unknown := [version for version in versions if version not in in_force]:
+        published.choose(unknown, where="--versions")  # says what there is
+    return [in_force[version] for version in sorted(set(versions))]
+
+
+def _request_id(name: str, announced: WeightsAnnounced, again: bool) -> str:
+    """A request with the same id is the same request; one for another result never is."""
+    of = f"{name}-{announced.name.trainer_epoch}-{announced.name.version}"
+    return f"{of}-{time.time_ns()}" if again else of
 
 
 def _evaluator_alive(run: OpenRun) -> str | None:
@@ -112,63 +172,101 @@ def _evaluator_alive(run: OpenRun) -> str | None:
     return f"{claim.process}, process {claim.pid} on {claim.host}{unseen}"
 
 
-def _put(run: OpenRun, request: Request) -> None:
+def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float) -> None:
+    """All requests in one transaction."""
+    expires_at = time.time() + timeout_s * len(wanted)
+    requests = [
+        Request(
+            request_id=one.request_id, kind=RequestKind.evaluate, expires_at=expires_at,
+            arguments={
+                "version": one.announced.name.version, "evaluation": one.evaluation,
+                **({"again": True} if one.again else {}),
+            },
+        )
+        for one in wanted
+    ]  # fmt: skip
     producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
     producer.start()
-    producer.commit([codec.to_record(request, "control", 0, run=run.run_id)])
+    producer.commit([codec.to_record(one, "control", 0, run=run.run_id) for one in requests])
     producer.close()
 
 
-def _news(reader: Reader) -> list[EvalResult]:
-    messages = [codec.from_record(record) for record in reader.poll() if record.value is not None]
-    return [one for one in messages if isinstance(one, EvalResult)]
+def _news(reader: Reader, wanted: list[_Wanted] | None) -> Iterator[Evaluated]:
+    """Results that have come; those that were wanted are wanted no more. None: whatever comes."""
+    for record in reader.poll():
+        message = None if record.value is None else codec.from_record(record)
+        if not isinstance(message, EvalResult):
+            continue
+        met = [one for one in wanted or () if one.is_met_by(message)]
+        if wanted is not None:
+            wanted[:] = [one for one in wanted if one not in met]
+        if met or wanted is None:
+            yield Evaluated(message, new=True)
+
+
+def _listed(wanted: Sequence[_Wanted]) -> str:
+    shown = ", ".join(map(str, wanted[:4]))
+    return shown if len(wanted) <= 4 else f"{shown} and {len(wanted) - 4} more"
 
 
 # --------------------------------------------------------------------------------------------- by another process
 
 
 def _await(
-    run: OpenRun, request_id: str, missing: set[str], reader: Reader, timeout_s: float, say: Callable[[str], None]
-) -> Iterator[EvalResult]:
-    """Until nothing is missing, or nobody is alive any more who would do it."""
-    began = said = time.monotonic()
-    while missing:
-        for result in _news(reader):
-            if result.request_id == request_id:
-                missing.discard(result.evaluation)
-                yield result
+    run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float, say: Say
+) -> Iterator[Evaluated]:  # fmt: skip
+    """Until nothing is wanted any more, or nobody is alive who would do it."""
+    heard = said = time.monotonic()
+    while wanted:
+        for one in _news(reader, wanted):
+            heard = time.monotonic()
+            yield one
         now = time.monotonic()
-        if now - began > timeout_s:
+        if wanted and now - heard > timeout_s:
             raise RftError(
-                f"evaluator: no result for {', '.join(sorted(missing))} within {timeout_s:g} s; look at its log, or "
+                f"evaluator: no result for {_listed(wanted)} within {timeout_s:g} s; look at its log, or "
                 "give --timeout, or --here once it is gone"
             )
-        if missing and now - said >= SAY_S:
+        if wanted and now - said >= SAY_S:
             said = now
-            if not _evaluator_alive(run):
+            if _evaluator_alive(run) is None:
                 return
-            say(f"waiting for {', '.join(sorted(missing))}: {now - began:.0f} s of {timeout_s:g}")
-        if missing:
+            _check_held(run, wanted)
+            say(f"waiting for {_listed(wanted)}: {now - heard:.0f} s of {timeout_s:g}")
+        if wanted:
             run.transport.wait([reader], LOOK_S)
+
+
+def _check_held(run: OpenRun, wanted: Sequence[_Wanted]) -> None:
+    """A run that goes on may have deleted a version before its evaluator came to it."""
+    held = {one.name for one in read_published(run).follower.available()}
+    if gone := [one for one in wanted if one.announced.name not in held]:
+        raise RftError(
+            f"{run.run_id}: no result for {_listed(gone)}: the run has deleted the weights meanwhile; "
+            "weights.keep says how many stay, and the same command shows what was evaluated"
+        )
 
 
 # --------------------------------------------------------------------------------------------- in this process
 
 
-def _work(run: OpenRun, reader: Reader, say: Callable[[str], None]) -> Iterator[EvalResult]:
+def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) -> Iterator[Evaluated]:
+    """As the run's evaluator. Until it has done what was wanted, or all that it finds to do; None: just that."""
     service = build_service("evaluator", config=run.config, folder=run.folder, transport=run.transport,
                             clock=SystemClock(), process=f"evaluate-{os.getpid()}")  # fmt: skip
+    if wanted is not None:
+        service.step.answer_only([one.request_id for one in wanted])  # type: ignore[attr-defined]  # the evaluator's
     ends = {**run.transport.admin.end_offsets("weights"), **run.transport.admin.end_offsets("control")}
     evals = begin_positions(run.transport, ("evals",))
     try:
         service.start()
         said = time.monotonic()
-        while not (service.done or _is_idle(service, ends)):
+        while not (service.done or wanted == [] or _is_idle(service, ends)):
             idle_s = service.tick()
-            yield from _news(reader)
-            if time.monotonic() - said >= SAY_S:
+            yield from _news(reader, wanted)
+            if time.monotonic() - said >= SAY_S and (progress := progress_of(service)):
                 said = time.monotonic()
-                say(f"evaluating version {service.health().get('evaluating')}")
+                say(progress)
             if idle_s > 0 and not service.done:
                 run.transport.wait(service.sources(), min(idle_s, LOOK_S))
     except TakenOver as error:
@@ -176,8 +274,19 @@ def _work(run: OpenRun, reader: Reader, say: Callable[[str], None]) -> Iterator[
     finally:
         service.close()
     while reader.position(EVALS) < run.transport.admin.end_offsets("evals").get(EVALS, evals[EVALS]):
-        yield from _news(reader)
+        yield from _news(reader, wanted)
         run.transport.wait([reader], 0.0)
+
+
+def progress_of(service: Service) -> str:
+    """What an evaluator is at; empty between two evaluations."""
+    health = service.health()
+    if health.get("evaluating") is None:
+        return ""
+    return (
+        f"evaluating {health['evaluation']} of version {health['evaluating']}: "
+        f"{health['samples_done']} of {health['samples']} samples"
+    )
 
 
 def _is_idle(service: Service, ends: dict[TopicPartition, int]) -> bool:

@@ -160,9 +160,11 @@ class RolloutImport(Import):
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
         """Whole groups, and no rollout without its task."""
         self.check_whole("tasks", "rollouts")
-        return {place: (0, end) for topic in ("rollouts", "tasks") for place, end in self._from.ends(topic).items()}
+        topics = ("rollouts", "tasks", "experts")
+        return {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
 
     def copy(self) -> None:
+        self.copy_topic("experts", self.as_it_is)
         self.copy_topic("tasks", self._of_a_rollout)
         put_back = self._put_back()
         self.copy_topic("rollouts", lambda record: self._rollout(record, put_back))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rftstream.errors import ConfigError, WeightsError
 from rftstream.modelfolder import INITIAL, copy_companions, initial_of
-from rftstream.runtime.published import model_of, read_published
+from rftstream.runtime.published import model_of, read_published, whole_model
 from rftstream.runtime.runs import open_run
 from rftstream.sections import RunConfig
 from rftstream.weights.snapshot import write_snapshot
@@ -30,7 +30,7 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
         chosen = [] if version is None else [version]
         (announced,) = published.choose(chosen, where=f"model.init_from: {path}: version")
         try:
-            tensors = published.follower.fetch(announced)
+            tensors = whole_model(spec, published.follower.fetch(announced))
         except WeightsError as error:
             raise ConfigError(f"model.init_from: {wanted}: {error}") from None
     finally:

@@ -15,7 +15,8 @@ from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import DesiredState, RunState
 from rftstream.modelfolder import prepare_model
-from rftstream.runtime.creation import begin, write_config
+from rftstream.runtime.creation import begin, say_aside, write_config
+from rftstream.runtime.experts import check_experts, load_experts
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.manifest import changes_of_resume, check_same_run, data_digests
@@ -62,6 +63,7 @@ def run(
         config = configs.load([config])
     add_import_paths(config)
     check_part_names(config)
+    check_experts(config)
     check_trackers(config)
     if config.run.imported_from is not None:
         raise ConfigError(
@@ -99,6 +101,7 @@ def resume(
     config = read_config(folder, sets) if folder.exists() else configs.load([run], sets=sets)
     add_import_paths(config)
     check_part_names(config)
+    check_experts(config)
     check_trackers(config)
     return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began)
 
@@ -167,6 +170,7 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
         config = configs.load([config])
     add_import_paths(config)
     check_part_names(config)
+    check_experts(config)
     newest = newest_folder(config, Path(run_dir) if run_dir is not None else None)
     found = standing(config, newest)
     if newest.is_live() or found == "begun":
@@ -206,6 +210,8 @@ def reopen(
     if control.manifest is not None:
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
+    if config.experts is not None and config.experts.source is not None:
+        load_experts(transport, config, folder, config.experts, say=say_aside)
     imported = config.run.imported_from is not None
     if imported and control.ended is None:
         raise ConfigError(

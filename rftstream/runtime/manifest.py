@@ -94,12 +94,19 @@ def _settings_in(text: str) -> Mapping[str, Any]:
 
 
 def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, Any]) -> list[str]:
-    fixed = {
+    fixed: dict[str, tuple[Any, Any]] = {
         "transport.partitions": (manifest.partitions, config.transport.partitions),
         "trainer.shares": (manifest.shares, config.trainer.shares),
         "run.seed": (manifest.seed, config.run.seed),
         "model.dtype": (then.get("model.dtype", config.model.dtype), config.model.dtype),
     }
+    if config.experts is not None:  # half a pass cannot go on in another order
+        for name in ("held_out", "shuffle"):
+            now = getattr(config.experts, name)
+            fixed[f"experts.{name}"] = then.get(f"experts.{name}", now), now
+    now = _flat(to_dict(config))
+    for key in sorted({key for key in (*then, *now) if key.startswith("model.lora.")}):
+        fixed[key] = (then.get(key), now.get(key))
     return [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
 
 

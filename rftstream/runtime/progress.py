@@ -82,6 +82,13 @@ class Watch:
         self._sample_at = time.monotonic() + 1.0
         self._partition = 0
 
+    @property
+    def steps(self) -> int | None:
+        """Of the whole run, where that is known."""
+        ended = self.observer.control.ended
+        counted = ended.batches if ended is not None else None
+        return min(filter(None, (self.config.run.steps, counted)), default=None)
+
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
         for one in news:
             if isinstance(one, EvalResult):
@@ -119,8 +126,8 @@ class Watch:
     def seconds_left(self) -> float | None:
         run, curve, rates = self.config.run, self.observer.curve, self.rates()
         left = []
-        if run.steps and rates:
-            left.append(max(0, run.steps - curve.version) / rates.steps_per_s)
+        if self.steps and rates:
+            left.append(max(0, self.steps - curve.version) / rates.steps_per_s)
         if run.hours and (manifest := self.observer.control.manifest):
             left.append(max(0.0, manifest.created_at + run.hours * 3600 - time.time()))
         return min(left) if left else None
@@ -204,12 +211,13 @@ class NoProgress:
 
 
 def status_line(watch: Watch) -> str:
-    curve, run = watch.observer.curve, watch.config.run
-    parts = [f"step {curve.version}" + (f"/{run.steps}" if run.steps else "")]
+    curve, steps = watch.observer.curve, watch.steps
+    parts = [f"step {curve.version}" + (f"/{steps}" if steps else "")]
     if curve.last is None:
         return f"{parts[0]}  waiting for the first batch"
     metrics = curve.last.metrics
-    for name, text in (("reward", "reward {:.3f}"), ("staleness_mean", "staleness {:.1f}"), ("loss", "loss {:.4f}")):
+    for name, text in (("reward", "reward {:.3f}"), ("staleness_mean", "staleness {:.1f}"), ("loss", "loss {:.4f}"),
+                       ("held_out_loss", "held out {:.4f}")):  # fmt: skip
         if name in metrics:
             parts.append(text.format(metrics[name]))
     if rates := watch.rates():
@@ -220,8 +228,8 @@ def status_line(watch: Watch) -> str:
 
 
 def _rate_parts(rates: Rates) -> list[str]:
-    return [f"{rates.rollouts_per_s:.0f} rollouts/s", f"{rates.tokens_per_s:.0f} tokens/s",
-            f"{rates.steps_per_s * 60:.1f} steps/min"]  # fmt: skip
+    rollouts = [f"{rates.rollouts_per_s:.0f} rollouts/s"] if rates.rollouts_per_s else []
+    return [*rollouts, f"{rates.tokens_per_s:.0f} tokens/s", f"{rates.steps_per_s * 60:.1f} steps/min"]
 
 
 def evaluation_line(result: EvalResult) -> str:
@@ -341,15 +349,15 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
 def _bar(watch: Watch, width: int) -> Text:
     from rich.text import Text
 
-    curve, run = watch.observer.curve, watch.config.run
+    curve, steps = watch.observer.curve, watch.steps
     took = f"  {duration(time.monotonic() - watch.began)}"
     if left := watch.seconds_left():
         took += f", {duration(left)} left"
     text = Text.assemble((f"step {curve.version}", "bold"))
-    if run.steps:
-        text.append(f" of {run.steps} ")
+    if steps:
+        text.append(f" of {steps} ")
         room = max(0, min(BAR_WIDTH, width - len(text) - len(took)))
-        done = min(room, room * curve.version // run.steps)
+        done = min(room, room * curve.version // steps)
         text.append("━" * done, "cyan").append("━" * (room - done), "dim")
     return text.append(took)
 

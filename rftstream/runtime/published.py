@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from rftstream.modelfolder import copy_companions, prepare_model
 from rftstream.models import ModelSpec
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun
+from rftstream.weights.adapters import whole_tensors, write_adapter
 from rftstream.weights.follower import WeightsFollower
-from rftstream.weights.snapshot import write_snapshot
+from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +77,35 @@ def model_of(opened: OpenRun) -> ModelSpec:
     return spec
 
 
-def write_model_folder(published: Published, announced: WeightsAnnounced, spec: ModelSpec, target: Path) -> None:
+def whole_model(spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> Mapping[str, RawTensor]:
+    """All weights of a version: adapters are merged with what they are for."""
+    if spec.lora is None:
+        return tensors
+    from rftstream.policies.served import served_parameters
+
+    return whole_tensors(spec, tensors, served_parameters(spec)[0], where=f"weights of {spec.name}")
+
+
+def write_model_folder(
+    published: Published, announced: WeightsAnnounced, spec: ModelSpec, target: Path, *, adapter: bool = False
+) -> None:
     """An ordinary Hugging Face folder of a version, as `final/` is: weights, config, tokenizer, template, generation
-    config. It appears whole or not at all; ConfigError if the place is taken."""
+    config; or its adapter alone, as PEFT has them. It appears whole or not at all; ConfigError if the place is taken,
+    or the run has no adapters."""
+    if adapter and spec.lora is None:
+        raise ConfigError(f"--adapter: {spec.name} was trained as a whole, without [model.lora]; leave the option out")
     if target.exists():
         raise ConfigError(f"{target}: exists already, expected a new folder; remove it, or give another --to")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        copy_companions(spec, partial)
         tensors = published.follower.fetch(announced)
-        with (partial / "model.safetensors").open("wb") as file:
-            write_snapshot(file, tensors, {"format": "pt"})
+        if adapter:
+            write_adapter(partial, spec, tensors)
+        else:
+            copy_companions(spec, partial)
+            with (partial / "model.safetensors").open("wb") as file:
+                write_snapshot(file, whole_model(spec, tensors), {"format": "pt"})
         partial.chmod(0o755)
         partial.rename(target)
     except BaseException:

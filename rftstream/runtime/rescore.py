@@ -54,6 +54,8 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
 
 def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]) -> RunConfig:
     """The source's with the new reward."""
+    if source.config.without_tasks:
+        raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with rollouts to score")
     rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
     return derive_config(source, folder, [*rewards, *sets])
 

@@ -208,8 +208,8 @@ class RoleContext:
     own_store: ObjectStore | None = None
     """In place of the one that the run file names."""
 
-    def open_store(self) -> ObjectStore:
-        return self.own_store or open_store(self.config, self.folder)
+    def open_store(self, *, patience_s: float | None = None) -> ObjectStore:
+        return self.own_store or open_store(self.config, self.folder, patience_s=patience_s)
 
 
 class Log:

@@ -297,10 +297,16 @@ def _revealed(config: RunConfig) -> TransportSection:
     return dataclasses.replace(config.transport, options=options)
 
 
-def open_store(config: RunConfig, folder: RunFolder) -> ObjectStore:
+def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None = None) -> ObjectStore:
+    """`patience_s`: for who has something better to do than to wait."""
     from rftstream.weights.store import ObjectStore
 
-    return ObjectStore(config.weights.store.replace("{run}", folder.run_id), base=folder.path)
+    settings = config.weights
+    patience_s = settings.patience_s if patience_s is None else min(patience_s, settings.patience_s)
+    return ObjectStore(
+        settings.store.replace("{run}", folder.run_id), base=folder.path, patience_s=patience_s,
+        timeout_s=min(settings.timeout_s, max(patience_s, 1.0)),
+    )  # fmt: skip
 
 
 def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:

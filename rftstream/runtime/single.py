@@ -167,6 +167,7 @@ class SingleService(Service):
         self.claim = claim
         self._known_epoch = claim.epoch
         self.claims[self.role] = claim
+        self.transport.admin.make_durable()  # no epoch comes twice: objects have names by it
         if before is not None:
             log.info(
                 "%s takes over from %s, process %d on %s (epoch %d -> %d)",

@@ -130,7 +130,7 @@ class Stretch:
             model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
             transport = open_transport(self._config, self._folder, create=new)
             if new:
-                begin(transport, self._config, self._folder)
+                begin(transport, self._config, self._folder, say=self.note)
             result = self._supervise(transport, model.folder)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 discard(self._folder, transport)

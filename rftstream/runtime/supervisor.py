@@ -289,6 +289,8 @@ def worker_commands(config: RunConfig, folder: RunFolder, model: Path | None = N
         "feeder": 1, "buffer": 1, "verifier": config.verifier.count, "trainer": 1, "explorer": config.explorer.count,
         "evaluator": config.evaluator.count if config.evaluations else 0,
     }  # fmt: skip
+    if config.without_tasks:
+        counts |= {"verifier": 0, "explorer": 0}
     return [
         (role, _worker_command(config, folder, role, index, model))
         for role, count in counts.items()

@@ -34,6 +34,8 @@ def trial_config(
 ) -> RunConfig:
     """One batch of this size in a log of one partition. `taskset`: of this one alone; `seed`: in place of run.seed."""
     tasksets = config.tasksets
+    if not tasksets:
+        raise ConfigError("try: there are no tasksets to sample from; `rftstream check` shows what the run learns from")
     if taskset is not None:
         if taskset not in tasksets:
             raise ConfigError(f"--taskset: unknown {taskset!r}; {plugins.suggest(taskset, tasksets)}")
@@ -62,7 +64,7 @@ def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: 
         store = ObjectStore("file://weights", base=folder.path)
         setup = log.connect("try")
         create_log(setup, config)
-        announced = _publish_version_0(config, folder, store, clock.now())
+        announced = publish_version_0(config, folder, store, clock.now())
         _put_version_0(setup, config, folder, announced)
         services = []
         for role in ROLES:
@@ -75,7 +77,7 @@ def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: 
         yield from _drive(services, setup, num_tasks, samples)
 
 
-def _publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, now: float) -> WeightsAnnounced:
+def publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, now: float) -> WeightsAnnounced:
     """What the trainer of a run does first; its backend is gone again before anything is sampled."""
     from rftstream.backends.base import OptimizerSettings
 

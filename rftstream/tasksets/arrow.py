@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftstream.errors import ConfigError
-from rftstream.tasksets.columns import Columns
+from rftstream.tasksets.rows import RowReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ READ_BYTES = 1024 * 1024
 class ArrowRows:
     """The rows of some files, one file after the other."""
 
-    def __init__(self, paths: Sequence[Path], columns: Columns, source: str) -> None:
+    def __init__(self, paths: Sequence[Path], columns: RowReader, source: str) -> None:
         """`source` names them all. ConfigError names the file and the row."""
         import_pyarrow(source)
         self._paths = list(paths)
@@ -76,7 +76,7 @@ class ArrowRows:
         file = bisect_right(self._ends, index)
         return f"{self._paths[file]}: row {index - (self._ends[file - 1] if file else 0)}"
 
-    def _take_in(self, path: Path, columns: Columns, store: _Store | None) -> _Store | None:
+    def _take_in(self, path: Path, columns: RowReader, store: _Store | None) -> _Store | None:
         """The file's slices, into the store of the files before if these have the same schema."""
         start = self._num_rows
         for batch in _batches(path, columns):
@@ -159,7 +159,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be read as {what}: {text}; fetch or write it again") from None
 
 
-def _batches(path: Path, columns: Columns) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, columns: RowReader) -> Iterator[pa.RecordBatch]:
     """Slices with the wanted columns, as plain types. ConfigError if a column is missing."""
     import pyarrow as pa
 
@@ -180,7 +180,7 @@ def _batches(path: Path, columns: Columns) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, SLICE_ROWS)
 
 
-def _parquet_batches(path: Path, columns: Columns) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(path: Path, columns: RowReader) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -99,7 +99,7 @@ class Columns:
     def problem(self, row: Mapping[str, Any], where: str) -> Problem:
         messages, answer, tools = self._messages(row, where), self._answer(row, where), self._tools(row, where)
         rest = {name: value for name, value in row.items() if self._goes_on(name)}
-        plain = _Plain(where)
+        plain = Plain(where)
         problem = Problem(
             messages=messages,
             answer=answer,
@@ -156,7 +156,7 @@ class Columns:
         value = self._value(row, "answer", where)
         if value is None:
             return None
-        text = value if isinstance(value, str) else json.dumps(_Plain(where)(value, 1), ensure_ascii=False)
+        text = value if isinstance(value, str) else json.dumps(Plain(where)(value, 1), ensure_ascii=False)
         marker = self._config.answer_after
         if marker is None:
             return text
@@ -165,20 +165,7 @@ class Columns:
         return text.rpartition(marker)[2].strip()
 
     def _tools(self, row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
-        tools = self._value(row, "tools", where)
-        if isinstance(tools, str):
-            tools = _from_json(tools, f"{where}: the tools are a text that is not JSON", "a list of functions")
-        if tools is None or tools == []:
-            return ()
-        if not isinstance(tools, list):
-            raise ConfigError(f"{where}: the tools are {a_kind(tools)}, expected a list of functions")
-        tools = [_from_json(one, f"{where}: tool {i} is a text that is not JSON", "an object")
-                 if isinstance(one, str) else one for i, one in enumerate(tools)]  # fmt: skip
-        for place, tool in enumerate(tools):
-            if not isinstance(tool, dict):
-                raise ConfigError(f"{where}: tool {place} is {a_kind(tool)}, expected an object with its JSON schema")
-        plain = _Plain(where)
-        return tuple(plain(without_nulls(tool), 1) for tool in tools)
+        return read_tools(self._value(row, "tools", where), where)
 
 
 def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]]:
@@ -205,14 +192,31 @@ def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]
 # ------------------------------------------------------------------------------------------------ chats
 
 
-def read_chat(chat: Any, where: str) -> tuple[ChatMessage, ...]:
-    """A text, which the user says, or a list of messages."""
+def read_chat(chat: Any, where: str, *, what: str = "prompt", role: str = "user") -> tuple[ChatMessage, ...]:
+    """A text, which `role` says, or a list of messages. `what`: its name in errors."""
     if isinstance(chat, str):
-        return (ChatMessage(role="user", content=chat),)
+        return (ChatMessage(role=role, content=chat),)
     if not isinstance(chat, list) or not chat:
         found = "an empty list" if chat == [] else a_kind(chat)
-        raise ConfigError(f"{where}: the prompt is {found}, expected a text or a list of messages")
-    return tuple(_message(one, f"{where}: message {place} of the prompt") for place, one in enumerate(chat))
+        raise ConfigError(f"{where}: the {what} is {found}, expected a text or a list of messages")
+    return tuple(_message(one, f"{where}: message {place} of the {what}") for place, one in enumerate(chat))
+
+
+def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:
+    """A list of functions, as objects or as JSON."""
+    if isinstance(tools, str):
+        tools = _from_json(tools, f"{where}: the tools are a text that is not JSON", "a list of functions")
+    if tools is None or tools == []:
+        return ()
+    if not isinstance(tools, list):
+        raise ConfigError(f"{where}: the tools are {a_kind(tools)}, expected a list of functions")
+    tools = [_from_json(one, f"{where}: tool {i} is a text that is not JSON", "an object")
+             if isinstance(one, str) else one for i, one in enumerate(tools)]  # fmt: skip
+    for place, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise ConfigError(f"{where}: tool {place} is {a_kind(tool)}, expected an object with its JSON schema")
+    plain = Plain(where)
+    return tuple(plain(without_nulls(tool), 1) for tool in tools)
 
 
 def _message(message: Any, where: str) -> ChatMessage:
@@ -223,7 +227,7 @@ def _message(message: Any, where: str) -> ChatMessage:
         calls = _from_json(calls, f"{where}: tool_calls is a text that is not JSON", "a list of calls")
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ConfigError(f"{where}: tool_calls, expected a list of objects")
-    plain = _Plain(where)
+    plain = Plain(where)
     return ChatMessage(
         role=message["role"],
         content=_content(message.get("content"), bool(calls), where),
@@ -263,7 +267,7 @@ def without_nulls(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ values
 
 
-class _Plain:
+class Plain:
     """Values as messages carry them. What has no such form becomes text; counts the bytes of texts on its way."""
 
     def __init__(self, where: str) -> None:

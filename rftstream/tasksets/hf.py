@@ -14,7 +14,7 @@ from rftstream.errors import ConfigError
 from rftstream.tasksets.arrow import ArrowRows
 from rftstream.tasksets.columns import Columns, TableConfig
 from rftstream.tasksets.datafolder import Wanted, choose_split, find_split
-from rftstream.tasksets.rows import Chain, Csv, JsonLines, Rows, json_rows
+from rftstream.tasksets.rows import Chain, Csv, JsonLines, RowReader, Rows, json_rows
 from rftstream.tasksets.table import Table
 
 CONVERTED = "refs/convert/parquet"
@@ -33,12 +33,12 @@ class HfTaskset(Table):
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         source = f"hf:{location}"
-        paths = _find(config, location, source)
+        paths = find_data(config, location, source)
         mapping = Columns(columns, system=system, config=config, data_source=_name(location))
-        super().__init__(_open(paths, mapping, source), mapping, config, source)
+        super().__init__(open_data(paths, mapping, source), mapping, config, source)
 
 
-def _find(config: HfTaskset.Config, location: str, source: str) -> list[Path]:
+def find_data(config: HfTaskset.Config, location: str, source: str) -> list[Path]:
     """The split's files."""
     folder = Path(location).expanduser()
     if folder.is_dir():
@@ -104,7 +104,7 @@ def json_object(path: Path) -> dict[str, object]:
     return values
 
 
-def _open(paths: Sequence[Path], columns: Columns, source: str) -> Rows:
+def open_data(paths: Sequence[Path], columns: RowReader, source: str) -> Rows:
     """All of one format (`find_split`)."""
     suffix = paths[0].suffix
     if suffix in (".parquet", ".arrow"):

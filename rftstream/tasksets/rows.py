@@ -10,7 +10,7 @@ import hashlib
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -18,7 +18,25 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from rftstream.errors import ConfigError
-from rftstream.tasksets.columns import Columns, a_kind
+from rftstream.tasksets.columns import a_kind
+
+
+class RowReader(Protocol):
+    """What makes something of rows, and looks at each when its file is opened. ConfigErrors name the place."""
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Of the columns."""
+
+    def check_kept(self, names: Sequence[str], where: str) -> None:
+        """Of the columns, once for each file."""
+
+    def check(self, row: Mapping[str, Any], where: str) -> None: ...
+
+    def wanted(self, names: Sequence[str]) -> list[str]:
+        """Of a file's columns those that have to be read."""
+
+    def chat_path(self, names: Sequence[str]) -> str:
+        """Where the first messages stand in a file with these columns."""
 
 
 class Rows(Protocol):
@@ -38,7 +56,7 @@ class Rows(Protocol):
 class JsonLines:
     """One JSON object a line; blank lines are passed over."""
 
-    def __init__(self, path: Path, columns: Columns) -> None:
+    def __init__(self, path: Path, columns: RowReader) -> None:
         self._path = path
         self._offsets = array("q")
         self._lines = array("q")
@@ -58,7 +76,7 @@ class JsonLines:
     def where(self, index: int) -> str:
         return f"{self._path}:{self._lines[index]}"
 
-    def _scan(self, file: BinaryIO, columns: Columns) -> str:
+    def _scan(self, file: BinaryIO, columns: RowReader) -> str:
         """Checks every line, keeps where it begins, and returns the file's digest."""
         sha256 = hashlib.sha256()
         offset = 0
@@ -85,7 +103,7 @@ class JsonLines:
 class JsonList:
     """A file that holds one list of objects. Its bytes stay in memory: it can't be read in part."""
 
-    def __init__(self, path: Path, columns: Columns) -> None:
+    def __init__(self, path: Path, columns: RowReader) -> None:
         self._path = path
         with _open(path, "a JSON file") as file:
             data = file.read()
@@ -115,7 +133,7 @@ class JsonList:
 class Csv:
     """The first line names the columns. Cells are texts, as they stand there."""
 
-    def __init__(self, path: Path, columns: Columns) -> None:
+    def __init__(self, path: Path, columns: RowReader) -> None:
         self._path = path
         self._delimiter = "\t" if path.suffix == ".tsv" else ","
         self._offsets = array("q")
@@ -210,7 +228,7 @@ class Chain:
         return self._parts[number], index - (self._ends[number - 1] if number else 0)
 
 
-def json_rows(path: Path, columns: Columns) -> Rows:
+def json_rows(path: Path, columns: RowReader) -> Rows:
     """A `.json` file may be either."""
     with _open(path, "a JSON file") as file:
         first = next((line.lstrip()[:1] for line in file if line.strip()), b"")

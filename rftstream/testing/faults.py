@@ -19,6 +19,10 @@ class Kill(BaseException):
     """A simulated SIGKILL: nothing of the process goes on."""
 
 
+class PowerLoss(BaseException):
+    """All of them at once, and the newest of the log may be lost."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """At most so many of each. The seed chooses between those that can happen at a point."""
@@ -51,13 +55,15 @@ class Faults:
     """A user drains the run."""
     retries: int = 0
     """A user asks for groups to be put back: dead ones, some of them a second time, now and then one that is not."""
+    power_losses: int = 0
+    """All processes end at once, and of what was committed the newest may be missing, as from an embedded log."""
 
 
 _WHERE = {
     "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
     "aborts": {BEFORE_COMMIT, IN_COMMIT, BEFORE_START},
     "unknowns": {BEFORE_COMMIT, IN_COMMIT, MARKING, AFTER_COMMIT}, "silences": {QUESTION, MARKING},
-    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN},
+    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN}, "power_losses": None,
 }  # fmt: skip
 """Points at which each can happen; None: at all of them."""
 

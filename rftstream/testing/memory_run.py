@@ -7,6 +7,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -159,7 +160,7 @@ class _MemoryFiles:
         self._fault(f"after_{folder}")
         return True
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
         return io.BytesIO(self._get(name))
 
     def size(self, name: str) -> int:

@@ -17,7 +17,7 @@ from rftstream.runtime.requests import retry_request
 from rftstream.runtime.role import Log
 from rftstream.runtime.service import Service, build_service
 from rftstream.sections import RunConfig
-from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill
+from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill, PowerLoss
 from rftstream.testing.memory_run import START_TIME_S, MemoryRun
 from rftstream.views.dead import read_dead, stored_rollouts
 
@@ -76,6 +76,8 @@ class Simulation(MemoryRun):
         self.store.fault = self._at
         self.plan = FaultPlan(faults, self.random)
         self.watch = watch
+        self.forgot: Callable[[], None] | None = None
+        """Called when the power was lost, and with it some of the log."""
         self.processes: list[SimulatedProcess] = []
         self.num_ticks = 0
         self.story: list[str] = []
@@ -93,9 +95,10 @@ class Simulation(MemoryRun):
 
     def _counts(self) -> Mapping[str, int]:
         config = self.config
+        sampled = not config.without_tasks
         return {
-            "feeder": 1, "explorer": config.explorer.count, "verifier": config.verifier.count, "buffer": 1,
-            "trainer": 1, "evaluator": config.evaluator.count if config.evaluations else 0,
+            "feeder": 1, "explorer": config.explorer.count * sampled, "verifier": config.verifier.count * sampled,
+            "buffer": 1, "trainer": 1, "evaluator": config.evaluator.count if config.evaluations else 0,
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ driving
@@ -147,6 +150,16 @@ class Simulation(MemoryRun):
         """SIGKILL; it starts again a while later."""
         self.tell(process, reason)
         self._end(process)
+
+    def at(self, seconds: float, what: Callable[[], None]) -> None:
+        """So long from now somebody outside of the run does this, for whom nothing goes wrong."""
+
+        def do() -> None:
+            current, self._current = self._current, None
+            what()
+            self._current = current
+
+        self._agenda.append((self.clock.now() + seconds, do))
 
     def restart(self, process: SimulatedProcess) -> None:
         """SIGTERM; it starts again a while after it has left."""
@@ -200,6 +213,10 @@ class Simulation(MemoryRun):
                 self._at(BETWEEN)
         except Kill as kill:
             self.kill(process, f"killed {kill}")
+        except PowerLoss as loss:
+            if self._num_held:  # others stand still in the middle of a step, outside this one
+                raise
+            self._lose_power(str(loss))
         except RftError as error:
             self._failed(process, error)
         finally:
@@ -307,6 +324,22 @@ class Simulation(MemoryRun):
                 self.ask(DesiredState.draining)
             case "retries":
                 self.retry_dead()
+            case "power_losses":
+                raise PowerLoss(point)
+
+    def _lose_power(self, point: str) -> None:
+        transactions = self.log.transactions
+        num_kept = self.random.randint(transactions.num_durable, len(transactions.history))
+        lost = len(transactions.history) - num_kept
+        self.story.append(f"{self._time()} the power is lost {point}, and {lost} transactions with it")
+        for process in self.processes:
+            if process.exit_code is None:
+                self._end(process)
+        self.log.lose_power(num_kept)
+        if self.forgot is not None:
+            self.forgot()
+        if lost:
+            self.ask(self._asked)  # the user sees that it is lost, too
 
     def _singles(self) -> set[str]:
         return {"feeder", "buffer", "trainer", "evaluator"}

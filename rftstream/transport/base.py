@@ -226,7 +226,7 @@ class Admin(Protocol):
     def delete_topics(self, topics: Collection[str]) -> None: ...
 
     def make_durable(self) -> None:
-        """Everything committed so far survives the loss of power."""
+        """Everything committed so far survives the loss of power. TransportError if that cannot be had."""
 
 
 class Transport(Protocol):

@@ -95,6 +95,7 @@ class MemoryAdmin:
                 if offset > partition.begin:
                     partition.keep(lambda record, offset=offset: record.offset >= offset)  # type: ignore[misc]
                     partition.begin = offset
+                    self._log.transactions.make_durable()  # what goes after it is lost before it is
                     self._log.note_change()
 
     def compact(self, topic: str) -> None:
@@ -119,6 +120,7 @@ class MemoryAdmin:
                     if record.key is not None and (newest[record.key] != record.offset or record.offset in forgotten)
                 }
                 partition.keep(lambda record, gone=gone: record.offset not in gone)  # type: ignore[misc]
+            self._log.transactions.make_durable()
             self._log.note_change()
 
     def delete_topics(self, topics: Collection[str]) -> None:
@@ -134,7 +136,8 @@ class MemoryAdmin:
                 log.share_out_anew(group)
 
     def make_durable(self) -> None:
-        pass
+        with self._log.changed:
+            self._log.transactions.make_durable()
 
 
 class MemoryTransport:

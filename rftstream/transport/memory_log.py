@@ -117,6 +117,26 @@ class MemoryLog:
         self.num_changes += 1
         self.changed.notify_all()
 
+    def lose_power(self, num_kept: int) -> None:
+        """As of an embedded log: the first `num_kept` transactions are left, at least those that were made durable.
+        Whoever used it is gone."""
+        with self.changed:
+            lost = self.transactions.lose(num_kept)
+            for place in {place for transaction in lost for place in transaction.records}:
+                if place in self.partitions:
+                    gone = {record.offset for one in lost for record in one.records.get(place, ())}
+                    partition = self.partitions[place]
+                    partition.keep(lambda record, gone=gone: record.offset not in gone)  # type: ignore[misc]
+                    # Nobody has read further than the first of them: it was not decided yet.
+                    left = partition.offsets[-1] + 1 if partition.offsets else 0
+                    partition.end = partition.written = max(partition.begin, left, min(gone))
+            for group in self.groups.values():
+                group.positions = {place: Position(0) for place in group.positions}
+            for transaction in self.transactions.history:
+                if transaction.group is not None:
+                    self.group(transaction.group).positions.update(transaction.positions)
+            self.note_change()
+
     # -- groups
 
     def group(self, name: str) -> MemoryGroup:

@@ -52,6 +52,8 @@ class Coordinator:
         self._unfinished: dict[str, Transaction] = {}
         self.history: list[Transaction] = []
         """What was committed, in the order of the decisions."""
+        self.num_durable = 0
+        """Of them: so many survive a loss of power in any case."""
 
     # -- producers
 
@@ -59,6 +61,7 @@ class Coordinator:
         self.pass_time()
         self._end(transactional_id)
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, 0) + 1
+        self.make_durable()
         return epoch
 
     def check_epoch(self, transactional_id: str, epoch: int) -> None:
@@ -83,6 +86,17 @@ class Coordinator:
             if transaction.committed is None:
                 self.decide(transaction, committed=False)
             self.mark(transaction)
+
+    def make_durable(self) -> None:
+        self.num_durable = len(self.history)
+
+    def lose(self, num_kept: int) -> list[Transaction]:
+        """The first so many stay, marked; what is open comes to nothing. Returns those that are lost."""
+        for transaction in list(self._unfinished.values()):
+            self._end(transaction.transactional_id)
+        lost = self.history[num_kept:]
+        del self.history[num_kept:]
+        return lost
 
     # -- phases
 

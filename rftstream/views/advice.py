@@ -64,6 +64,8 @@ def _processes(config: RunConfig) -> Iterator[str]:
             )
         if count == 0:
             yield f"{role}.count: 0, so the run waits until `rftstream worker --role {role}` is started by hand"
+    if config.experts is not None and config.experts.source is None:
+        yield "experts.source: unset, so the run waits until `rftstream experts load` brings some"
     if config.evaluations and config.evaluator.count == 0:
         yield "evaluator.count: 0, so nothing is evaluated until `rftstream worker --role evaluator` is started by hand"
     cores = len(os.sched_getaffinity(0))
@@ -76,6 +78,8 @@ def _processes(config: RunConfig) -> Iterator[str]:
 
 
 def _groups(config: RunConfig) -> Iterator[str]:
+    if config.without_tasks:
+        return
     group_size, least = config.feeder.group_size, config.buffer.min_siblings
     if group_size < least:
         yield (

@@ -21,6 +21,7 @@ from rftstream.topics import TOPICS
 from rftstream.transport.base import Transport
 from rftstream.views import ledger
 from rftstream.views.balance import STAGES, AuditReport, Balance, Lengths
+from rftstream.views.experts import count_experts
 from rftstream.views.index import Index, read_kept_table
 from rftstream.views.layout import plural
 from rftstream.views.ledger import BATCHED, DEAD, EXPIRED, FILTERED, PENDING, TRAINED, Digests, InForce, Outcomes, Rows
@@ -64,9 +65,9 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     decided = table("outcomes")
     outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
     through = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] < said.sequence), steps.version)
-    batches, shares = _batches(
-        table("batches").where(lambda rows: (rows["number"] < 0) | (rows["number"] >= said.version))
-    )
+    batches_table = table("batches").where(lambda rows: (rows["number"] < 0) | (rows["number"] >= said.version))
+    batches, shares = ledger.rows_of("batches", batches_table), ledger.shares_of(batches_table)
+    uses = ledger.uses_of(batches_table)
     verified = ledger.rows_of("verified", standing("verified"), done_by_buffer)
     rollouts = ledger.rows_of("rollouts", standing("rollouts"), done_by_verifiers)
     partials = ledger.rows_of("partials", standing("partials"))
@@ -89,6 +90,8 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         *_outcomes_against_batches(log, outcomes, batches, said.version),
         *_batches_against_steps(steps, outcomes, shares, said, num_shares=len(log.ends("batches"))),
     ]
+    experts, more = count_experts(log, rest[0], uses, shares, steps.version, num_shares=len(log.ends("batches")))
+    contradictions += more
     if ended is not None and fates.groups.admitted < ended.admitted:
         found = plural(fates.groups.admitted, "group")
         contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
@@ -97,6 +100,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         version=steps.version,
         rollouts=fates.rollouts,
         groups=fates.groups,
+        experts=experts,
         deleted_groups=said.sequence,
         deleted_rollouts=sum(said.rollouts.values()),
         earliest_version=said.version,
@@ -104,12 +108,11 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         lengths=fates.lengths,
         unreadable={one.topic: one.num_unreadable for one in rows if one.num_unreadable},
         problems=(*contradictions, *_twin_sentences(log, twins)),
-        balanced=fates.rollouts.balanced and fates.groups.balanced and not contradictions,
+        balanced=fates.rollouts.balanced
+        and fates.groups.balanced
+        and not contradictions
+        and (experts is None or experts.balanced),
     )
-
-
-def _batches(table: Table) -> tuple[Rows, ledger.Shares]:
-    return ledger.rows_of("batches", table), ledger.shares_of(table)
 
 
 # --------------------------------------------------------------------------------------------- fates

@@ -69,6 +69,8 @@ class AuditReport:
     """By outcome, pending included."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
     """Topic -> records without id headers, which belong to nobody."""
+    experts: Balance | None = None
+    """Demonstrations, counted once for each pass that took them; None where there are none."""
     deleted_groups: int = 0
     """Of those admitted: their records may be gone, and they count as the log says."""
     deleted_rollouts: int = 0
@@ -90,6 +92,7 @@ class AuditReport:
             "version": self.version,
             "rollouts": self.rollouts.to_json(),
             "groups": self.groups.to_json(),
+            **({"experts": self.experts.to_json()} if self.experts is not None else {}),
             "twins": dict(self.twins),
             "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
             "unreadable": dict(self.unreadable),
@@ -109,13 +112,15 @@ def _text(report: AuditReport) -> list[str]:
     law = "admitted = pending + trained + expired + filtered + dead"
     names = ("admitted", "pending", "trained", "expired", "filtered", "dead")
     both: tuple[tuple[str, Balance], ...] = (("groups", report.groups), ("rollouts", report.rollouts))
+    if report.experts is not None:
+        both += (("demonstrations", report.experts),)
     lines = [
         f"balanced: {law}" if report.balanced else f"NOT BALANCED: expected {law}",
         f"version {report.version} in force (trainer epoch {report.trainer_epoch})",
         "",
         *columns([("", *names), *((label, *(f"{getattr(one, name):,}" for name in names)) for label, one in both)]),
     ]
-    if report.groups.pending or report.rollouts.pending:
+    if any(one.pending for _, one in both):
         lines += ["", *columns([
             ("pending", *(stage.replace("_", " ") for stage in STAGES)),
             *((label, *(f"{one.pending_by_stage[stage]:,}" for stage in STAGES)) for label, one in both),

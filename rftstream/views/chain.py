@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORMS = (
     "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
-    "epoch 1), or a record (rollouts[3]@8172)"
+    "epoch 1), a demonstration (experts/0/17/0, or its id), or a record (rollouts[3]@8172)"
 )
 
 
@@ -42,11 +42,14 @@ class Target:
     """None: of any."""
     place: TopicPartition | None = None
     offset: int = 0
+    demonstration: str = ""
+    """Its id."""
 
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("rollout", r"(?P<group>[a-z0-9_-]+/\d+/\d+/\d+)/(?P<sibling>\d+)"),
     ("group", r"(?P<group>[a-z0-9_-]+/\d+/\d+/\d+)"),
+    ("demonstration", r"(?P<demonstration>[0-9a-f]{32})"),
     ("batch", r"batch[: ](?P<batch>\d+)"),
     ("version", r"(?:v|version[: ])(?P<version>\d+)"),
     ("version", r"v?(?P<epoch>\d+)/(?P<version>\d+)"),
@@ -68,6 +71,7 @@ def parse_target(text: str) -> Target:
             group_id=found.get("group") or "",
             sibling=None if sibling is None else int(sibling),
             batch=int(found.get("batch") or 0),
+            demonstration=found.get("demonstration") or "",
             version=int(found.get("version") or 0),
             trainer_epoch=None if epoch is None else int(epoch),
             place=None if topic is None else TopicPartition(topic, int(found["partition"])),

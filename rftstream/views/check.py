@@ -27,8 +27,10 @@ from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
-from rftstream.views.estimate import DiskEstimate, estimate_disk, estimate_memory
+from rftstream.views.check_experts import ExpertsLine, experts_line
+from rftstream.views.estimate import DiskEstimate, estimate_disk
 from rftstream.views.layout import columns, plural, size
+from rftstream.views.memory import MemoryEstimate, estimate_memory, longest_row, memory_lines, memory_warnings
 from rftstream.views.turns import first_difference
 
 RENDERED_PROMPTS = 1_000
@@ -96,9 +98,9 @@ class CheckReport:
     model: ModelSpec | None = None
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
+    experts: ExpertsLine | None = None
     disk: DiskEstimate | None = None
-    memory: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that the trainer holds of the model, by what they are."""
+    memory: MemoryEstimate | None = None
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -120,6 +122,11 @@ def check(config: RunConfig) -> CheckReport:
     report.parts = _parts(config, collect)
     with collect("trackers"):
         check_trackers(config)
+    if config.model.lora is not None and config.trainer.backend == "torch":
+        from rftstream.backends import lora
+
+        with collect("model.lora"):
+            lora.require()
     sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
         *config.tasksets.items(), *config.evaluations.items()
     ]  # fmt: skip
@@ -131,11 +138,14 @@ def check(config: RunConfig) -> CheckReport:
             rendering = Rendering.of(report.model)
             report.context = rendering.context
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
+        with collect("experts"):
+            report.experts = experts_line(config, report.model, rendering.show if rendering is not None else str)
         with collect("disk"):
             report.disk = _estimate(config, report)
         with collect("memory"):
-            report.memory = _memory(config, report.disk)
+            report.memory = _memory(config, report)
     report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
+    report.warnings += memory_warnings(report.memory)
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
     return report
 
@@ -344,12 +354,19 @@ def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
     return estimate_disk(config, report.model, report.context, samples, {line.name: line.problems for line in lines})
 
 
-def _memory(config: RunConfig, disk: DiskEstimate | None) -> dict[str, int]:
-    """Of the backend torch; what others hold is their own."""
-    if config.trainer.backend != "torch" or disk is None or not disk.parameters:
-        return {}
-    part, options = config.build_part("algorithm", config.trainer.algorithm)
-    return estimate_memory(disk.parameters, part(options).needs)
+def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
+    """None of a model without weights. Of parts that are not built in nothing is known."""
+    if report.model is None or report.disk is None or not report.disk.parameters:
+        return None
+    prompts = {line.name: line.longest for line in report.tasksets if line.kind == "taskset"}
+    algorithm, settings = config.build_part("algorithm", config.trainer.algorithm)
+    evaluator = config.evaluator.policy or config.explorer.policy
+    named = {"backend": ("backend", config.trainer.backend), "policy": ("policy", config.explorer.policy),
+             "evaluator": ("policy", evaluator)}  # fmt: skip
+    built_in = {place: part for place, part in named.items() if part[1] in ("torch", "hf")}
+    known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
+    longest = longest_row(config, prompts, report.context)
+    return estimate_memory(config, report.model, longest, algorithm(settings).needs, known)
 
 
 # --------------------------------------------------------------------------------------------- output
@@ -378,8 +395,9 @@ def _json(report: CheckReport) -> dict[str, Any]:
             }
             for line in report.tasksets
         ],
+        "experts": None if report.experts is None else report.experts.to_json(),
         "disk": None if report.disk is None else report.disk.to_json(),
-        "memory": dict(report.memory),
+        "memory": None if report.memory is None else report.memory.to_json(),
         "warnings": list(report.warnings),
         "errors": list(report.errors),
     }  # fmt: skip
@@ -394,11 +412,12 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"]
     for line in report.tasksets:
         lines += ["", *_taskset_lines(line)]
+    if report.experts is not None:
+        lines += ["", *report.experts.to_lines()]
     if report.disk is not None:
         lines += ["", *_disk_lines(report.disk)]
-    if report.memory:
-        held = ", ".join(f"{name} {size(count)}" for name, count in report.memory.items())
-        lines += ["", f"memory of the trainer: {size(sum(report.memory.values()))} and its activations ({held})"]
+    if report.memory is not None:
+        lines += ["", *memory_lines(report.memory)]
     for title, sentences in (("warnings", report.warnings), ("errors", report.errors)):
         if sentences:
             lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]

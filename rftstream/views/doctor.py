@@ -32,6 +32,7 @@ FREE_BYTES = 5e9
 MEMORY_BYTES = 2e9
 SHARED_BYTES = 1e9
 OPEN_FILES = 1024
+STORE_PATIENCE_S = 5.0
 PACKAGES = ("torch", "transformers", "kafka-python", "numpy", "msgspec")
 """Whose versions are asked for first when something is odd."""
 
@@ -225,7 +226,7 @@ def _store(config: RunConfig) -> Iterator[Finding]:
             yield _judged(os.access(there, os.W_OK), "object store", f"to be made in {there}", "a folder to write to",
                           "set weights.store, or mend its rights")  # fmt: skip
             return
-    store = open_store(config, folder)
+    store = open_store(config, folder, patience_s=STORE_PATIENCE_S)
     name, data = f"doctor/{platform.node() or 'host'}-{os.getpid()}", b"written by rftstream doctor\n"
     store.put(name, data)
     try:

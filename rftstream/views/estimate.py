@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rftstream import codec
 from rftstream.config import sampling_for
-from rftstream.errors import ConfigError
 from rftstream.messages import (
     Array,
     Experience,
@@ -37,23 +34,16 @@ from rftstream.messages import (
 )
 from rftstream.models import ModelSpec
 from rftstream.sections import RunConfig
+from rftstream.views.sizes import SERVED_BYTES, ModelSizes
 
 MASTER_BYTES = 12
 """Per parameter of a checkpoint: master and two moments, float32."""
-
-TRAINER_BYTES = {"masters": 4, "gradients": 4, "moments": 8}
-"""Per parameter in the memory of a trainer that holds the whole model, float32; activations and logits come on top."""
-
-REFERENCE_BYTES = 4
-"""Likewise of the reference model, where the algorithm needs one."""
 
 CHARACTERS_PER_TOKEN = 4
 """Of completions that nobody has seen yet."""
 
 LOG_OVERHEAD = 1.15
 """Pages and indexes of the embedded log beside its records."""
-
-SERVED_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +90,6 @@ class DiskEstimate:
         }  # fmt: skip
 
 
-def estimate_memory(parameters: int, needs: Collection[str]) -> dict[str, int]:
-    """What a trainer holds of the model, in bytes by what it is; `needs`: the algorithm's."""
-    per_parameter = dict(TRAINER_BYTES)
-    if any(name.startswith("reference_") for name in needs):
-        per_parameter["reference"] = REFERENCE_BYTES
-    return {name: parameters * width for name, width in per_parameter.items()}
-
-
 def estimate_disk(
     config: RunConfig,
     spec: ModelSpec,
@@ -131,18 +113,18 @@ def estimate_disk(
     saves = config.explorer.partial_every_s > 0
     num_bytes = per_rollout(saves)
     rollouts = num_rollouts(config, sizes)
-    parameters = num_parameters(spec.folder)
+    sizes_of_model = ModelSizes.of(spec.folder, spec.lora)
     local = config.weights.store.startswith("file://") or "://" not in config.weights.store
     return DiskEstimate(
         rollouts=rollouts,
         bytes_per_rollout=round(num_bytes),
         saved_bytes=round(num_bytes - per_rollout(False)),
         log_bytes=None if rollouts is None else round(rollouts * num_bytes),
-        parameters=parameters,
-        snapshot_bytes=parameters * SERVED_BYTES[spec.dtype],
+        parameters=sizes_of_model.parameters,
+        snapshot_bytes=sizes_of_model.trained * SERVED_BYTES[spec.dtype],
         # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.
         snapshots=config.weights.keep + config.trainer.keep_checkpoints + len(config.evaluations) + 2,
-        checkpoint_bytes=parameters * MASTER_BYTES,
+        checkpoint_bytes=sizes_of_model.trained * MASTER_BYTES,
         checkpoints=config.trainer.keep_checkpoints + 1,
         store_is_local=local,
         free_bytes=free_bytes(Path(config.base) / config.run.folder),
@@ -209,26 +191,6 @@ def zeros(num_tokens: int) -> dict[str, Array]:
     """Arrays of zeros, as a segment has them."""
     widths = {"int32": 4, "float32": 4, "uint8": 1}
     return {d: Array(dtype=d, shape=(num_tokens,), data=bytes(num_tokens * width)) for d, width in widths.items()}
-
-
-def num_parameters(folder: Path) -> int:
-    """From the headers of the model's safetensors files; 0 where there are none."""
-    return sum(
-        math.prod(tensor["shape"])
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, tensor in _header(file).items()
-        if name != "__metadata__"
-    )
-
-
-def _header(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header: dict[str, Any] = json.loads(opened.read(length))
-    except (struct.error, ValueError, MemoryError, OverflowError) as error:
-        raise ConfigError(f"{file}: not a safetensors file ({error}); fetch the model again") from None
-    return header
 
 
 def free_bytes(folder: Path) -> int:

@@ -32,7 +32,7 @@ from rftstream.runtime.runs import OpenRun
 from rftstream.topics import TOPICS
 from rftstream.views.rows import NUMBERS, ROW, LogChanged, Mark, RowArray, Table, read_table
 
-FORMAT = 2
+FORMAT = 3
 """Of the files and of what rows mean."""
 LOCK_WAIT_S = 60.0
 _CHUNK_BYTES = 1 << 24

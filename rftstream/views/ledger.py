@@ -20,6 +20,7 @@ from rftstream.runtime.role import Log
 from rftstream.runtime.tracker import decode_finished
 from rftstream.transport.base import Position, Record, TopicPartition
 from rftstream.views.rows import (
+    EXPERT,
     LATE,
     MANIFEST,
     NAMED,
@@ -68,6 +69,8 @@ class Rows:
     """Keys that occur more than once, as often as they do too much."""
     num_unreadable: int
     """Records without id headers, or of no contract of the topic; nobody can say what they belong to."""
+    num_keyed: int = 0
+    """Different keys."""
 
 
 def rows_of(topic: str, table: Table, passed: Mapping[TopicPartition, Position] | None = None) -> Rows:
@@ -75,6 +78,7 @@ def rows_of(topic: str, table: Table, passed: Mapping[TopicPartition, Position] 
     rows = table.rows
     readable = rows["kind"] != UNREADABLE
     keys = rows["key"][readable]
+    twins = repeated(keys)
     some = rows[rows["kind"] == ROLLOUT]
     return Rows(
         topic=topic,
@@ -82,8 +86,9 @@ def rows_of(topic: str, table: Table, passed: Mapping[TopicPartition, Position] 
         group_R=column(some, "group"),
         number_R=column(some, "number"),
         passed_R=_passed(some, {place: one for place, one in (passed or {}).items() if place.topic == topic}),
-        twins=repeated(keys),
+        twins=twins,
         num_unreadable=len(rows) - len(keys),
+        num_keyed=len(keys) - len(twins),
     )
 
 
@@ -114,6 +119,8 @@ class Shares:
     """Experiences on the topic."""
     announced: dict[tuple[int, int], int] = field(default_factory=dict)
     """Experiences as the manifest says."""
+    experts: dict[int, int] = field(default_factory=dict)
+    """By batch sequence: demonstrations up to it, as the manifest says."""
 
 
 def shares_of(table: Table) -> Shares:
@@ -129,7 +136,29 @@ def shares_of(table: Table) -> Shares:
     counted = Counter(
         dict(zip(zip(shares[share_U].tolist(), batches[batch_U].tolist(), strict=True), counts.tolist(), strict=True))
     )
-    return Shares(counted, announced)
+    return Shares(
+        counted, announced, dict(zip(manifests["number"].tolist(), manifests["sequence"].tolist(), strict=True))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Of demonstrations, in batches that are kept: each is a group of one or, of a pair, of two records."""
+
+    group_U: Digests
+    """Each once."""
+    number_U: Numbers
+    """Of the demonstration."""
+    batch_U: Numbers
+    num_double: int
+    """Uses that stand in two batches."""
+
+
+def uses_of(table: Table) -> Uses:
+    rows = table.rows[table.rows["kind"] == EXPERT]
+    groups, first = np.unique(rows["group"], return_index=True)
+    places = np.unique(rows[["group", "number"]])
+    return Uses(groups, rows["count"][first].astype(np.int64), rows["number"][first], len(places) - len(groups))
 
 
 # --------------------------------------------------------------------------------------------- steps, outcomes

@@ -229,7 +229,13 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
 
     tasksets = per_taskset(history, axis)
     reward = of("reward", "all tasksets", color=INK) if tasksets else of("reward", "")
-    main = panel(0, slice(0, 2), "Reward", "mean over scored rollouts", [*tasksets[: MAX_LINES - 1], *reward])
+    if reward:
+        main = panel(0, slice(0, 2), "Reward", "mean over scored rollouts", [*tasksets[: MAX_LINES - 1], *reward])
+    else:  # demonstrations or pairs alone
+        main = panel(0, slice(0, 2), "Loss", "", [
+            *of("loss", "trained"), *of("held_out_loss", "held out"),
+            *of("accuracy", "accuracy", right=True), *of("held_out_accuracy", "accuracy, held out", right=True),
+        ], right_unit="share of pairs")  # fmt: skip
     _label_resumes(main, axis)
     panel(
         0,

@@ -25,9 +25,9 @@ from rftstream.transport.base import Record, TopicPartition
 
 RowArray = npt.NDArray[np.void]
 
-UNREADABLE, KEYED, ROLLOUT, MANIFEST, OUTCOME, NAMED = range(6)
+UNREADABLE, KEYED, ROLLOUT, MANIFEST, OUTCOME, NAMED, EXPERT = range(7)
 """Kinds of rows: without id headers; with a twin key only; of a rollout; a batch manifest; an outcome; a rollout that
-the outcome before it names."""
+the outcome before it names; an experience from a demonstration."""
 
 RESULTS = (GroupResult.batched, GroupResult.expired, GroupResult.filtered, GroupResult.dead)
 RESULT_MASK, LATE, SCORED = 3, 4, 8
@@ -36,9 +36,10 @@ RESULT_MASK, LATE, SCORED = 3, 4, 8
 ROW = np.dtype([
     ("rollout", "<u8"), ("group", "<u8"), ("key", "<u8"),  # digests; key: what must be unique on the topic
     ("number", "<i8"),  # the topic's own (NUMBERS), -1 where there is none
-    ("offset", "<i8"), ("sequence", "<i8"),  # of the group, -1 where there is none
+    ("offset", "<i8"), ("sequence", "<i8"),  # of the group, -1 where there is none; total_experts of a manifest
     ("partition", "<i4"),
-    ("share", "<i4"), ("count", "<i4"),  # on batches; count: as a manifest says; tokens of NAMED ones, -1 if unsampled
+    ("share", "<i4"), ("count", "<i4"),  # on batches; count: as a manifest says; tokens of NAMED ones, -1 if unsampled;
+    # the number of an EXPERT's demonstration
     ("kind", "u1"), ("code", "u1"), ("", "V2"),
 ])  # fmt: skip
 _from_bytes = int.from_bytes
@@ -46,7 +47,7 @@ _pack = struct.Struct("<QQQqqqiiiBBxx").pack
 
 NUMBERS = {
     "tasks": "group_size", "rollouts": "num_tokens", "verified": "num_tokens", "batches": "batch_sequence",
-    "partials": "piece",
+    "partials": "piece", "experts": "number",
 }  # fmt: skip
 """Topic -> header of the column `number`; `version` on others. On outcomes: the batch sequence."""
 
@@ -211,6 +212,10 @@ def _record_encoder(topic: str) -> Callable[[Record], bytes]:
         if not has_shares:
             return _pack(rollout, group, key, number, *place, -1, -1, kind, 0)
         share, count = integer(headers.get("share")), integer(headers.get("count"))
+        if kind == MANIFEST:
+            place = (record.offset, max(0, integer(headers.get("total_experts"))), record.partition)
+        elif "expert" in headers and kind == ROLLOUT:
+            kind, count = EXPERT, integer((group_id or b"").rpartition(b"/")[0].rpartition(b"/")[2])
         return _pack(rollout, group, key, number, *place, share, count, kind, 0)
 
     return encode

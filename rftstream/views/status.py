@@ -74,7 +74,7 @@ def read_status(run: OpenRun) -> Status:
         topic: sum(run.transport.admin.lag(group, topic).values())
         for group, topics in GROUPS.items() for topic in topics if topic not in ("steps", "outcomes")
     }  # fmt: skip
-    cursor = _feeder_cursor(log)
+    cursor, ended = _feeder_cursor(log), control.ended
     return Status(
         run=run.run_id,
         folder=str(run.folder.path),
@@ -83,7 +83,7 @@ def read_status(run: OpenRun) -> Status:
         origin=origin_of(run.config, control.manifest),
         control=control,
         history=history,
-        num_steps=run.config.run.steps,
+        num_steps=min(filter(None, (run.config.run.steps, ended.batches if ended is not None else None)), default=None),
         groups={
             "admitted": cursor.get("admitted", 0),
             "trained": 0 if history.current is None else history.current.trained_groups,

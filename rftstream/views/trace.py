@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
+from rftstream.ids import split_group_id
 from rftstream.messages import (
     BatchManifest,
     DeadLetter,
@@ -51,6 +52,7 @@ from rftstream.views.chain import (
     version_of,
     whereabouts,
 )
+from rftstream.views.demonstrations import EXPERTS, trace_demonstration
 from rftstream.views.index import Index
 from rftstream.views.layout import plural
 from rftstream.views.origin import origin_node
@@ -81,6 +83,11 @@ class _Trace:
 
     def of(self, target: Target, text: str) -> Node:
         match target.kind:
+            case "demonstration":
+                return trace_demonstration(self._headers, text, self._uses, target.demonstration)
+            case "rollout" | "group" if target.group_id.startswith(EXPERTS):
+                taken, number_ = map(int, target.group_id.split("/")[1:3])
+                return trace_demonstration(self._headers, text, self._uses, number_, taken)
             case "rollout" | "group":
                 return self._group(target, text)
             case "batch":
@@ -106,6 +113,8 @@ class _Trace:
             if isinstance(letter, DeadLetter):
                 origin = f"{letter.topic}[{letter.partition}]@{letter.offset}"
                 return self.of(parse_target(origin), origin)
+        if place.topic == "experts" and (demonstration := number(record, "number")) is not None:
+            return trace_demonstration(self._headers, text, self._uses, demonstration)
         for name in ("rollout_id", "group_id"):
             if (found := header(record, name)) is not None:
                 return self.of(parse_target(found), found)
@@ -275,6 +284,23 @@ class _Trace:
         if taskset not in self._run.config.tasksets:
             hint = f"; tasksets of this run: {', '.join(self._run.config.tasksets)}{hint}"
         return f"trace: {text}: no such {target.kind} in {searched or 'an empty log'} of {self._run.run_id}{hint}"
+
+    # ------------------------------------------------------------------------------------------ demonstrations
+
+    def _uses(self, number_: int, taken: int | None) -> list[Node]:
+        """A demonstration's batches, one for each pass that took it; `taken`: of this pass alone."""
+        uses: dict[int, list[Record]] = defaultdict(list)
+        for record in self._headers.all_of("batches"):
+            if header(record, "expert") is None:
+                continue
+            ids = split_group_id(header(record, "group_id") or "")
+            batch = number(record, "batch_sequence")
+            if ids is not None and ids[2] == number_ and taken in (None, ids[1]) and batch is not None:
+                uses[batch].append(record)
+        return [
+            Node(kind="batch", name=f"batch:{batch}", children=[*self._experiences(records), *self._steps(batch)])
+            for batch, records in sorted(uses.items())
+        ]
 
     # ------------------------------------------------------------------------------------------ batches
 

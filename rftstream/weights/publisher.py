@@ -15,7 +15,7 @@ from rftstream.messages import DeltaObject, VersionName, WeightsAnnounced, Weigh
 from rftstream.weights import delta, kernels
 from rftstream.weights.snapshot import RawTensor, write_snapshot
 from rftstream.weights.state import ServedState
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.store import ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,9 @@ class WeightsPublisher:
         self._written: VersionName | None = None
         """Whose weights the state is, once they are in the store."""
         self._since_anchor = 0
+        self._chain: list[StoredObject] = []
+        """What the newest version is made from: the newest full snapshot, and what changed since."""
+        self._read_back: set[str] = set()
 
     def publish(
         self,
@@ -124,10 +127,12 @@ class WeightsPublisher:
             stored = self._store.write(object_name(taken.name), lambda file: write_snapshot(file, tensors, metadata))
             kind, parent = WeightsKind.full, None
             name, num_bytes, digest = stored.name, stored.num_bytes, stored.digest
+            self._chain = [stored]
             self._fault("object_written")
         else:
             kind, parent = WeightsKind.delta, found.parent
             name, num_bytes, digest, found = found.object, found.num_bytes, found.digest, None
+            self._chain.append(StoredObject(name=name, num_bytes=num_bytes, digest=digest))
         announced = WeightsAnnounced(
             model=self._model, name=taken.name, kind=kind, parent=parent, object=name, num_bytes=num_bytes,
             digest=digest, weights_digest=self._state.digest(), dtype=self._dtype, resumed=taken.resumed,
@@ -136,6 +141,13 @@ class WeightsPublisher:
         self._since_anchor = 0 if kind is WeightsKind.full else self._since_anchor + 1
         self._written = taken.name
         return announced
+
+    def check_back(self) -> None:
+        """WeightsGone if something that the newest version is made from is not there, short or, when it is looked at
+        for the first time, has other bytes; WeightsError if the store does not answer."""
+        for one in self._chain:
+            self._store.check(one, read=one.name not in self._read_back)
+            self._read_back.add(one.name)
 
     def _write_delta(self, taken: Taken) -> DeltaObject | None:
         """None if there is no parent, or the delta would be no smaller than the weights."""

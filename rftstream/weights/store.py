@@ -1,8 +1,8 @@
 """The object store: write once, read by name, on this machine's disk or behind any URL that fsspec knows.
 
 An object's name is never written twice with other bytes, so a name means the same to every reader for ever. On disk a
-write is atomic and durable: a temporary file, its fsync, a link to the name, the folder's fsync. Elsewhere the store's
-own put decides; on S3 that is atomic and durable too.
+write is atomic and durable: a temporary file, its fsync, a link to the name, the folder's fsync. Elsewhere
+(store_remote.py) the store's own put decides; on S3 that is atomic and durable too.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import itertools
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rftstream.errors import ConfigError, WeightsError, WeightsGone
+from rftstream.weights.store_remote import RemoteFiles, TriedInVain
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -40,14 +41,19 @@ class StoredObject:
 class ObjectStore:
     """`file://PATH` (a relative PATH lies in `base`, the run folder), `memory://NAME`, `s3://BUCKET/PREFIX`, ..."""
 
-    def __init__(self, url: str, *, base: Path) -> None:
+    def __init__(self, url: str, *, base: Path, patience_s: float = 120.0, timeout_s: float = 30.0) -> None:
+        """`patience_s`, `timeout_s`: of stores elsewhere, as in [weights]."""
         scheme, separator, rest = url.partition("://")
         if not separator:
             scheme, rest = "file", url
         self.url = url
         self.is_local = scheme == "file"
         """On this machine's disks (or mounted there): reading is no dearer than a copy would be."""
-        self._files: _Files = _LocalFiles(base / rest) if scheme == "file" else _RemoteFiles(url)
+        self._files: _Files = (
+            _LocalFiles(base / rest)
+            if scheme == "file"
+            else RemoteFiles(url, patience_s=patience_s, timeout_s=timeout_s)
+        )
 
     def put(self, name: str, data: Buffer) -> StoredObject:
         return self.write(name, lambda file: file.write(data))
@@ -76,7 +82,7 @@ class ObjectStore:
     def open(self, name: str) -> IO[bytes]:
         """For reading; close it. WeightsGone if there is no such object."""
         with self._errors(name):
-            return self._files.open(_checked(name))
+            return self._files.open(_checked(name), lambda: self._errors(name))
 
     def exists(self, name: str) -> bool:
         return self._size_or_none(name) is not None
@@ -86,6 +92,14 @@ class ObjectStore:
         if size is None:
             raise self._gone(name)
         return size
+
+    def check(self, stored: StoredObject, *, read: bool = True) -> None:
+        """WeightsGone unless it is there as it was put; `read`: all its bytes are looked at."""
+        where = self._place(stored.name)
+        if (found := self.size(stored.name)) != stored.num_bytes:
+            raise WeightsGone(f"{where}: {found} bytes, expected {stored.num_bytes}; it is damaged")
+        if read and (digest := self._digest(stored.name)) != stored.digest:
+            raise WeightsGone(f"{where}: digest {digest}, expected {stored.digest}; it is damaged")
 
     def list(self, prefix: str = "") -> list[str]:
         """Names that begin with `prefix`, sorted."""
@@ -147,9 +161,8 @@ class ObjectStore:
         except Exception as error:
             if not isinstance(error, OSError) and not self._files.foreign_errors:
                 raise
-            raise WeightsError(
-                f"{self._place(name)}: {type(error).__name__}: {error}; is the store reachable, with room and rights?"
-            ) from error
+            what = str(error) if isinstance(error, TriedInVain) else f"{type(error).__name__}: {error}"
+            raise WeightsError(f"{self._place(name)}: {what}; is the store reachable, with room and rights?") from error
 
     def _gone(self, name: str) -> WeightsGone:
         return WeightsGone(f"{self._place(name)}: no such object; it was deleted, or weights.store names another place")
@@ -169,7 +182,8 @@ class _Files(Protocol):
     def add(self, name: str, path: Path) -> bool:
         """Gives the file's contents the name; False if the name is taken."""
 
-    def open(self, name: str) -> IO[bytes]: ...
+    def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
+        """`errors`: for what is raised while reading, where that may happen."""
 
     def size(self, name: str) -> int: ...
 
@@ -217,7 +231,7 @@ class _LocalFiles:
             _sync_folder(folder)
         return added
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
         return open(self._root / name, "rb")
 
     def size(self, name: str) -> int:
@@ -246,53 +260,6 @@ class _LocalFiles:
             pid = rest.partition("+")[0]
             if host == self._host and pid.isdigit() and not _is_alive(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-class _RemoteFiles:
-    foreign_errors = True
-
-    def __init__(self, url: str) -> None:
-        try:
-            import fsspec  # type: ignore[import-untyped]
-
-            # listings are not cached: other processes write too
-            self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except ImportError as error:
-            raise ConfigError(f"weights.store: {url!r} needs a package that is not installed: {error}") from None
-        except ValueError as error:
-            raise ConfigError(f"weights.store: {url!r}: {error}; expected file://, s3:// or the like") from None
-        self._root = self._root.rstrip("/")
-
-    def make_scratch(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix="rftstream-"))
-
-    def add(self, name: str, path: Path) -> bool:
-        target = self._path(name)
-        if self._fs.exists(target):
-            return False
-        self._fs.put_file(str(path), target)
-        return True
-
-    def open(self, name: str) -> IO[bytes]:
-        return self._fs.open(self._path(name), "rb")  # type: ignore[no-any-return]
-
-    def size(self, name: str) -> int:
-        info = self._fs.info(self._path(name))
-        if info["type"] != "file":
-            raise FileNotFoundError(name)
-        return int(info["size"])
-
-    def walk(self, folder: str) -> Iterator[str]:
-        root = self._path(folder) if folder else self._root
-        start = len(self._root.lstrip("/")) + 1
-        for path in self._fs.find(root):
-            yield path.lstrip("/")[start:]
-
-    def delete(self, name: str) -> None:
-        self._fs.rm_file(self._path(name))
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
 
 
 class _HashingFile:

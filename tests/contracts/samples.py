@@ -181,6 +181,10 @@ SAMPLES: dict[str, Message] = {
             rejected=(ChatMessage(role="assistant", content="5"),),
         ),
     ),
+    "demonstration.v2": Demonstration(
+        demonstration_id="1f5ad3f4a98fd3b5a3c9a3b84e34a6f1", source="traces.jsonl",
+        messages=(*QUESTION, ChatMessage(role="assistant", content="4")), number=17,
+    ),
     "feedback.v1": Feedback(
         feedback_id="web/ada/gsm8k/0/17/0/3", rollout_id=IDS.rollout_id, source="web/ada", reward=-1.0,
         comment="right number, wrong reason", given_at=1767229200.0,
@@ -193,6 +197,11 @@ SAMPLES: dict[str, Message] = {
         groups=("gsm8k/0/17/0", "experts/0/2/0"), num_groups=4, total_groups=16, last=True, admitted=17,
         max_staleness=1,
         metrics={"reward_mean": 0.4375, "filtered_share": 0.125},
+    ),
+    "batch_manifest.v2": BatchManifest(
+        batch_sequence=4, share=0, num_shares=1, count=2,
+        digest=digest_of_experiences([encode(EXPERIENCE), encode(EXPERT)]), groups=("gsm8k/0/17/0",), num_groups=1,
+        total_groups=5, metrics={"experts": 1.0}, total_experts=9,
     ),
     "group_outcome.v1": GroupOutcome(
         group_id="gsm8k/0/17/0", taskset="gsm8k", sequence=17, result=GroupResult.batched, reason="complete",
@@ -280,6 +289,7 @@ SAMPLES: dict[str, Message] = {
     ),
     "run_state.v1": RunState(state=DesiredState.paused, by="ada", reason="disk swap", since=1767225650.0),
     "tasks_ended.v1": TasksEnded(admitted=3200, reason="taskset"),
+    "tasks_ended.v2": TasksEnded(admitted=0, reason="experts", experts=1000, batches=188),
     "run_finished.v1": RunFinished(reason="no_signal", name=STEP, finished_at=1767225800.0, exit_code=6),
     "request.v1": Request(
         request_id="retry-1", kind=RequestKind.retry_dead, arguments={"groups": ["gsm8k/0/17/0"], "rescore": True},

@@ -1,10 +1,11 @@
-"""Every setting of ours that the page names exists, and has the default that the page says."""
+"""Every setting of ours that the page names exists and has the default that the page says; its commands run."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from rftstream.algorithms.dppo import Dppo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch import TorchBackend
 from rftstream.sections import EvaluationSection, ModelSection, RunConfig, RunSection, TasksetSection
-from tests.docs.reading import ROOT, read
+from tests.docs.reading import ROOT, blocks, read
+from tests.docs.test_readme import compare, make_place, run, together
+from tests.docs.test_tutorial import by_command
 
 PAGE = ROOT / "docs" / "coming-from.md"
 HEADER = "| there | default | here | default | remark |"
@@ -74,3 +77,24 @@ def test_settings_exist_and_have_these_defaults(section: str, row: list[str]) ->
 def test_all_four_are_told() -> None:
     assert {section for section, _ in ROWS} == {"TRL", "verl", "prime-rl", "Trinity-RFT"}
     assert read(PAGE).count(HEADER) == 4
+
+
+SMALL = {"FEEDER__GROUPS_PER_BATCH": "4", "FEEDER__GROUP_SIZE": "4", "EVALUATIONS__SUMS__NUM_TASKS": "5"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SMALL.items():
+        monkeypatch.setenv(f"RFTSTREAM__{name}", value)
+    place = make_place(tmp_path)
+    for block in blocks(PAGE, "console"):
+        assert block.kind == "run", f"mark it, or let it be no console: {block.commands}"
+        if block.name.endswith(", together"):
+            together(block, place)
+            continue
+        for command, shown in by_command(block):
+            run(command, place)
+            compare(shown, place)
+    for folder in ("runs/trained/final", "served"):
+        assert (place / folder / "model.safetensors").is_file()

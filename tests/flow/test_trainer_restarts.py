@@ -7,18 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.errors import ProducerLost, TransactionAborted
-from rftstream.messages import (
-    VersionName,
-    WeightsAnnounced,
-)
+from rftstream.errors import ProducerLost, TransactionAborted, WeightsError, WeightsGone
+from rftstream.messages import VersionName, WeightsAnnounced, WeightsKind
+from rftstream.roles.trainer import LOOK_BACK_S
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.weights.publisher import WeightsPublisher
 from tests.flow.scene import Scene
 from tests.flow.trained import checkpoints_of, digests_of, finished_of, names, steps_of
 
 # --------------------------------------------------------------------------------------------- restarts
+
+
+def announced(scene: Scene) -> list[WeightsAnnounced]:
+    return [one for one in scene.messages("weights") if isinstance(one, WeightsAnnounced)]
 
 
 def test_a_successor_goes_on_from_the_checkpoint_and_ends_with_the_same_weights(tmp_path: Path) -> None:
@@ -37,7 +40,7 @@ def test_a_successor_goes_on_from_the_checkpoint_and_ends_with_the_same_weights(
     assert anchor.resumed
     assert anchor.positions == steps_of(scene)[3].positions
     assert (anchor.trained_groups, anchor.trained_rollouts) == (6, 12)
-    announcement = [one for one in scene.messages("weights") if isinstance(one, WeightsAnnounced)][6]
+    announcement = announced(scene)[6]
     assert (announcement.name.version, announcement.resumed) == (3, True)
     for version, digest in before.items():
         assert digests_of(scene)[version] == {digest}
@@ -106,6 +109,52 @@ def test_a_checkpoint_beyond_the_end_of_the_log_is_passed_over(tmp_path: Path) -
     trainer.restart()
     trainer.work()
     assert names(steps_of(scene))[3:] == [(2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("fate", ["gone", "short", "other bytes"])
+def test_weights_that_are_lost_are_published_anew(tmp_path: Path, fate: str) -> None:
+    """The batches that it waits for may have to be sampled with them."""
+    scene = Scene(
+        tmp_path, trainer__checkpoint_every=50, weights__anchor_every=20, backends={"fake": {"elements": 2048}}
+    )
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(3):
+        scene.batch(number)
+    trainer.work()
+    second = announced(scene)[2]
+    assert second.kind is WeightsKind.delta
+    whole = scene.store.objects.pop(second.object)
+    if fate != "gone":
+        scene.store.objects[second.object] = whole[:-1] + (b"" if fate == "short" else bytes([whole[-1] ^ 1]))
+    scene.clock.advance(LOOK_BACK_S - 1)
+    trainer.work()
+    scene.clock.advance(2)
+    with pytest.raises(WeightsGone, match=f"{second.object}.*begins anew"):
+        trainer.work()
+    trainer.restart()
+    trainer.work()
+    newest = announced(scene)[-1]
+    assert (newest.name, newest.kind) == (VersionName(trainer_epoch=2, version=3), WeightsKind.full)
+    assert names(steps_of(scene))[4:] == [(2, 3)], "nothing is trained again"
+    assert newest.weights_digest == announced(scene)[3].weights_digest
+
+
+def test_a_trainer_that_waits_looks_back_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path)
+    trainer = RoleDriver(scene, "trainer")
+    looked: list[float] = []
+
+    def check_back(self: WeightsPublisher) -> None:
+        looked.append(scene.clock.now())
+        raise WeightsError("the store does not answer")
+
+    monkeypatch.setattr(WeightsPublisher, "check_back", check_back)
+    trainer.work()
+    began = scene.clock.now()
+    for _ in range(1000):
+        scene.clock.advance(1.0)
+        trainer.work()
+    assert [round(at - began) for at in looked] == [60, 120, 240, 480, 960]
 
 
 def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> None:

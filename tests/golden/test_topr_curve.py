@@ -11,7 +11,7 @@ from rftstream.rendering import open_renderer
 from tests.golden import arithmetic
 from tests.unit import tiny
 
-STEPS = 90
+STEPS = 120
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rftstream.messages import GroupResult, StepRecord, Trimmed, VersionName, WeightsAnnounced
@@ -33,9 +34,13 @@ class Deletions:
         self.num_deleted = 0
         """Records of the flow."""
 
+    def begin_at(self, begins: Mapping[TopicPartition, int]) -> None:
+        """So much is deleted already."""
+        self._begins = Counter(begins)
+
     def look(self, record: Record) -> None:
         sequence = record.header("sequence")
-        if record.topic in READERS and sequence is not None:
+        if record.topic in READERS and sequence is not None and not self.is_deleted(record):
             self._sequences[record.place][record.offset] = int(sequence)
 
     def is_deleted(self, record: Record) -> bool:

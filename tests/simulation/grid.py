@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,13 +13,17 @@ from rftstream import config as configs
 from rftstream.errors import RewardError
 from rftstream.messages import Rollout
 from rftstream.roles.verifier import reward_input
-from rftstream.sections import RunConfig
+from rftstream.runtime.experts import load_experts
+from rftstream.sections import ExpertsSection, RunConfig
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
 from tests.simulation.laws import Judge, Laws
 
 SLOW = 20.0
 """Tokens a second of each rollout: whole steps go by meanwhile."""
+
+POWER_LOSS_SHARE = 0.25
+"""Of the seeds."""
 
 UNSCORABLE = f"{__name__}:unscorable_now_and_then"
 
@@ -85,6 +91,8 @@ def draw_config(random: Random) -> RunConfig:
         "backends": {"fake": {"nan_at": () if random.random() < 0.7 else (random.randint(0, 8),)}},
         "rewards": {UNSCORABLE: {"unscorable_share": bad_share}},
     }  # fmt: skip
+    if bad_share > 0.3 and values["buffer"]["zero_variance"] == "replace":
+        values["buffer"]["min_siblings"] = 1  # else hardly a group in fifty would come through
     if random.random() < 0.25:
         values["tasksets"]["sums"] |= {"options": {"size": random.randint(4, 30)}, "passes": 1}
         del values["run"]["steps"]
@@ -105,6 +113,7 @@ def draw_config(random: Random) -> RunConfig:
     values["weights"]["anchor_every"] = aside.choice([1, 2, 3, 20])
     values["backends"]["fake"]["elements"] = aside.choice([64, 2048])  # too few for deltas to be smaller, and enough
     _draw_saving(random, values)
+    _draw_experts(random, values)
     return configs.from_dict(values)
 
 
@@ -118,6 +127,44 @@ def _draw_saving(random: Random, values: dict[str, Any]) -> None:
     many = values["explorer"]["max_concurrent"] > 2
     if own.random() < 0.5 and many and "group_deadline_s" not in values["buffer"]:  # long ones
         values["policies"]["fake"] |= {"tokens_per_s": SLOW, "mean_tokens": 40.0}
+
+
+def _draw_experts(random: Random, values: dict[str, Any]) -> None:
+    """Demonstrations beside the rollouts. Likewise."""
+    own = Random(f"experts {random.getstate()}")
+    if own.random() < 0.4:
+        values["experts"] = {
+            "ratio": own.choice([0.1, 0.5, 1.5]), "shuffle": own.random() < 0.8, "held_out": own.choice([0.0, 0.2]),
+        }  # fmt: skip
+        if own.random() < 0.3:
+            values["experts"]["passes"] = own.randint(1, 3)
+        values["trainer"]["algorithm"] = own.choice(["mix", "chord"])
+
+
+def load_some(simulation: Simulation, own: Random) -> None:
+    """What a user loads: some anew, some of it twice."""
+    path = simulation.folder.path / "demonstrations.jsonl"
+    known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [
+        {"prompt": f"{len(known) + row}+1=", "completion": str(len(known) + row + 1)}
+        for row in range(own.randint(1, 12))
+    ]
+    path.write_text("\n".join([*known, *map(json.dumps, rows)]) + "\n", encoding="utf-8")
+    section = ExpertsSection(source=f"jsonl:{path}")
+    transport, folder = simulation.transport("user"), simulation.folder
+    loaded = load_experts(transport, simulation.config, folder, section, say=print)
+    assert (loaded.new, loaded.known, loaded.total) == (len(rows), len(known), len(known) + len(rows))
+
+
+def _user_loads(simulation: Simulation, random: Random) -> None:
+    """Some before anybody starts, most times. More while the run goes on, where batches may depend on when."""
+    own = Random(f"loads {random.getstate()}")
+    if simulation.config.experts is None:
+        return
+    simulation.at(0.0 if own.random() < 0.8 else 3 * own.random(), lambda: load_some(simulation, own))
+    if not is_deterministic(simulation.config):
+        for _ in range(own.randint(0, 2)):
+            simulation.at(3 + 20 * own.random(), lambda: load_some(simulation, own))
 
 
 def draw_faults(random: Random) -> Faults:
@@ -160,7 +207,10 @@ def simulate(
     tick_s = random.choice([0.001, 0.001, 0.01, 0.1])
     if config.policies["fake"]["tokens_per_s"] == SLOW:
         tick_s = max(tick_s, 1 / SLOW)
+    if not calm and faults is None and Random(f"power {seed}").random() < POWER_LOSS_SHARE:  # others stay as they were
+        drawn = replace(drawn, power_losses=Random(f"power losses {seed}").randint(1, 3))
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=drawn)
+    _user_loads(simulation, random)
     if isinstance(faults, FaultScript):
         simulation.plan = faults
     simulation.watch = laws = Laws(simulation, judge_by(config))

@@ -14,6 +14,7 @@ from rftstream.messages import (
     BatchManifest,
     Claim,
     DeadLetter,
+    Demonstration,
     Experience,
     GroupOutcome,
     GroupResult,
@@ -35,6 +36,7 @@ from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.transport.memory_transactions import Transaction
 from tests.simulation.deletions import Deletions
+from tests.simulation.demonstrations import Demonstrations
 from tests.simulation.unfinished import Unfinished
 
 STEPS = TopicPartition("steps", 0)
@@ -56,12 +58,29 @@ class Laws:
         self.simulation = simulation
         self._judge = judge
         self.config = simulation.config
+        self._num_changes = -1
+        self._audit_at = AUDIT_EVERY
+        self._reads_again = False
+        """After a loss of power: objects may be gone that were there."""
+        simulation.forgot = self._begin_anew
+        self._begin()
+
+    def _begin_anew(self) -> None:
+        """What the log has lost was never there."""
+        begins = {place: one.begin for place, one in self.simulation.log.partitions.items()}
+        self._begin()
+        self.deletions.begin_at(begins)
+        self._reads_again = True
+        for transaction in self.simulation.log.transactions.history:
+            self._num_seen += 1
+            self._transaction(transaction)
+        self._reads_again = False
+
+    def _begin(self) -> None:
         self._num_seen = 0
         """Of the committed transactions."""
         self._positions: dict[tuple[str, TopicPartition], int] = {}
         """By group, as they were committed."""
-        self._num_changes = -1
-        self._audit_at = AUDIT_EVERY
         self._twins: set[tuple[bytes, ...]] = set()
         self.tasks: dict[str, Task] = {}
         """By rollout_id."""
@@ -94,6 +113,7 @@ class Laws:
         self.ended: TasksEnded | None = None
         self.finished: RunFinished | None = None
         self.deletions = Deletions(self)
+        self.demonstrations = Demonstrations(self)
         self.unfinished = Unfinished(self)
 
     def __call__(self) -> None:
@@ -143,6 +163,10 @@ class Laws:
                 self.unfinished.piece(record, message)
             case VerifiedRollout():
                 self._verified(message)
+            case Demonstration():
+                self.demonstrations.loaded(record, message)
+            case Experience(expert=True):
+                self.demonstrations.taken(message)
             case Experience():
                 self._experience(message)
             case BatchManifest():
@@ -272,9 +296,11 @@ class Laws:
         assert place not in self.manifests
         assert manifest.batch_sequence == 0 or (manifest.batch_sequence - 1, manifest.share) in self.manifests
         self.manifests[place] = manifest
+        self.demonstrations.manifest(manifest)
         held = [group for group, where in self.batched.items() if where == place]
         assert set(held) <= set(manifest.groups)
-        assert manifest.last or manifest.num_groups == self.config.feeder.groups_per_batch
+        full = 0 if self.config.without_tasks else self.config.feeder.groups_per_batch
+        assert manifest.last or manifest.num_groups == full
         if self.config.feeder.on_stale == "wait":
             before = [self.sequence(group) for (batch, share), one in self.manifests.items() for group in one.groups
                       if (batch, share) != place and (batch < place[0] or share < place[1])]  # fmt: skip
@@ -335,7 +361,7 @@ class Laws:
         self.epoch_announced = name.trainer_epoch
         self.announced.add((name.trainer_epoch, name.version))
         self.deletions.announced(message)
-        assert message.object in self.simulation.store.objects, "the object comes first"
+        assert self._reads_again or message.object in self.simulation.store.objects, "the object comes first"
 
     # ------------------------------------------------------------------------------------------ at the end
 
@@ -361,6 +387,7 @@ class Laws:
         report = self.simulation.audit()
         assert report.fine, report.to_text()
         self.deletions.check_end()
+        self.demonstrations.check_end()
         assert report.groups.admitted == len(self.admitted)
         assert report.groups.trained == sum(map(len, self.batches()[: self.version]))
         assert self.finished is not None

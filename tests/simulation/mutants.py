@@ -29,6 +29,7 @@ from rftstream.roles import feeder as feeder_module
 from rftstream.roles import versions as versions_module
 from rftstream.roles.admission import InForce
 from rftstream.roles.buffer import BufferStep
+from rftstream.roles.demonstrations import Cursor, Experts
 from rftstream.roles.feeder import FeederStep
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
@@ -41,7 +42,7 @@ from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, Fault
 from rftstream.transport import memory_clients
 from rftstream.transport.base import Position, Record, Snapshot, TopicPartition
 from rftstream.transport.cursors import Batch
-from rftstream.transport.memory import MemoryTransport
+from rftstream.transport.memory import MemoryAdmin, MemoryTransport
 from rftstream.transport.memory_clients import MemoryMember, MemoryProducer
 from rftstream.transport.memory_transactions import Coordinator
 from rftstream.transport.memory_transactions import Transaction as LogTransaction
@@ -443,6 +444,48 @@ def chains_broken() -> Iterator[None]:
         yield
 
 
+def power_after_steps() -> FaultScript:
+    """Again and again, when a trainer has just published a few versions."""
+    return FaultScript(*[(AFTER_COMMIT, "trainer", "power_losses", number) for number in (4, 3, 5, 4, 3, 5)])
+
+
+def nothing_durable() -> Iterator[None]:
+    with changed(MemoryAdmin, "make_durable", lambda self: None):
+        yield
+
+
+def claims_volatile() -> Iterator[None]:
+    claim = SingleService._claim
+
+    def mutated(self: SingleService) -> None:
+        with changed(MemoryAdmin, "make_durable", lambda self: None):
+            claim(self)
+
+    with changed(SingleService, "_claim", mutated):
+        yield
+
+
+def passes_forgotten() -> Iterator[None]:
+    before = Experts.begin
+
+    def begin(self: Experts, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
+        return before(self, log_, Cursor(total=cursor.total))
+
+    with changed(Experts, "begin", begin):
+        yield
+
+
+def passes_half_taken() -> Iterator[None]:
+    def take(self: Experts, count: int, size: int | None = None) -> Any:
+        taken: list[Any] = []
+        letters: dict[Any, Any] = {}
+        self._take(count, size, taken, letters)
+        return taken, list(letters.values())
+
+    with changed(Experts, "take", take):
+        yield
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "positions-before-records": Mutant("commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
@@ -455,6 +498,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "pieces-of-anybody": Mutant("pieces are saved without a look at whose the partition is", pieces_of_anybody, SAVERS),
     "pieces-read-too-early": Mutant("pieces are read before their end is certain", pieces_read_too_early, SAVERS),
     "pieces-saved-again": Mutant("what may have been saved is saved again", pieces_saved_again, SAVERS),
+    "passes-forgotten": Mutant("a restart begins the passes through demonstrations anew", passes_forgotten),
+    "passes-half-taken": Mutant("what was taken when a question failed is left out", passes_half_taken,
+                                Faults(share=0.2, roles=("buffer",), silences=30)),
     "claim-read-before-start": Mutant("control is read before the producer's start", claim_read_before_start, SINGLES),
     "claims-hidden": Mutant("a claim behind an open transaction is overlooked", claims_hidden, SINGLES),
     "epochs-ignored": Mutant("no epoch check", epochs_ignored, SINGLES),
@@ -463,6 +509,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "filtered-held": Mutant("filtered outcomes wait for a batch", filtered_held),
     "checkpoint-without-positions": Mutant("the checkpoint has no positions", checkpoint_without_positions, TRAINERS),
     "chains-broken": Mutant("a kept version's parents go", chains_broken),
+    "nothing-durable": Mutant("checkpoints and deletions count on what a loss of power takes", nothing_durable,
+                              power_after_steps),
+    "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, power_after_steps),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
 }  # fmt: skip

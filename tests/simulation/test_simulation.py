@@ -102,6 +102,7 @@ def test_the_grid_has_all_that_may_matter() -> None:
             "deadline": config.buffer.group_deadline_s is None, "fails": config.policies["fake"]["fail_share"],
             "nan": bool(config.backends["fake"]["nan_at"]), "evaluations": bool(config.evaluations),
             "tasksets": len(config.tasksets), "retention": config.retention,
+            "experts": config.experts is None, "ratio": config.experts.ratio if config.experts else 0.0,
             "partial_every_s": config.explorer.partial_every_s, "yields": config.explorer.yield_after_tokens,
         }.items():  # fmt: skip
             settings.setdefault(name, set()).add(value)
@@ -177,3 +178,27 @@ def test_a_run_that_hangs_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="the run does not end") as hung:
         simulation.run(max_ticks=500)
     assert "explorer-0: {'role': 'explorer'" in "\n".join(hung.value.__notes__)
+
+
+def test_a_run_goes_on_when_weights_are_lost_before_anybody_has_them(tmp_path: Path) -> None:
+    """Explorers cannot follow, nothing new is sampled, and the trainer would wait for ever."""
+    lost = [2, 5]
+    config = make_config(
+        feeder__max_staleness=0, weights__anchor_every=20, backends={"fake": {"elements": 2048}}, evaluations={}
+    )
+    simulation = Simulation(config, folder=tmp_path, seed=3)
+
+    def lose(point: str) -> None:
+        newest = next(reversed(simulation.store.objects), "")
+        if point == "after_versions" and newest.endswith(".delta") and int(newest[-8 - 6 : -6]) in lost:
+            lost.remove(int(newest[-8 - 6 : -6]))
+            del simulation.store.objects[newest]
+
+    simulation.store.fault = lose
+    simulation.run()
+    assert not lost
+    assert simulation.find("trainer-0").starts == 3
+    steps = [one for one in simulation.messages("steps") if isinstance(one, StepRecord) and not one.resumed]
+    assert [one.name.version for one in steps] == list(range(1, 11)), "nothing is trained again"
+    simulation.clock.advance(61.0)
+    assert simulation.audit().fine

@@ -94,21 +94,21 @@ class Unfinished:
         (segment,) = rollout.segments
         mask = segment.loss_mask.numpy() == 1
         expected = self._alone(task, segment)
-        compared = np.ones(len(expected.token_ids), bool)
-        if self._by_weights:
-            chosen_at = len(expected.token_ids) - 2
-            if expected.finish_reason == "stop" and solve(task.problem.messages[-1].content):
-                compared[chosen_at] = False
+        length = min(len(expected.token_ids), task.sampling.max_tokens)
+        compared = np.ones(length, bool)
+        if self._by_weights and solve(task.problem.messages[-1].content):
+            compared[len(expected.token_ids) - 2 :][:1] = False  # it may lie behind the limit
         for name, found in (("token_ids", segment.token_ids), ("behavior_logprobs", segment.behavior_logprobs)):
-            given, wanted = found.numpy()[mask], getattr(expected, name)
-            assert len(given) == len(wanted), f"{rollout.ids.rollout_id}: {len(given)} tokens, alone {len(wanted)}"
+            given, wanted = found.numpy()[mask], getattr(expected, name)[:length]
+            assert len(given) == length, f"{rollout.ids.rollout_id}: {len(given)} tokens, alone {length}"
             assert given[compared].tobytes() == wanted[compared].tobytes(), f"{rollout.ids.rollout_id}: other {name}"
 
     def _alone(self, task: Task, segment: Segment) -> Completion:
+        """Without a limit."""
         prompt = segment.token_ids.numpy()[segment.loss_mask.numpy() == 0]
         self._policy.submit(SampleRequest(
             request_id="alone", token_ids=tuple(prompt.tolist()), sampling=task.sampling, seed=task.seed,
-            max_tokens=task.sampling.max_tokens,
+            max_tokens=1_000_000,
         ))  # fmt: skip
         (completion,) = self._policy.step()
         return completion

@@ -1,4 +1,4 @@
-"""What holds for every built-in algorithm: masks, shares, order, gradients, names."""
+"""What holds for every built-in policy gradient: masks, shares, order, gradients, names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import pytest
 import torch
 
 from rftstream import plugins
-from rftstream.algorithms import ALGORITHMS
+from rftstream.algorithms import ALGORITHMS as ALL
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.m2po import KEPT
-from rftstream.algorithms.policy_gradient import CORRECTIONS, PROXIMAL_SHARE, CorrectedPolicyGradient
+from rftstream.algorithms.policy_gradient import (
+    CORRECTIONS,
+    PROXIMAL_SHARE,
+    CorrectedPolicyGradient,
+    PolicyGradient,
+)
 from tests.unit.test_grpo import experience, segment
 
+ALGORITHMS = [name for name in ALL if issubclass(plugins.resolve("algorithm", name), PolicyGradient)]
+"""Those that learn from rewards; the others are tested in test_imitation.py."""
 ROWS, TOKENS = 6, 5
 REGULARISED = {"entropy_coefficient": 0.1, "kl_coef": 0.2, "kl_unbiased": True}
 LEVELS = ("token", "sequence", "geometric")

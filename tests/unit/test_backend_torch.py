@@ -9,6 +9,7 @@ import torch
 from safetensors.numpy import load_file
 
 from rftstream.algorithms.grpo import Grpo
+from rftstream.backends import attention
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage
 from rftstream.rendering import open_renderer
@@ -35,24 +36,34 @@ def masters(backend):
     return {name: np.frombuffer(data, np.float32) for name, data in tiny.state(backend).items()}
 
 
+def gradients(backend, monkeypatch):
+    """What the steps of a backend are given from here on: of these Adam's first step would show little but the sign."""
+    caught = {}
+    parameters = backend._masters._parameters
+
+    def step(lr, *, scale=1.0):
+        caught.update((name, one.grad.clone()) for name, one in parameters.items())
+        backend._masters.drop_gradients()
+
+    monkeypatch.setattr(backend._masters, "step", step)
+    return caught
+
+
 @pytest.mark.parametrize("normalise", ["token", "sequence"])
-@pytest.mark.parametrize("tokens", [1, 20, 60])
-def test_accumulation_equals_one_large_batch(spec, normalise, tokens):
-    # the gradients themselves: of these Adam's first step would show little but the sign
-    grpo = Grpo(Grpo.Config(normalise=normalise))
-    gradients, losses = [], []
-    for budget in (16384, tokens):
-        backend = tiny.backend(spec)
-        caught = {}
-        backend._apply = lambda norm, plan, backend=backend, caught=caught: caught.update(  # what would be applied
-            (name, parameter.grad.clone()) for name, parameter in backend._parameters.items()
-        )
-        update = backend.update(tiny.rows(), grpo, tiny.plan(tokens_per_microbatch=budget))
-        gradients.append(caught)
-        losses.append(update.metrics["loss"])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("packing", [True, False])
+def test_no_budget_and_no_layout_changes_the_gradients(spec, normalise, packing, monkeypatch):
+    grpo = Grpo(Grpo.Config(normalise=normalise, entropy_coefficient=0.1))
+    plain = tiny.backend(spec, packing=False)
+    expected = gradients(plain, monkeypatch)
+    loss = plain.update(tiny.rows(), grpo, tiny.plan()).metrics["loss"]
+    for tokens, num in ((1, 12), (20, None), (60, None), (16384, 1)):
+        backend = tiny.backend(spec, packing=packing)
+        found = gradients(backend, monkeypatch)
+        metrics = backend.update(tiny.rows(), grpo, tiny.plan(tokens_per_microbatch=tokens)).metrics
+        assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
+        assert num in (None, metrics["microbatches"])
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_order_of_rows_does_not_matter(spec, grpo):
@@ -100,7 +111,7 @@ def test_clipping_bounds_the_gradient(spec, grpo):
     squares = []
     for bound in (0.0, 1e-3):
         backend, update = updated(spec, grpo, tiny.rows(), max_grad_norm=bound)
-        total = sum(float(value.sum()) for key, value in backend._optimizer_state() if key.startswith("exp_avg_sq/"))
+        total = sum(float(value.sum()) for key, value in backend._masters.moments() if key.startswith("exp_avg_sq/"))
         squares.append(np.sqrt(total / (1 - 0.95)))
         assert update.metrics["grad_norm"] > 1e-3
     assert squares[0] == pytest.approx(update.metrics["grad_norm"], rel=1e-4)
@@ -128,6 +139,71 @@ def test_save_and_load_go_on_bit_for_bit(spec, grpo, tmp_path):
     successor.load(tmp_path / "saved")
     successor.update(tiny.rows(seed=2), grpo, tiny.plan(minibatches=2))
     assert tiny.whole_state(successor, tmp_path / "b") == tiny.whole_state(backend, tmp_path / "a")
+
+
+def test_an_optimizer_in_main_memory_gives_the_same_bits(spec, grpo, tmp_path):
+    plain, offloaded = tiny.backend(spec), tiny.backend(spec, offload_optimizer=True)
+    bad = [dataclasses.replace(row, advantages=np.full_like(row.advantages, np.nan)) for row in tiny.rows()]
+    for backend in (plain, offloaded):
+        backend.update(tiny.rows(seed=1), grpo, tiny.plan())
+        assert backend.update(bad, grpo, tiny.plan(minibatches=2)).skipped
+        backend.update(tiny.rows(seed=2), grpo, tiny.plan(minibatches=2))
+    expected = tiny.whole_state(plain, tmp_path / "plain")
+    assert tiny.whole_state(offloaded, tmp_path / "offloaded") == expected
+    resumed = tiny.backend(spec, offload_optimizer=True)
+    resumed.load(tmp_path / "plain")
+    assert tiny.whole_state(resumed, tmp_path / "resumed") == expected
+    for found, here in zip(resumed.logprobs(tiny.rows()), plain.logprobs(tiny.rows()), strict=True):
+        np.testing.assert_array_equal(found, here)
+
+
+# --------------------------------------------------------------------------------------------- packed rows
+
+
+def test_packed_rows_give_what_padded_ones_give(spec):
+    packed, padded = tiny.backend(spec), tiny.backend(spec, packing=False)
+    assert (packed._network.packs, padded._network.packs) == (True, False)
+    rows = [dataclasses.replace(row, temperature=1.0 + 0.1 * number) for number, row in enumerate(tiny.rows())]
+    for found, expected in zip(packed.logprobs(rows), padded.logprobs(rows), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_poisoned_neighbour_changes_no_bit(spec):
+    backend = tiny.backend(spec)
+    rows = [dataclasses.replace(row, token_ids=np.where(row.token_ids == 18, 17, row.token_ids)) for row in tiny.rows()]
+    clean = backend.logprobs(rows)
+    rows[3] = dataclasses.replace(rows[3], token_ids=np.full_like(rows[3].token_ids, 18))
+    model = backend._network.model
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[18] = float("inf")  # no other row has token 18
+    after = backend.logprobs(rows)
+    assert not np.isfinite(after[3][rows[3].loss_mask > 0]).any()
+    for number in (one for one in range(len(rows)) if one != 3):
+        np.testing.assert_array_equal(after[number], clean[number])
+
+
+def test_a_model_that_mixes_packed_rows_is_padded(spec, monkeypatch):
+    row_lengths = attention.row_lengths
+    monkeypatch.setattr(attention, "row_lengths", lambda lengths: row_lengths([sum(lengths)]))  # rows see those before
+    backend = tiny.backend(spec)
+    assert not backend._network.packs
+    assert not backend.update(tiny.rows(), Grpo(Grpo.Config()), tiny.plan()).skipped
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_of_packed_rows_by_hand(window):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 4, generator=generator) for heads in (4, 2, 2))
+    found, _ = attention.attend(
+        torch.nn.Identity(), query, key, value, attention.row_lengths([5, 4]), sliding_window=window
+    )
+    key, value = (one.repeat_interleave(2, dim=1) for one in (key, value))
+    places, row = torch.tensor([*range(5), *range(4)]), torch.tensor([0] * 5 + [1] * 4)
+    distance = places[:, None] - places[None]
+    sees = (row[:, None] == row[None]) & (distance >= 0) & (distance < (window or 9))
+    scores = (query @ key.transpose(2, 3) / 2).masked_fill(~sees, -torch.inf)
+    torch.testing.assert_close(found, (scores.softmax(dim=-1) @ value).transpose(1, 2))
 
 
 def test_a_checkpoint_of_another_model_is_refused(spec, tmp_path):
@@ -163,11 +239,40 @@ def test_recomputing_in_the_backward_pass_changes_nothing(spec, grpo):
         assert tiny.backend(spec, **config).update(tiny.rows(), grpo, tiny.plan()).metrics == pytest.approx(plain)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
+def test_compiled_layers_compute_the_same(spec, grpo, monkeypatch):
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # no processes that stay behind
+    metrics = tiny.backend(spec, compile=True).update(tiny.rows(), grpo, tiny.plan()).metrics
+    assert metrics == pytest.approx(updated(spec, grpo, tiny.rows())[1].metrics, rel=1e-4, abs=1e-6)
+
+
+def test_batches_are_profiled_on_demand(spec, grpo, tmp_path):
+    backend = tiny.backend(spec, profile=(1,), profile_folder=str(tmp_path / "traces"))
+    for seed in range(3):
+        backend.update(tiny.rows(seed=seed), grpo, tiny.plan())
+    (trace,) = (tmp_path / "traces").iterdir()
+    assert trace.name == "batch-1.json"
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert "aten::scaled_dot_product_attention" in names
+
+
+def test_operations_are_counted_by_hand(spec, grpo):
+    """2 layers of width 32, MLP 64, vocabulary 19: 2 operations a weight and token forward, twice as many backward."""
+    rows = [row for row in tiny.rows() if row.loss_mask.any()]
+    metrics = tiny.backend(spec).update(rows, grpo, tiny.plan()).metrics
+    lengths, targets = [len(row.token_ids) - 1 for row in rows], sum(row.loss_mask.sum() for row in rows)
+    body = 2 * (4 * 32 * 32 + 3 * 32 * 64)
+    forward = 2 * body * sum(lengths) + 2 * 19 * 32 * targets + 2 * 4 * 32 * sum(one * one for one in lengths) / 2
+    assert metrics["tflop"] == pytest.approx(3 * forward / 1e12)
+    assert metrics["computed_tokens"] == sum(lengths)
+
+
 def test_autocast_computes_in_bfloat16_and_keeps_float32_masters(spec, grpo):
     backend = tiny.backend(spec, autocast="bfloat16")
     metrics = backend.update(tiny.rows(), grpo, tiny.plan()).metrics
     assert metrics["loss"] == pytest.approx(updated(spec, grpo, tiny.rows())[1].metrics["loss"], abs=0.02)
-    assert {parameter.dtype for parameter in backend._parameters.values()} == {torch.float32}
+    assert {parameter.dtype for parameter in backend._masters.masters.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(("dtype", "known"), [("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")])

@@ -14,7 +14,9 @@ from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage, Problem, Sampling
 from rftstream.sections import RunConfig
 from rftstream.views.check import CheckReport, check
-from rftstream.views.estimate import num_parameters, num_rollouts, rollout_bytes
+from rftstream.views.estimate import num_rollouts, rollout_bytes
+from rftstream.views.memory import MAIN
+from rftstream.views.sizes import ModelSizes
 
 Write = Callable[..., RunConfig]
 
@@ -90,9 +92,50 @@ def test_a_model_made_on_the_spot_leaves_nothing_behind(write: Write, tmp_path: 
 def test_what_the_trainer_holds_in_memory(write: Write, algorithms: dict[str, Any], each: int) -> None:
     report = fine(write(algorithms=algorithms, trainer__backend="torch", explorer__policy="hf", model={"make": {}}))
     assert report.disk is not None
-    assert sum(report.memory.values()) == each * report.disk.parameters
-    assert ("reference" in report.memory) == bool(algorithms)
-    assert "memory of the trainer: " in report.to_text()
+    assert report.memory is not None
+    held = {role.role: role for role in report.memory.roles}["trainer"].parts[MAIN]
+    of_the_model = sum(held.get(what, 0) for what in ("weights", "gradients", "moments", "reference"))
+    head = 4 * 19 * 64  # the gradient of the head while it is added to that of the embeddings
+    assert of_the_model == each * report.disk.parameters + head
+    assert ("reference" in held) == bool(algorithms)
+    assert "main memory: up to " in report.to_text()
+
+
+def test_memory_by_hand(write: Write) -> None:
+    """Made models have no grouped heads: 2 layers, width 64, MLP 128, 19 tokens."""
+    config = write(
+        trainer__backend="torch", explorer__policy="hf", model={"make": {}, "dtype": "bfloat16"},
+        explorer__count=2, feeder={"groups_per_batch": 1, "group_size": 2}, sampling={"max_tokens": 10},
+    )  # fmt: skip
+    report = fine(config)
+    assert report.memory is not None
+    (longest,) = (line.longest + 10 for line in report.tasksets if line.kind == "taskset")
+    roles = {role.role: role for role in report.memory.roles}
+    trainer, explorer = roles["trainer"].parts[MAIN], roles["explorer"].parts[MAIN]
+    floats = 4 * 64 + 3 * 64 + 2 * 64 + 2 * 64 + 4 * 128
+    assert trainer["activations"] == 2 * longest * 2 * 4 * floats
+    assert trainer["logits"] == 4 * 2 * longest * 19
+    assert explorer["cache"] == 64 * longest * 2 * 2 * 64 * 2
+    assert explorer["weights"] == explorer["version in hand"] == 2 * report.disk.parameters
+    assert roles["explorer"].total(MAIN) == 2 * sum(explorer.values())
+    assert report.memory.machine[MAIN] > 0
+
+
+def test_adapters_take_less_memory_and_disk(write: Write) -> None:
+    settings = {"trainer__backend": "torch", "explorer__policy": "hf", "algorithms": {"grpo": {"kl_coef": 0.1}}}
+    whole = fine(write(**settings, model={"make": {}}))
+    adapted = fine(write(**settings, model={"make": {}, "lora": {"rank": 2}}))
+    assert adapted.disk.snapshot_bytes == 2 * 2 * 2 * (4 * (64 + 64) + 3 * (64 + 128))
+    held = {role.role: role for role in adapted.memory.roles}["trainer"].parts[MAIN]
+    assert held["gradients"] == 2 * adapted.disk.snapshot_bytes
+    assert "reference" not in held
+    assert adapted.memory.total(MAIN) < whole.memory.total(MAIN)
+
+
+def test_too_little_memory_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rftstream.views.memory._there", lambda place: 1_000)
+    report = fine(write(trainer__backend="torch", explorer__policy="hf", model={"make": {}}))
+    assert any(warning.startswith("main memory: the run may need") for warning in report.warnings)
 
 
 def test_evaluations_are_looked_at_too(write: Write) -> None:
@@ -252,4 +295,4 @@ def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0nope!")
     with pytest.raises(ConfigError, match="not a safetensors file"):
-        num_parameters(tmp_path)
+        ModelSizes.of(tmp_path, None)

@@ -5,27 +5,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.core.packing import count_padded_tokens, pack_microbatches, pad_rows, split_minibatches
+from rftstream.core.packing import count_padded_tokens, pad_rows, split_microbatches, split_minibatches
 from rftstream.core.staleness import compute_staleness
 
 
 def test_microbatches_by_hand():
     lengths_N = np.array([2, 5, 0, 5, 3, 2])
-    packed = pack_microbatches(lengths_N, 10)
+    packed = split_microbatches(lengths_N, 10, packed=False)
     assert [rows.tolist() for rows in packed] == [[1, 3], [4, 0, 5]]
     assert count_padded_tokens(lengths_N, packed) == 10 + 9
 
 
-def test_a_row_over_the_budget_goes_alone():
-    assert [rows.tolist() for rows in pack_microbatches(np.array([50, 4]), 10)] == [[0], [1]]
+def test_packed_microbatches_by_hand():
+    packed = split_microbatches(np.array([2, 5, 0, 7, 3, 4]), 10, packed=True)
+    assert [rows.tolist() for rows in packed] == [[3, 4], [1, 5], [0]]
 
 
-@given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 100))
-def test_every_row_once_and_within_the_budget(lengths, budget):
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_row_over_the_budget_goes_alone(packed):
+    assert [rows.tolist() for rows in split_microbatches(np.array([50, 4]), 10, packed=packed)] == [[0], [1]]
+
+
+@given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 100), st.booleans())
+def test_every_row_once_and_within_the_budget(lengths, budget, packed):
     lengths_N = np.array(lengths, dtype=int)
-    packed = pack_microbatches(lengths_N, budget)
-    assert sorted(int(row) for rows in packed for row in rows) == np.flatnonzero(lengths_N).tolist()
-    assert all(len(rows) == 1 or len(rows) * lengths_N[rows].max() <= budget for rows in packed)
+    parts = split_microbatches(lengths_N, budget, packed=packed)
+    assert sorted(int(row) for rows in parts for row in rows) == np.flatnonzero(lengths_N).tolist()
+    for rows in parts:
+        cost = lengths_N[rows].sum() if packed else len(rows) * lengths_N[rows].max()
+        assert len(rows) == 1 or cost <= budget
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12))
@@ -42,6 +50,22 @@ def test_minibatches_keep_groups_together(groups, count):
 def test_minibatches_follow_the_order_of_the_groups():
     assert [part.tolist() for part in split_minibatches(np.array([5, 5, 2, 5, 2]), 2)] == [[0, 1, 3], [2, 4]]
     assert split_minibatches(np.zeros(0, int), 3) == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_groups_come_whole_into_a_microbatch(packed):
+    lengths, groups = np.asarray([3, 9, 4, 0, 5, 5, 1]), np.asarray([0, 1, 0, 2, 2, 3, 1])
+
+    def cost(batch):
+        return sum(lengths[batch]) if packed else len(batch) * max(lengths[batch])
+
+    batches = split_microbatches(lengths, 18, packed=packed, groups_N=groups)
+    assert sorted(row for batch in batches for row in batch) == [0, 1, 2, 4, 5, 6]
+    for group in range(4):
+        assert len({place for place, batch in enumerate(batches) for row in batch if groups[row] == group}) == 1
+    assert all(cost(batch) <= 18 for batch in batches)
+    alone = split_microbatches(lengths, 1, packed=packed, groups_N=groups)
+    assert [sorted(batch) for batch in alone] == [[1, 6], [4], [5], [0, 2]]
 
 
 def test_padding_is_on_the_right():

@@ -19,7 +19,9 @@ from rftstream import __version__, codec, fakemodel
 from rftstream import config as configs
 from rftstream.cli import cli
 from rftstream.messages import Claim, EvalResult, Message, Request, RunFinished, RunManifest, VersionName
-from rftstream.runtime.role import Log
+from rftstream.roles.evaluator import EvaluatorStep
+from rftstream.runtime import evaluation
+from rftstream.runtime.role import Log, Transaction
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_run, open_transport
 from rftstream.weights.publisher import publish
 
@@ -109,15 +111,66 @@ def test_what_is_due_on_a_finished_run_is_made_up_for(scene: Scene) -> None:
 
 
 def test_a_version_that_was_asked_for(scene: Scene) -> None:
-    results(scene)
-    (one,) = results(scene, "--evaluation", "more", "--version", 1)
+    (one,) = results(scene, "--evaluation", "more", "--versions", 1)
     assert (one["evaluation"], one["version"], one["num_tasks"], one["num_samples"]) == ("more", 1, 6, 2)
     assert set(one["metrics"]) >= {"mean", "pass@1", "pass@2"}
     lines = scene.run.store().get(one["generations"]).decode().splitlines()
     assert len(lines) == 12
+    assert scene.evaluated() == [("more", 1)], "nothing that was not asked for"
     text = call(scene, "--evaluation", "easy", "--version", 3)
-    assert text.stdout == "easy of version 3: mean 1  pass@1 1\n"
+    assert [line.split() for line in text.stdout.splitlines()] == [
+        ["evaluation", "version", "mean", "pass@1", "length_mean", "truncated_share", "samples"],
+        ["easy", "3", "1", "1", "2.750", "0", "4", "x", "1"],
+    ]
     assert "no evaluator is alive: evaluating here" in text.stderr
+    assert "easy of version 3: mean 1\n" in text.stderr
+
+
+def test_several_versions_beside_each_other_and_none_twice(scene: Scene) -> None:
+    first = results(scene, "--evaluation", "easy", "--versions", "3,0")
+    assert [(one["version"], one["new"]) for one in first] == [(0, True), (3, True)]
+    both = results(scene, "--versions", "0,1,3")
+    assert {(one["evaluation"], one["version"]): one["new"] for one in both} == {
+        ("easy", 0): False, ("easy", 3): False, ("easy", 1): True,
+        ("more", 0): True, ("more", 1): True, ("more", 3): True,
+    }  # fmt: skip
+    text = call(scene, "--versions", "all")
+    rows = [tuple(line.split()[:2]) for line in text.stdout.splitlines()[1:]]
+    assert rows == [*(("easy", str(n)) for n in range(4)), *(("more", str(n)) for n in range(4))]
+    assert sorted(scene.evaluated()) == [(name, n) for name in ("easy", "more") for n in range(4)]
+    table = call(scene, "--versions", "0,1,2,3").stdout
+    assert table == text.stdout, "what stands is shown, without work"
+    assert call(scene).stdout.startswith("nothing is due")
+
+
+def test_another_result_for_what_has_one(scene: Scene) -> None:
+    (before,) = results(scene, "--evaluation", "easy", "--versions", 2)
+    (again,) = results(scene, "--evaluation", "easy", "--versions", 2, "--again")
+    assert again["new"]
+    assert again["metrics"]["mean"] == before["metrics"]["mean"], "the same seeds"
+    assert again["generations"] != before["generations"]
+    assert scene.evaluated() == [("easy", 2), ("easy", 2)]
+    (shown,) = results(scene, "--evaluation", "easy", "--versions", 2)
+    assert shown["generations"] == again["generations"], "the newest counts"
+
+
+def test_stopped_it_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctrl-C when the first result is there: the request for the others stands already."""
+    took = EvaluatorStep.committed
+
+    def interrupted(step: EvaluatorStep, transaction: Transaction) -> None:
+        took(step, transaction)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluatorStep, "committed", interrupted)
+        stopped = call(scene, "--versions", "0,1", "--evaluation", "easy")
+    assert stopped.exit_code == 1
+    assert "stopped; what has its result keeps it, and the same command does the rest" in stopped.stderr
+    assert scene.evaluated() == [("easy", 0)]
+    found = results(scene, "--versions", "0,1", "--evaluation", "easy")
+    assert [(one["version"], one["new"]) for one in found] == [(0, False), (1, True)]
+    assert scene.evaluated() == [("easy", 0), ("easy", 1)]
 
 
 def test_a_dead_evaluator_is_replaced(scene: Scene) -> None:
@@ -134,11 +187,11 @@ def answer(folder: Path, stop: threading.Event) -> None:
         requests = [one.message for one in Log(run.transport).messages("control") if isinstance(one.message, Request)]
         for request in requests:
             name = VersionName(trainer_epoch=1, version=request.arguments["version"])
-            for evaluation in ("easy", "more"):
-                producer.commit([codec.to_record(EvalResult(
-                    evaluation=evaluation, name=name, num_tasks=1, num_samples=1, num_unscored=0,
-                    metrics={"mean": 0.25}, generations=None, request_id=request.request_id,
-                ), "evals", 0, run="demo")])  # fmt: skip
+            producer.commit([codec.to_record(EvalResult(
+                evaluation=request.arguments["evaluation"], name=name, num_tasks=1, num_samples=1, num_unscored=0,
+                metrics={"mean": 0.25}, generations=None, request_id=request.request_id,
+            ), "evals", 0, run="demo")])  # fmt: skip
+        if requests:
             stop.set()
     run.transport.close()
 
@@ -162,17 +215,18 @@ def test_one_that_does_not_answer(scene: Scene) -> None:
     scene.claim()
     result = call(scene, "--timeout", "0.2")
     assert result.exit_code == 1
-    assert "no result for easy, more within 0.2 s" in result.stderr
+    assert "no result for easy of version 3, more of version 3 within 0.2 s" in result.stderr
     assert "asked evaluator-9, process" in result.stderr
-    assert len(results(scene, "--here")) == 5, "the request has expired, what is due has not"
+    assert [one["version"] for one in results(scene, "--here", "--versions", "1,2")] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("--evaluation", "esy"), "--evaluation: unknown 'esy'; known: easy, more; did you mean 'easy'?"),
-        (("--version", 17), "--version 17: no such version; with weights in the store: 0 to 3"),
-        (("--version", "x"), "'x' is not a valid integer"),
+        (("--versions", 17), "--versions 17: no such version; with weights in the store: 0 to 3"),
+        (("--versions", "0,x"), "got '0,x', expected numbers with commas between them"),
+        (("--versions", ""), "got '', expected numbers with commas between them"),
     ],
 )
 def test_bad_input(scene: Scene, arguments: tuple[object, ...], text: str) -> None:
@@ -183,9 +237,35 @@ def test_bad_input(scene: Scene, arguments: tuple[object, ...], text: str) -> No
 
 def test_weights_that_are_gone(scene: Scene) -> None:
     scene.run.store().delete("versions/000001-00000001.safetensors")
-    result = call(scene, "--version", 1)
+    result = call(scene, "--versions", "2,1")
     assert result.exit_code == 2
-    assert "--version 1: its weights are deleted; with weights in the store: 0, 2, 3 (weights.keep" in result.stderr
+    assert "--versions 1: its weights are deleted; with weights in the store: 0, 2, 3 (weights.keep" in result.stderr
+    assert scene.evaluated() == [], "all of it or nothing"
+
+
+def test_weights_that_are_gone_after_their_evaluation(scene: Scene) -> None:
+    results(scene, "--versions", "1")
+    scene.run.store().delete("versions/000001-00000001.safetensors")
+    assert [one["version"] for one in results(scene, "--versions", "1", "--evaluation", "easy")] == [1]
+    assert {one["version"] for one in results(scene, "--versions", "all")} == {0, 2, 3}
+
+
+def test_weights_that_go_while_an_evaluator_is_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.claim()
+    monkeypatch.setattr(evaluation, "SAY_S", 0.0)
+    monkeypatch.setattr(evaluation, "_ask", lambda *_: scene.run.store().delete("versions/000001-00000001.safetensors"))
+    result = call(scene, "--versions", 1, "--evaluation", "easy")
+    assert result.exit_code == 1
+    assert "no result for easy of version 1: the run has deleted the weights meanwhile" in result.stderr
+
+
+def test_damaged_weights(scene: Scene) -> None:
+    path = scene.folder.weights / "versions" / "000001-00000001.safetensors"
+    path.write_bytes(b"x" * path.stat().st_size)
+    result = call(scene, "--versions", "0,1", "--evaluation", "easy")
+    assert result.exit_code == 1
+    assert "no result for easy of version 1; the weights were deleted meanwhile or are damaged" in result.stderr
+    assert scene.evaluated() == [("easy", 0)]
 
 
 def test_a_misspelt_run(scene: Scene) -> None:

@@ -55,6 +55,7 @@ OWNERS = {
     "kafka": "rftstream.transport.kafka",
     "vllm": "rftstream.policies.vllm",
     "deepspeed": "rftstream.backends.deepspeed",
+    "peft": "rftstream.backends.lora",
     "sqlite3": "rftstream.transport.embedded",
     "fsspec": "rftstream.weights.store",
     "tomllib": "rftstream.config",

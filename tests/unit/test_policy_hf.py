@@ -56,7 +56,7 @@ def logits_of(backend, request, completion):
     """Float32 logits [T, V] that each sampled token was drawn from."""
     ids = torch.tensor([[*request.token_ids, *completion.token_ids]])
     with torch.no_grad():
-        return backend._model(input_ids=ids.long()).logits[0, len(request.token_ids) - 1 : -1]
+        return backend._network.model(input_ids=ids.long()).logits[0, len(request.token_ids) - 1 : -1]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
@@ -172,7 +172,7 @@ def test_frequencies_are_those_of_the_distribution(policy, backend):
         policy.submit(dataclasses.replace(request, request_id=f"{number}", seed=number * 7919))
     first = np.bincount([int(one.token_ids[0]) for one in tiny.drain(policy).values()], minlength=19) / 4000
     with torch.no_grad():
-        expected = backend._model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1).numpy()
+        expected = backend._network.model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1).numpy()
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 4000))
 
 

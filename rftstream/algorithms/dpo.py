@@ -1,0 +1,101 @@
+"""DPO: direct preference optimisation (arXiv 2305.18290), on preference pairs alone.
+
+The reference is the model that the run began with, version 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
+from rftstream.messages import Experience, LossKind
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Dpo:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        beta: Annotated[float, Meta(gt=0)] = 0.1
+        """How much a log-ratio to the reference counts: the larger, the closer the policy stays to it."""
+        label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
+        """Chance that a pair is the wrong way round."""
+
+    needs: frozenset[str] = frozenset({"reference_logprobs", "whole_groups"})
+    loss_kinds = frozenset({LossKind.dpo})
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def prepare(
+        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """One row per segment of each side; a pair is a group, its weight stands in the place of an advantage."""
+        numbers: dict[str, int] = {}
+        rows = []
+        for one in batch:
+            if one.loss_kind is not LossKind.dpo:
+                continue
+            pair = numbers.setdefault(one.ids.group_id, len(numbers))
+            for segment in one.segments:
+                row = training_row(segment, one.weight, 1.0, pair)
+                sign = 1.0 if one.pair == "chosen" else -1.0
+                additions = {"pair": np.full(len(row.token_ids), pair, np.float32),
+                             "sign": np.full(len(row.token_ids), sign, np.float32)}  # fmt: skip
+                rows.append(replace(row, additions=additions))
+        return tuple(rows), {"num_pairs": float(len(numbers))}
+
+    def loss(
+        self,
+        policy_logprobs_BT: torch.Tensor,
+        rows: MicroBatch,
+        denominators: Denominators,
+        *,
+        entropy_BT: torch.Tensor | None = None,
+        proximal_logprobs_BT: torch.Tensor | None = None,
+        reference_logprobs_BT: torch.Tensor | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        from rftstream.core.imitation import preference_loss
+
+        if reference_logprobs_BT is None:
+            raise ValueError("dpo: got no reference_logprobs_BT, expected some")
+        pairs_B, signs_B = rows.additions["pair"][:, 0].long(), rows.additions["sign"][:, 0]
+        return preference_loss(
+            policy_logprobs_BT, reference_logprobs_BT, pairs_B, signs_B, rows.advantages_BT[:, 0], rows.loss_mask_BT,
+            beta=self.config.beta,
+            label_smoothing=self.config.label_smoothing, num_pairs=denominators.num_groups,
+        )  # fmt: skip
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Sums over pairs come divided by tokens; each is a mean over pairs."""
+        pairs = means.get("pairs", 0.0)
+        own = ("accuracy", "margin", "chosen_reward", "rejected_reward")
+        ratios = {name: means[name] / pairs if pairs else 0.0 for name in own if name in means}
+        return {**{name: value for name, value in means.items() if name not in (*own, "pairs")}, **ratios}
+
+    def held_out(
+        self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
+    ) -> dict[str, float]:
+        """Loss and accuracy over pairs that are not trained on."""
+        assert reference is not None, "it is asked for"
+        margins: dict[int, float] = {}
+        weights: dict[int, float] = {}
+        for row, policy_T, reference_T in zip(rows, logprobs, reference, strict=True):
+            kept_T = row.loss_mask > 0
+            difference = float((policy_T[kept_T].astype(np.float64) - reference_T[kept_T]).sum())
+            margins[row.group] = margins.get(row.group, 0.0) + float(row.additions["sign"][0]) * difference
+            weights[row.group] = float(row.advantages[0])
+        margins_P = self.config.beta * np.asarray([margins[pair] for pair in sorted(margins)])
+        weights_P = np.asarray([weights[pair] for pair in sorted(margins)])
+        smooth = self.config.label_smoothing
+        losses_P = (1 - smooth) * np.logaddexp(0, -margins_P) + smooth * np.logaddexp(0, margins_P)
+        return {
+            "held_out_loss": float((weights_P * losses_P).mean()),
+            "held_out_accuracy": float((margins_P > 0).mean()),
+        }

@@ -1,0 +1,119 @@
+"""MIX: GRPO on the policy's own rollouts and cross entropy on an expert's demonstrations, in each batch (Trinity-RFT,
+arXiv 2505.17826). It has all settings of `grpo`, too.
+
+    L = (1 - mu) GRPO(usual) + mu SFT(expert)
+
+Each term is a mean over what is its own, so that neither depends on how many there are of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
+from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.sft import demonstration_rows, token_mean_loss
+from rftstream.messages import Experience, LossKind
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Mix:
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Grpo.Config):
+        """Beside it, all of `grpo`'s settings."""
+
+        mu: Annotated[float, Meta(ge=0, le=1)] = 0.1
+        """Weight of imitation; the rest is GRPO's."""
+
+    loss_kinds = frozenset({LossKind.rl, LossKind.sft})
+    phi = False
+    """Whether a token counts by p (1 - p)."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._grpo = Grpo(config)
+        self.needs: frozenset[str] = self._grpo.needs
+
+    def mu(self, version: int) -> float:
+        """Of the batch that is trained at `version`."""
+        return self.config.mu
+
+    def prepare(
+        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """GRPO's rows, then those of the demonstrations, whose weights stand in the place of advantages."""
+        usual, metrics = self._grpo.prepare([one for one in batch if not one.expert], reference_logprobs)
+        experts = demonstration_rows(batch, first_group=1 + max((row.group for row in usual), default=-1))
+        mu = self.mu(batch[0].batch_sequence) if batch else 0.0
+        rows = tuple(
+            replace(row, additions={**row.additions, "expert": _all(row, flag), "mu": _all(row, mu)})
+            for flag, some in ((0.0, usual), (1.0, experts)) for row in some
+        )  # fmt: skip
+        return rows, {**metrics, "num_demonstrations": float(len({row.group for row in experts})), "mu": mu}
+
+    def loss(
+        self,
+        policy_logprobs_BT: torch.Tensor,
+        rows: MicroBatch,
+        denominators: Denominators,
+        *,
+        entropy_BT: torch.Tensor | None = None,
+        proximal_logprobs_BT: torch.Tensor | None = None,
+        reference_logprobs_BT: torch.Tensor | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        from rftstream.core.imitation import imitation_loss, phi_weights
+
+        expert_BT, mu = rows.additions["expert"], rows.additions["mu"].max()
+        usual_BT, own_BT = rows.loss_mask_BT * (1 - expert_BT), rows.loss_mask_BT * expert_BT
+        num_tokens, num_rows = denominators.num_expert_tokens, denominators.num_expert_rows
+        explored, metrics = self._grpo.loss(
+            policy_logprobs_BT,
+            replace(rows, loss_mask_BT=usual_BT),
+            replace(denominators, num_tokens=denominators.num_tokens - num_tokens,
+                    num_rows=denominators.num_rows - num_rows),
+            entropy_BT=entropy_BT, proximal_logprobs_BT=proximal_logprobs_BT,
+            reference_logprobs_BT=reference_logprobs_BT,
+        )  # fmt: skip
+        weights_BT = rows.advantages_BT
+        if self.phi:
+            weights_BT = weights_BT * phi_weights(policy_logprobs_BT, own_BT)
+        imitated, more = imitation_loss(
+            policy_logprobs_BT, weights_BT, own_BT, normalise=self.config.normalise, num_tokens=num_tokens,
+            num_rows=num_rows,
+        )  # fmt: skip
+        metrics |= {
+            "usual_tokens": usual_BT.sum(),
+            "expert_nll": more["nll"],
+            "expert_probability": more["probability"],
+        }
+        return (1 - mu) * explored + mu * imitated, metrics
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """They come as means over all tokens; each is a mean over its own."""
+        share = means.get("usual_tokens", 0.0)
+        explored, imitated = {}, {}
+        for name, value in means.items():
+            if name.startswith("expert_"):
+                imitated[name] = value / (1 - share) if share < 1 else 0.0
+            elif name == "entropy" or name.startswith("max_"):  # the backend's, over all tokens
+                explored[name] = value
+            elif name != "usual_tokens":
+                explored[name] = value / share if share else 0.0
+        return {**self._grpo.summarise(explored), **imitated}
+
+    def held_out(
+        self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
+    ) -> dict[str, float]:
+        """Token mean over demonstrations that are not trained on."""
+        return {"held_out_loss": token_mean_loss(rows, logprobs)}
+
+
+def _all(row: TrainingRow, value: float) -> np.ndarray:
+    return np.full(len(row.token_ids), value, np.float32)

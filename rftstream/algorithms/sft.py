@@ -1,0 +1,81 @@
+"""SFT: supervised fine-tuning, cross entropy on demonstrations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
+from rftstream.messages import Experience, LossKind
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Sft:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        normalise: Literal["token", "sequence"] = "token"
+        """Mean over all tokens of the batch, or over demonstrations of their means."""
+
+    needs: frozenset[str] = frozenset()
+    loss_kinds = frozenset({LossKind.sft})
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def prepare(
+        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """One row per segment; its weight stands in the place of an advantage."""
+        rows = demonstration_rows(batch)
+        return rows, {"num_demonstrations": float(len({row.group for row in rows}))}
+
+    def loss(
+        self,
+        policy_logprobs_BT: torch.Tensor,
+        rows: MicroBatch,
+        denominators: Denominators,
+        *,
+        entropy_BT: torch.Tensor | None = None,
+        proximal_logprobs_BT: torch.Tensor | None = None,
+        reference_logprobs_BT: torch.Tensor | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        from rftstream.core.imitation import imitation_loss
+
+        return imitation_loss(
+            policy_logprobs_BT, rows.advantages_BT, rows.loss_mask_BT, normalise=self.config.normalise,
+            num_tokens=denominators.num_tokens, num_rows=denominators.num_rows,
+        )  # fmt: skip
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        return dict(means)
+
+    def held_out(
+        self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
+    ) -> dict[str, float]:
+        """Token mean over demonstrations that are not trained on, each by its weight."""
+        return {"held_out_loss": token_mean_loss(rows, logprobs)}
+
+
+def demonstration_rows(batch: Sequence[Experience], first_group: int = 0) -> tuple[TrainingRow, ...]:
+    """Of all demonstrations in the batch, each a group of its own, numbered from `first_group` on."""
+    experts = [one for one in batch if one.expert and one.loss_kind is LossKind.sft]
+    return tuple(
+        replace(row, behavior_logprobs=np.zeros_like(row.behavior_logprobs))
+        for group, one in enumerate(experts, first_group)
+        for row in (training_row(segment, one.weight, 1.0, group) for segment in one.segments)
+    )
+
+
+def token_mean_loss(rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray]) -> float:
+    """float64."""
+    total = tokens = 0.0
+    for row, logprobs_T in zip(rows, logprobs, strict=True):
+        kept_T = row.loss_mask > 0
+        total -= float((row.advantages[kept_T].astype(np.float64) * logprobs_T[kept_T]).sum())
+        tokens += float(kept_T.sum())
+    return total / max(tokens, 1.0)

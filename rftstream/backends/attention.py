@@ -1,0 +1,73 @@
+"""The attention that trainers ask transformers for: its own `sdpa`, and rows packed one after another into one.
+
+Packed rows never see each other: each is a call of its own, causal from its first token on. So it costs what the rows
+cost alone, where a block-diagonal mask over the whole would cost the square of their sum. Where a row begins travels
+in the place of the mask, which every model hands through to its layers as it is, if it has four dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAME = "rftstream_packed"
+
+
+def register() -> str:
+    """The name for `attn_implementation`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def row_lengths(lengths: Sequence[int]) -> Tensor:
+    """What stands for the mask: rows of these lengths, in this order. On the CPU, where the lengths are read."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)[None, None, None]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """As transformers' function of the same place; query [1, H, P, D], output [1, P, H, D]."""
+    if attention_mask is None or attention_mask.dtype != torch.int32:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **settings
+        )
+    lengths = attention_mask.flatten().diff().tolist()
+    # split, since each slice of its own would cost a gradient of the size of all of them
+    queries, keys, values = (array.split(lengths, dim=2) for array in (query, key, value))  # type: ignore[no-untyped-call]
+    outputs = [
+        torch.nn.functional.scaled_dot_product_attention(
+            one, its_key, its_value, attn_mask=(mask := _band(one.shape[2], sliding_window, query.device)),
+            is_causal=mask is None, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1],
+        )
+        for one, its_key, its_value in zip(queries, keys, values, strict=True)
+    ]  # fmt: skip
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Which of a row's tokens [length, length] see which, if not all that came before."""
+    if window is None or length <= window:
+        return None
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places[None]
+    return (distance >= 0) & (distance < window)

@@ -1,0 +1,91 @@
+"""AdamW over float32 masters: the parameters themselves, or copies of them in main memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rftstream.backends.base import OptimizerSettings
+
+State = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Masters and moments, by name."""
+
+
+class Masters:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, offload: bool) -> None:
+        """`offload`: masters and moments lie in main memory, where the optimizer steps; of the device's memory they
+        take nothing but the parameters, which are copied to it after each step."""
+        self._parameters = parameters
+        self.masters: dict[str, Tensor] = dict(parameters)
+        if offload:
+            self.masters = {name: one.detach().to("cpu", copy=True) for name, one in parameters.items()}
+        self._offload = offload
+        self._optimizer = _adamw(list(self.masters.values()), settings)
+
+    def norm(self) -> float:
+        """Of all gradients together."""
+        return float(torch.nn.utils.get_total_norm(self._gradients()))
+
+    def step(self, lr: float, *, scale: float = 1.0) -> None:
+        """With the gradients times `scale`; they are gone afterwards."""
+        if scale != 1.0:
+            torch._foreach_mul_(self._gradients(), scale)
+        if self._offload:
+            for name, parameter in self._parameters.items():
+                self.masters[name].grad = None if parameter.grad is None else parameter.grad.to("cpu")
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self.drop_gradients()
+        if self._offload:
+            self._optimizer.zero_grad()
+            self._copy_to_device()
+
+    def drop_gradients(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def moments(self) -> Iterator[tuple[str, Tensor]]:
+        """`KIND/NAME` and the tensor of each."""
+        for name, master in self.masters.items():
+            for kind, value in self._optimizer.state.get(master, {}).items():
+                yield f"{kind}/{name}", value
+
+    def copy(self) -> State:
+        return (
+            {name: master.detach().clone() for name, master in self.masters.items()},
+            {key: value.clone() for key, value in self.moments()},
+        )
+
+    @torch.no_grad()
+    def put(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+        """The moments are taken over as they are."""
+        for name, master in self.masters.items():
+            master.copy_(masters[name])
+        if self._offload:
+            self._copy_to_device()
+        self._optimizer.state.clear()
+        for key, value in moments.items():
+            kind, _, name = key.partition("/")
+            self._optimizer.state[self.masters[name]][kind] = value
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+
+    @torch.no_grad()
+    def _copy_to_device(self) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self.masters[name])
+
+
+def _adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
+    """Matrices decay, vectors (norms, biases) don't. Fused: one pass over memory."""
+    groups = [
+        {"params": [one for one in masters if one.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [one for one in masters if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True
+    )

@@ -1,0 +1,163 @@
+"""A batch as optimizer steps and micro-batches, and the loss of each: what backends share, whatever steps.
+
+Shapes: B rows of a micro-batch, T padded tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow
+from rftstream.backends.base import UpdatePlan
+from rftstream.backends.inputs import Inputs, make_inputs
+from rftstream.backends.network import Network
+from rftstream.core.packing import split_microbatches, split_minibatches
+from rftstream.errors import ConfigError
+
+PROVIDED = frozenset({
+    "entropy", "proximal_logprobs", "no_proximal_logprobs", "reference_logprobs", "reference_rewards", "row_logprobs",
+    "whole_groups",
+})  # fmt: skip
+"""What an algorithm may need of a backend that works by this."""
+
+
+@dataclass(slots=True)
+class Minibatch:
+    """One optimizer step."""
+
+    inputs: list[Inputs]
+    denominators: Denominators
+    proximal: Sequence[Tensor | None]
+    """[B, T] for each of the inputs, once they are computed."""
+    reference: Sequence[Tensor | None]
+
+
+def check_needs(algorithm: Algorithm, backend: str) -> None:
+    if missing := algorithm.needs - PROVIDED:
+        raise ConfigError(f"backend {backend}: the algorithm needs {', '.join(sorted(missing))}, which it can't give")
+
+
+class Passes:
+    """Forward and backward passes of one batch, and what they add up to."""
+
+    def __init__(
+        self, network: Network, rows: Sequence[TrainingRow], plan: UpdatePlan, device: torch.device, *,
+        whole_groups: bool = False,
+    ) -> None:  # fmt: skip
+        """`whole_groups`: rows of a group are in one micro-batch."""
+        self._network, self._device = network, device
+        self._flops = 0.0
+        self.num_tokens = 0.0
+        """Trained on so far, once for each time."""
+        self._num_read = 0
+        self._sums: dict[str, Any] = {}
+        self._losses: list[float] = []
+        self.minibatches = [self._minibatch(part, plan, whole_groups) for part in _parts(rows, plan)]
+        """One for each optimizer step of a pass over the batch; those without unmasked tokens are left out."""
+
+    @property
+    def num_microbatches(self) -> int:
+        return sum(len(one.inputs) for one in self.minibatches)
+
+    def _minibatch(self, rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> Minibatch:
+        batches = micro_inputs(rows, plan.tokens_per_microbatch, self._network, self._device, whole_groups=whole_groups)
+        inputs = [one for _, one in batches]
+        nothing = [None] * len(inputs)
+        return Minibatch(inputs, Denominators.of(rows), nothing, nothing)
+
+    def compute_proximal(self) -> None:
+        """Logprobs of the parameters as they are now."""
+        for one in self.minibatches:
+            one.proximal = [self._constant(inputs, self._network) for inputs in one.inputs]
+
+    def compute_reference(self, network: Network) -> None:
+        for one in self.minibatches:
+            one.reference = [self._constant(inputs, network) for inputs in one.inputs]
+
+    def _constant(self, inputs: Inputs, network: Network) -> Tensor:
+        self._flops += network.flops(inputs, backward=False)
+        with torch.no_grad():
+            return network.logprobs(inputs)[0]
+
+    def accumulate(
+        self, minibatch: Minibatch, algorithm: Algorithm, backward: Callable[[Tensor], object] = Tensor.backward
+    ) -> float:
+        """Gradients of one optimizer step, added up over its micro-batches by `backward` of each one's share of the
+        loss; the loss."""
+        total = torch.zeros((), device=self._device)
+        for inputs, proximal_BT, reference_BT in zip(
+            minibatch.inputs, minibatch.proximal, minibatch.reference, strict=True
+        ):
+            policy_BT, entropy_BT = self._network.logprobs(inputs, entropy_gradient="entropy" in algorithm.needs)
+            loss, metrics = algorithm.loss(
+                policy_BT, inputs.rows, minibatch.denominators, entropy_BT=entropy_BT,
+                proximal_logprobs_BT=proximal_BT, reference_logprobs_BT=reference_BT,
+            )  # fmt: skip
+            backward(loss)
+            total += loss.detach()
+            self._add({"entropy": entropy_BT.detach().sum(), **metrics})
+            self._flops += self._network.flops(inputs, backward=True)
+            self._num_read += sum(inputs.lengths)
+        self.num_tokens += minibatch.denominators.num_tokens
+        self._losses.append(float(total))
+        return self._losses[-1]
+
+    def _add(self, metrics: Mapping[str, Any]) -> None:
+        for name, value in metrics.items():
+            known = self._sums.get(name)
+            if known is None:
+                self._sums[name] = value
+            else:
+                self._sums[name] = max(known, value) if name.startswith("max_") else known + value
+
+    def metrics(self, algorithm: Algorithm) -> dict[str, float]:
+        """Of all steps that were taken."""
+        tokens = max(self.num_tokens, 1.0)
+        values = {name: float(value) for name, value in self._sums.items()}
+        means = {name: value if name.startswith("max_") else value / tokens for name, value in values.items()}
+        return {
+            "loss": sum(self._losses) / max(len(self._losses), 1),
+            "computed_tokens": float(self._num_read),
+            "tflop": self._flops / 1e12,
+            **algorithm.summarise(means),
+        }
+
+
+def row_logprobs(
+    rows: Sequence[TrainingRow], tokens_per_microbatch: int, network: Network, device: torch.device
+) -> list[np.ndarray]:
+    """Logprobs of each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+    result = [np.zeros(len(row.token_ids), dtype=np.float32) for row in rows]
+    for numbers, inputs in micro_inputs(rows, tokens_per_microbatch, network, device):
+        with torch.no_grad():
+            logprobs_BT = network.logprobs(inputs)[0].float().cpu().numpy()
+        for place, number in enumerate(numbers):
+            result[number][:] = logprobs_BT[place, : len(result[number])]
+    return result
+
+
+def micro_inputs(
+    rows: Sequence[TrainingRow],
+    tokens_per_microbatch: int,
+    network: Network,
+    device: torch.device,
+    *,
+    whole_groups: bool = False,
+) -> list[tuple[np.ndarray, Inputs]]:
+    """The micro-batches, with the numbers of their rows."""
+    lengths_N = np.asarray([len(row.token_ids) for row in rows], dtype=np.int64)
+    groups_N = np.asarray([row.group for row in rows], dtype=np.int64) if whole_groups else None
+    parts = split_microbatches(lengths_N, tokens_per_microbatch, packed=network.packs, groups_N=groups_N)
+    return [(part, make_inputs([rows[one] for one in part], device, packed=network.packs)) for part in parts]
+
+
+def _parts(rows: Sequence[TrainingRow], plan: UpdatePlan) -> list[list[TrainingRow]]:
+    rows = [row for row in rows if row.loss_mask.any()]
+    groups_N = np.asarray([row.group for row in rows], dtype=np.int64)
+    return [[rows[number] for number in numbers] for numbers in split_minibatches(groups_N, plan.minibatches)]

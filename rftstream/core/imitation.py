@@ -1,0 +1,79 @@
+"""Losses of learning from what others did. Shapes: B rows, T padded tokens, P pairs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rftstream.core.masks import check_rows, keep, weigh
+
+
+def imitation_loss(
+    policy_logprobs_BT: Tensor,
+    weights_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    num_tokens: float,
+    num_rows: float,
+    normalise: str = "token",
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross entropy of what the expert said: l = - w logp_theta, averaged as `masks.weigh` says.
+
+    All arrays: float [B, T]; weights are taken as constants. Masked positions may hold anything. Returns the scalar
+    loss (0 when everything is masked) and sums over unmasked tokens: nll, probability.
+    """
+    check_rows("imitation_loss", policy_logprobs=policy_logprobs_BT, weights=weights_BT, loss_mask=loss_mask_BT)
+    kept_BT = keep(policy_logprobs_BT, loss_mask_BT)
+    losses_BT = -keep(weights_BT.detach(), loss_mask_BT) * kept_BT
+    loss = weigh(losses_BT, loss_mask_BT, normalise, num_tokens=num_tokens, num_rows=num_rows)
+    probability_BT = keep(kept_BT.detach().exp(), loss_mask_BT)
+    return loss, {"nll": -kept_BT.detach().sum(), "probability": probability_BT.sum()}
+
+
+def phi_weights(policy_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+    """phi = p (1 - p), largest where the policy is undecided: what it knows already and what it finds absurd count
+    little (CHORD, arXiv 2508.11408). A constant, float [B, T], 0 at masked positions."""
+    probability_BT = keep(policy_logprobs_BT.detach(), loss_mask_BT).exp()
+    return keep(probability_BT * (1 - probability_BT), loss_mask_BT)
+
+
+def preference_loss(
+    policy_logprobs_BT: Tensor,
+    reference_logprobs_BT: Tensor,
+    pairs_B: Tensor,
+    signs_B: Tensor,
+    weights_B: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float,
+    num_pairs: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """DPO (arXiv 2305.18290): l = - w log sigmoid(beta ((logp_c - ref_c) - (logp_r - ref_r))), logprobs summed over
+    tokens, averaged over pairs. With label smoothing e: (1 - e) of it, and e of the pair the other way round
+    (Mitchell's conservative DPO).
+
+    policy, reference, mask: float [B, T]. pairs_B: int64 [B], rows of a pair share a number. signs_B: 1 for chosen, -1
+    for rejected. weights_B: of its pair. A pair may have several rows a side, all of them here. Returns the scalar
+    loss, and sums over pairs: accuracy, margin, chosen_reward, rejected_reward; and pairs, their number.
+    """
+    check_rows("preference_loss", policy_logprobs=policy_logprobs_BT, reference_logprobs=reference_logprobs_BT,
+               loss_mask=loss_mask_BT)  # fmt: skip
+    log_ratio_BT = keep(policy_logprobs_BT, loss_mask_BT) - keep(reference_logprobs_BT.detach(), loss_mask_BT)
+    rewards_B = beta * log_ratio_BT.sum(dim=1)
+    numbers_P, places_B = torch.unique(pairs_B, return_inverse=True)
+    signed_B, zeros_P = signs_B.to(rewards_B.dtype), rewards_B.new_zeros(len(numbers_P))
+    margins_P = zeros_P.index_add(0, places_B, signed_B * rewards_B)
+    weights_P = zeros_P.index_copy(0, places_B, weights_B.to(rewards_B.dtype))
+    smooth = label_smoothing
+    losses_P = -(1 - smooth) * logsigmoid(margins_P) - smooth * logsigmoid(-margins_P)
+    loss = (weights_P * losses_P).sum() / max(num_pairs, 1.0)
+    rewards_B = rewards_B.detach()
+    return loss, {
+        "pairs": margins_P.new_tensor(float(len(margins_P))),
+        "accuracy": (margins_P.detach() > 0).to(loss.dtype).sum(),
+        "margin": margins_P.detach().sum(),
+        "chosen_reward": (rewards_B * (signed_B > 0)).sum(),
+        "rejected_reward": (rewards_B * (signed_B < 0)).sum(),
+    }

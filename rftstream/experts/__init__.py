@@ -1,0 +1,1 @@
+"""Demonstrations and preference pairs: read from files (`rows`), and turned into tokens (`tokens`)."""

@@ -1,0 +1,20 @@
+"""Which demonstrations are never trained on: evenly spread, exact in every prefix, the same whatever comes later."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def trained_numbers(size: int, held_out: float) -> np.ndarray:
+    """Of the numbers below `size`, int64, in order. `held_out`: the share that is left out."""
+    return np.flatnonzero(~_is_held_out(size, held_out))
+
+
+def held_out_numbers(size: int, held_out: float) -> np.ndarray:
+    return np.flatnonzero(_is_held_out(size, held_out))
+
+
+def _is_held_out(size: int, held_out: float) -> np.ndarray:
+    """Number n is, where the share of n + 1 rounds down to more than that of n."""
+    counts = np.floor(np.arange(size + 1, dtype=np.float64) * held_out)
+    return np.diff(counts) > 0

@@ -1,0 +1,250 @@
+"""Which demonstrations come next: a pure function of a cursor, the run's seed and what stands on `experts`.
+
+A pass goes through the demonstrations that there were when it began, in an order derived from the seed; those that
+come later wait for the next one. The cursor travels in the metadata of the buffer's positions and moves in the
+transaction that holds the batch, so each is in a pass once, whatever is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rftstream import codec
+from rftstream.clock import Clock
+from rftstream.errors import ConfigError, ContractError, TransportError
+from rftstream.experts.split import trained_numbers
+from rftstream.experts.tokens import Sides, kind_of, length_of, tokenise
+from rftstream.ids import derive_seed, group_id, rollout_id
+from rftstream.messages import Demonstration, Experience, LossKind, RolloutIds, Sampling
+from rftstream.rendering import Renderer
+from rftstream.runtime.role import Log, Publish, dead_letter, read_records
+from rftstream.sections import ExpertsSection
+from rftstream.tasksets.order import order
+from rftstream.transport.base import Record, TopicPartition, Transport
+
+log = logging.getLogger(__name__)
+
+EXPERTS = "experts"
+"""Topic, and what stands in the place of a taskset in their ids: `experts/pass/number/0`."""
+
+
+Place = tuple[int, int]
+"""Partition and offset."""
+Letters = dict[Place, Publish]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the passes stand."""
+
+    begun: int = 0
+    """Passes, this one included."""
+    size: int = 0
+    """Demonstrations that there were when it began."""
+    taken: int = 0
+    """Of this pass."""
+    total: int = 0
+    """In batches so far."""
+
+    def to_text(self) -> str:
+        return f"{self.begun} {self.size} {self.taken} {self.total}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A demonstration with its tokens."""
+
+    ids: RolloutIds
+    demonstration: Demonstration
+    sides: Sides
+
+    def experiences(self, batch: int, share: int, position: int) -> list[Experience]:
+        """One, or of a pair two."""
+        return [
+            Experience(
+                ids=self.ids,
+                batch_sequence=batch,
+                share=share,
+                position=position + place,
+                loss_kind=kind_of(self.demonstration),
+                segments=segments,
+                reward=None,
+                sampling=Sampling(),
+                expert=True,
+                pair=side,
+                weight=self.demonstration.weight,
+            )
+            for place, (side, segments) in enumerate(self.sides.items())
+        ]
+
+
+class Experts:
+    """What the buffer knows of `experts`."""
+
+    def __init__(
+        self, settings: ExpertsSection, *, seed: int, passes: int | None, kinds: frozenset[str], renderer: Renderer,
+        context: int | None, clock: Clock,
+    ) -> None:  # fmt: skip
+        """`kinds`: loss kinds that the algorithm takes; of others nothing can be learned here."""
+        self._settings, self._seed, self._passes = settings, seed, passes
+        self._kinds, self._renderer, self._context, self._clock = kinds, renderer, context, clock
+
+    def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
+        """Reads what there is; says from where to read on."""
+        self._transport: Transport = log_.transport
+        self.cursor = cursor
+        positions = log_.transport.admin.begin_offsets(EXPERTS)
+        self._partitions = len(positions)
+        self._offsets = [array("q") for _ in positions]
+        """Of each partition's demonstrations, in order: number n is the (n div partitions)-th of its partition."""
+        self._numbers_of = (-1, np.empty(0, np.int64))
+        self._dead = {
+            (int(partition), int(offset))
+            for record in log_.read("dead", bodies=False)
+            for where, partition, offset in [(record.header("id") or b"//").decode().rsplit("/", 2)]
+            if where == f"buffer/{EXPERTS}"
+        }
+        for record in log_.read(EXPERTS, bodies=False):
+            self.absorb(record)
+            positions[record.place] = record.offset + 1
+        return positions
+
+    def absorb(self, record: Record) -> None:
+        """ContractError if numbers are left out: whoever writes here counts."""
+        if record.value is None and not record.headers:
+            return
+        if codec.is_foreign(record):
+            log.error("%s: of no contract of this topic; passed over", record)
+            return
+        offsets, number = self._offsets[record.partition], (record.header("number") or b"0").decode()
+        expected = len(offsets) * self._partitions + record.partition
+        if number != str(expected):
+            raise ContractError(f"found demonstration {number}, expected {expected}; numbers are dense",
+                                where=str(record))  # fmt: skip
+        offsets.append(record.offset)
+
+    @property
+    def known(self) -> int:
+        """Demonstrations 0 ... known - 1 are here."""
+        return min(len(offsets) * self._partitions + place for place, offsets in enumerate(self._offsets))
+
+    def health(self) -> dict[str, object]:
+        return {"experts": self.known, "experts_taken": self.cursor.total, "experts_pass": self.cursor.begun,
+                "experts_dead": len(self._dead)}  # fmt: skip
+
+    def finished(self, size: int | None = None) -> bool:
+        """Whether no pass has anything left. `size`: as for `take`."""
+        full = self.cursor.taken >= len(self._numbers(self.cursor.size))
+        last = self._passes is not None and self.cursor.begun >= self._passes
+        return full and (last or not len(self._numbers(self.known if size is None else size)))
+
+    def take(self, count: int, size: int | None = None) -> tuple[list[Taken], list[Publish]]:
+        """The next ones, fewer where the passes end, and letters about those that are of no use. `size`: how many a
+        new pass goes through; default: all there are by then."""
+        taken: list[Taken] = []
+        letters: Letters = {}
+        before = replace(self.cursor)
+        try:
+            self._take(count, size, taken, letters)
+        except TransportError:
+            self.cursor = before
+            raise
+        self._dead |= letters.keys()
+        return taken, list(letters.values())
+
+    def _take(self, count: int, size: int | None, taken: list[Taken], letters: Letters) -> None:
+        while len(taken) < count and not self.finished(size):
+            cursor = self.cursor
+            if cursor.taken >= len(self._numbers(cursor.size)):
+                self._begin_pass(self.known if size is None else size, letters)
+                continue
+            numbers = self._next_numbers(count - len(taken))
+            records = self._read([number for number in numbers if not self._is_dead(number, letters)])
+            for number in numbers:
+                found = self._open(number, records[number], letters) if number in records else None
+                if found is not None:
+                    taken.append(found)
+                    cursor.total += 1
+
+    def _begin_pass(self, size: int, letters: Letters) -> None:
+        self.cursor.begun, self.cursor.size, self.cursor.taken = self.cursor.begun + 1, size, 0
+        if all(self._is_dead(int(number), letters) for number in self._numbers(size)):
+            raise ConfigError(
+                f"experts: none of {size:,} demonstrations can be used, expected some; the log of the buffer says why"
+            )
+
+    def _next_numbers(self, count: int) -> list[int]:
+        """Of this pass, at most so many."""
+        cursor, numbers = self.cursor, self._numbers(self.cursor.size)
+        end = min(cursor.taken + count, len(numbers))
+        places: Iterable[int] = range(cursor.taken, end)
+        cursor.taken = end
+        if self._settings.shuffle:
+            places = map(order(len(numbers), cursor.begun - 1, derive_seed(self._seed, "order", EXPERTS)), places)
+        return [int(numbers[place]) for place in places]
+
+    def _numbers(self, size: int) -> np.ndarray:
+        """Of the first `size` those that are trained on."""
+        if self._numbers_of[0] != size:
+            self._numbers_of = size, trained_numbers(size, self._settings.held_out)
+        return self._numbers_of[1]
+
+    def _place(self, number: int) -> Place:
+        rank, partition = divmod(number, self._partitions)
+        return partition, self._offsets[partition][rank]
+
+    def _is_dead(self, number: int, letters: Letters) -> bool:
+        return (place := self._place(number)) in self._dead or place in letters
+
+    def _read(self, numbers: Sequence[int]) -> dict[int, Record]:
+        """By number."""
+        places = {self._place(number): number for number in numbers}
+        found: dict[int, Record] = {}
+        for partition in sorted({partition for partition, _ in places}):
+            offsets = [offset for one, offset in places if one == partition]
+            records = read_records(self._transport, TopicPartition(EXPERTS, partition), offsets)
+            if missing := sorted(set(offsets) - records.keys()):
+                raise ContractError("is gone from the log, expected all demonstrations to stay",
+                                    where=f"{EXPERTS}[{partition}]@{missing[0]}")  # fmt: skip
+            found |= {places[partition, offset]: record for offset, record in records.items()}
+        return found
+
+    def _open(self, number: int, record: Record, letters: Letters) -> Taken | None:
+        try:
+            demonstration, sides = self._tokens(record)
+        except (ContractError, ConfigError) as error:
+            log.error("%s: %s; message sent to dead", record, error)
+            reason = "undecodable" if isinstance(error, ContractError) else "unusable"
+            letters[self._place(number)] = dead_letter(
+                record, role="buffer", reason=reason, detail=str(error), tries=1, now=self._clock.now()
+            )
+            return None
+        group = group_id(EXPERTS, self.cursor.begun - 1, number, 0)
+        ids = RolloutIds(
+            rollout_id=rollout_id(group, 0), group_id=group, taskset=EXPERTS, sibling=0, group_size=1,
+            sequence=self.cursor.total, min_version=0,
+        )  # fmt: skip
+        return Taken(ids, demonstration, sides)
+
+    def _tokens(self, record: Record) -> tuple[Demonstration, Sides]:
+        demonstration = codec.from_record(record)
+        assert isinstance(demonstration, Demonstration)
+        if (kind := kind_of(demonstration)) not in self._kinds:
+            raise ConfigError(f"{'a pair' if kind is LossKind.dpo else 'a chat'}, which the algorithm does not take")
+        sides = tokenise(demonstration, self._renderer)
+        if self._context is not None and length_of(sides) > self._context:
+            raise ConfigError(f"{length_of(sides):,} tokens, expected at most the context of {self._context:,}")
+        return demonstration, sides
+
+
+def spread(taken: Sequence[Taken], shares: int) -> list[list[Taken]]:
+    """Over the shares, as evenly as can be; in order."""
+    parts: list[list[Taken]] = [[] for _ in range(shares)]
+    for index, one in enumerate(taken):
+        parts[index * shares // len(taken)].append(one)
+    return parts

@@ -1,0 +1,233 @@
+"""Demonstrations onto a run's `experts`, each once: its id comes from what is learned from it, its number is dense.
+
+A producer of their own name writes them, so that two loads at once cannot give the same number twice: the later one
+fences the earlier. All are looked at before the first is written. What a load that was killed has written stays, and
+the next one goes on behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rftstream import codec, plugins
+from rftstream.errors import ConfigError, ProducerLost
+from rftstream.experts.rows import Demonstrations
+from rftstream.experts.tokens import Sides, kind_of, length_of, tokenise
+from rftstream.messages import LossKind
+from rftstream.modelfolder import prepare_model
+from rftstream.models import ModelSpec
+from rftstream.rendering import Renderer, open_renderer
+from rftstream.runtime.role import Log
+from rftstream.runtime.runs import RunFolder
+from rftstream.sections import ExpertsSection, RunConfig
+from rftstream.transport.base import NewRecord, Producer, Transport
+
+MAX_RECORDS, MAX_BYTES = 512, 4 << 20
+"""Of one transaction."""
+SAY_EVERY_S = 5.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Loaded:
+    """What became of the rows."""
+
+    rows: int
+    new: int = 0
+    """Written, or with `dry_run` to be written."""
+    known: int = 0
+    """There already, or a second time in these rows."""
+    too_long: int = 0
+    """Left out."""
+    total: int = 0
+    """On the topic now."""
+    tokens: int = 0
+    """Trained on in one pass, of those that are new."""
+    longest: int = 0
+    """Tokens."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Chats and pairs among the new ones."""
+    dry_run: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def to_text(self) -> str:
+        kinds = " and ".join(f"{count:,} {kind}" for kind, count in self.kinds.items()) or "nothing"
+        verb = "to be loaded" if self.dry_run else "loaded"
+        text = (
+            f"{self.rows:,} rows: {kinds} {verb}, {self.tokens:,} tokens to learn, the longest {self.longest:,} tokens"
+        )
+        if self.known:
+            text += f"; {self.known:,} there already"
+        if self.too_long:
+            text += f"; {self.too_long:,} longer than the context left out"
+        return f"{text}\n{self.total:,} on `experts` {'then' if self.dry_run else 'now'}"
+
+
+def taken_kinds(config: RunConfig) -> frozenset[str]:
+    """Loss kinds that the run's algorithm takes."""
+    algorithm = plugins.resolve("algorithm", config.trainer.algorithm, where="trainer.algorithm")
+    return frozenset(str(kind) for kind in getattr(algorithm, "loss_kinds", (LossKind.rl,)))
+
+
+def check_experts(config: RunConfig) -> None:
+    """ConfigError if the algorithm cannot learn from what the run has."""
+    name, kinds, experts = config.trainer.algorithm, taken_kinds(config), config.experts
+    from_experts = kinds & {LossKind.sft, LossKind.dpo}
+    if experts is None:
+        if LossKind.rl not in kinds:
+            raise ConfigError(
+                f"trainer.algorithm: {name!r} learns from demonstrations, but there are none; name some by "
+                "experts.source"
+            )
+        return
+    if not from_experts:
+        raise ConfigError(
+            f"experts: trainer.algorithm {name!r} takes none, expected mix or chord beside tasksets, sft or dpo alone"
+        )
+    if config.tasksets and LossKind.rl not in kinds:
+        raise ConfigError(
+            f"tasksets: trainer.algorithm {name!r} learns nothing from rollouts, expected none; take them out, or "
+            "train by mix or chord"
+        )
+    if config.without_tasks and LossKind.rl in kinds:
+        raise ConfigError(
+            f"trainer.algorithm: {name!r} learns from rollouts, too, but there are no tasksets; add one, or train by "
+            "sft or dpo"
+        )
+
+
+def look_at_experts(section: ExpertsSection, spec: ModelSpec, kinds: frozenset[str]) -> tuple[Loaded, Sides]:
+    """What a load into a new run would find, and the first one's tokens. ConfigError names the first row that is no
+    good."""
+    rows, renderer = Demonstrations(section), open_renderer(spec)
+    loaded = Loaded(rows=len(rows), dry_run=True)
+    context = spec.context if spec.context is not None else renderer.context
+    _choose(rows, set(), loaded, section, renderer, context, kinds, lambda count: None)
+    loaded.total = loaded.new
+    return loaded, tokenise(rows[0].demonstration, renderer)
+
+
+def load_experts(
+    transport: Transport,
+    config: RunConfig,
+    folder: RunFolder,
+    section: ExpertsSection,
+    *,
+    say: Say,
+    dry_run: bool = False,
+) -> Loaded:
+    """Everything in `section.source` that is not there yet. ConfigError names the first row that is no good; nothing
+    is written then."""
+    rows = Demonstrations(section)
+    spec = prepare_model(config.model, folder.model, config.run.seed)
+    renderer = open_renderer(spec)
+    producer: Producer | None = None
+    try:
+        if not dry_run:
+            producer = transport.producer(f"{folder.run_id}.experts")
+            producer.start()
+        known = {record.header("id") or b"" for record in Log(transport).read("experts", bodies=False, settled=True)}
+        loaded = Loaded(rows=len(rows), total=len(known), dry_run=dry_run)
+        context = spec.context if spec.context is not None else renderer.context
+        chosen = _choose(rows, known, loaded, section, renderer, context, taken_kinds(config), _sayer(say, len(rows)))
+        if producer is not None:
+            _write(producer, folder.run_id, config.transport.partitions, rows, chosen, loaded.total, say)
+            transport.admin.make_durable()  # whoever was told that it is loaded will not load it again
+        loaded.total += loaded.new
+        return loaded
+    except ProducerLost as error:
+        raise ConfigError(
+            f"experts: another load into {folder.run_id} began meanwhile ({error}), expected one at a time; load again"
+        ) from None
+    finally:
+        if producer is not None:
+            producer.close()
+
+
+def _choose(
+    rows: Demonstrations, known: set[bytes], loaded: Loaded, section: ExpertsSection, renderer: Renderer,
+    context: int | None, kinds: frozenset[str], progress: Callable[[int], None],
+) -> list[int]:  # fmt: skip
+    """Rows that are new."""
+    chosen = []
+    for index in range(len(rows)):
+        progress(index)
+        place = rows[index]
+        one, where = place.demonstration, place.where
+        if (identity := one.demonstration_id.encode()) in known:
+            loaded.known += 1
+            continue
+        kind = kind_of(one)
+        if kinds & {LossKind.sft, LossKind.dpo} and kind not in kinds:
+            found, expected = ("a chat", "a pair") if kind is LossKind.sft else ("a pair", "a chat")
+            raise ConfigError(
+                f"{where}: {found}, expected {expected}, as trainer.algorithm takes; load another file, or train by "
+                f"{'sft' if kind is LossKind.sft else 'dpo'}"
+            )
+        try:
+            sides = tokenise(one, renderer)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if context is not None and (length := length_of(sides)) > context:
+            if section.too_long == "error":
+                raise ConfigError(
+                    f"{where}: {length:,} tokens, expected at most the context of {context:,}; shorten it, raise "
+                    'model.context, or leave such ones out with experts.too_long = "skip"'
+                )
+            loaded.too_long += 1
+            continue
+        known.add(identity)
+        chosen.append(index)
+        loaded.new += 1
+        loaded.longest = max(loaded.longest, length_of(sides))
+        loaded.tokens += sum(one.loss_mask.data.count(1) for segments in sides.values() for one in segments)
+        name = "chats" if kind is LossKind.sft else "pairs"
+        loaded.kinds[name] = loaded.kinds.get(name, 0) + 1
+    return chosen
+
+
+def _write(
+    producer: Producer, run_id: str, partitions: int, rows: Demonstrations, chosen: list[int], total: int, say: Say
+) -> None:
+    progress = _sayer(say, len(chosen), "written")
+    for records in _by_transaction(_records(rows, chosen, total, run_id, partitions)):
+        producer.commit(records)
+        progress(total := total + len(records))
+
+
+def _records(rows: Demonstrations, chosen: list[int], total: int, run_id: str, partitions: int) -> Iterator[NewRecord]:
+    for number, index in enumerate(chosen, total):
+        one = replace(rows[index].demonstration, number=number)
+        yield codec.to_record(one, "experts", number % partitions, run=run_id)
+
+
+def _by_transaction(records: Iterator[NewRecord]) -> Iterator[list[NewRecord]]:
+    some: list[NewRecord] = []
+    num_bytes = 0
+    for record in records:
+        if some and (len(some) >= MAX_RECORDS or num_bytes + record.num_bytes > MAX_BYTES):
+            yield some
+            some, num_bytes = [], 0
+        some.append(record)
+        num_bytes += record.num_bytes
+    if some:
+        yield some
+
+
+def _sayer(say: Say, total: int, done: str = "looked at") -> Callable[[int], None]:
+    """Says how far it is, every few seconds."""
+    say_at = time.monotonic() + SAY_EVERY_S
+
+    def progress(count: int) -> None:
+        nonlocal say_at
+        if time.monotonic() >= say_at:
+            say_at += SAY_EVERY_S
+            say(f"{count:,} of {total:,} {done}")
+
+    return progress

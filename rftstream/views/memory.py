@@ -1,0 +1,207 @@
+"""What each role will hold in memory at most, from the run file and the model's config, before anything starts.
+
+Assumptions, which `ASSUMED` says to people: layers as in Llama (norms, grouped attention, a gated MLP), every row as
+long as the longest prompt and completion, every place of a policy taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+import psutil
+
+from rftstream.config import sampling_for
+from rftstream.models import ModelSpec
+from rftstream.sections import RunConfig
+from rftstream.views.layout import columns, size
+from rftstream.views.sizes import SERVED_BYTES, ModelSizes
+
+MAIN = "main memory"
+
+PROCESS_BYTES = 120 << 20
+"""Of a worker that loads no torch."""
+TORCH_BYTES = 450 << 20
+"""Of one that does: the libraries, and what they allocate and keep."""
+
+ASSUMED = (
+    "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, "
+    "libraries 450 MB where torch is used, 120 MB elsewhere"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMemory:
+    role: str
+    count: int
+    """Processes."""
+    parts: Mapping[str, Mapping[str, int]]
+    """Where -> what -> bytes of one process. Where: a device of torch's, or main memory."""
+
+    def total(self, place: str) -> int:
+        return self.count * sum(self.parts.get(place, {}).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    roles: tuple[RoleMemory, ...]
+    machine: Mapping[str, int] = field(default_factory=dict)
+    """What there is of each place, in bytes; of devices that are not here nothing is said."""
+
+    def total(self, place: str) -> int:
+        return sum(role.total(place) for role in self.roles)
+
+    @property
+    def places(self) -> list[str]:
+        return list(dict.fromkeys([MAIN, *(place for role in self.roles for place in role.parts)]))
+
+    @property
+    def too_much(self) -> list[str]:
+        return [place for place in self.places if place in self.machine and self.total(place) > self.machine[place]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "roles": [{"role": role.role, "count": role.count, "parts": {place: dict(what) for place, what in
+                       role.parts.items()}} for role in self.roles],
+            "machine": dict(self.machine),
+            "fits": not self.too_much,
+            "assumed": ASSUMED,
+        }  # fmt: skip
+
+
+def estimate_memory(
+    config: RunConfig, spec: ModelSpec, longest: int, needs: Collection[str], options: Mapping[str, Any]
+) -> MemoryEstimate:
+    """`longest`: tokens of the longest prompt and completion; `needs`: the algorithm's; `options`: `backend`, `policy`
+    and `evaluator`, each part's Config, of those that are built in and hold a model of their own (torch, hf)."""
+    sizes = ModelSizes.of(spec.folder, spec.lora)
+    given = islice(cycle(config.explorer.devices), config.explorer.count)
+    at_once = config.explorer.max_concurrent
+    roles = [
+        RoleMemory(role="feeder", count=1, parts={MAIN: {"process": PROCESS_BYTES}}),
+        *(_sampler("explorer", count, device, at_once, options.get("policy"), sizes, spec, longest)
+          for device, count in Counter(given).items()),
+        RoleMemory(role="verifier", count=config.verifier.count * (1 + config.verifier.processes),
+                   parts={MAIN: {"process": PROCESS_BYTES}}),
+        RoleMemory(role="buffer", count=1,
+                   parts={MAIN: {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}}),
+        _trainer(config, sizes, spec, longest, needs, options.get("backend")),
+    ]  # fmt: skip
+    if config.evaluations and config.evaluator.count:
+        roles.append(_sampler("evaluator", 1, config.evaluator.device, config.evaluator.max_concurrent,
+                              options.get("evaluator"), sizes, spec, longest))  # fmt: skip
+    places = {place for role in roles for place in role.parts}
+    return MemoryEstimate(roles=tuple(roles), machine={place: num for place in places if (num := _there(place))})
+
+
+def longest_row(config: RunConfig, prompts: Mapping[str, int], context: int | None) -> int:
+    """`prompts`: tokens of each taskset's longest prompt."""
+    found = [
+        prompt + sampling_for(config, config.tasksets[name].sampling, where=f"tasksets.{name}.sampling").max_tokens
+        for name, prompt in prompts.items()
+    ]
+    return min(max(found, default=0), context or 1 << 62)
+
+
+def memory_warnings(memory: MemoryEstimate | None) -> Iterator[str]:
+    if memory is None:
+        return
+    for place in memory.too_much:
+        yield (
+            f"{place}: the run may need {size(memory.total(place))}, and there are {size(memory.machine[place])}; "
+            "lower trainer.tokens_per_microbatch or the policy's batch_size, or set gradient_checkpointing"
+        )
+
+
+def memory_lines(memory: MemoryEstimate) -> list[str]:
+    lines = []
+    for place in memory.places:
+        there = f" of {size(memory.machine[place])}" if place in memory.machine else ""
+        lines.append(f"{place}: up to {size(memory.total(place))}{there}")
+        held = [(role, role.parts[place]) for role in memory.roles if role.total(place)]
+        lines += columns([
+            (role.role if role.count == 1 else f"{role.count} {role.role}s", size(role.total(place)),
+             ("each " if role.count > 1 else "") + ", ".join(f"{what} {size(num)}" for what, num in parts.items()))
+            for role, parts in held
+        ], left=3, indent="  ")  # fmt: skip
+    return [*lines, f"  assumed: {ASSUMED}"]
+
+
+def _trainer(
+    config: RunConfig, sizes: ModelSizes, spec: ModelSpec, longest: int, needs: Collection[str], options: Any
+) -> RoleMemory:
+    settings = config.trainer
+    if options is None:
+        return RoleMemory(role="trainer", count=1, parts={MAIN: {"process": TORCH_BYTES}})
+    device = _place(settings.device)
+    half = options.autocast == "bfloat16" or (options.autocast == "auto" and settings.device.startswith("cuda"))
+    rows = config.feeder.groups_per_batch * config.feeder.group_size
+    tokens = max(min(settings.tokens_per_microbatch, rows * longest), longest)
+    steps = settings.minibatches * settings.updates_per_batch
+    reference = any(name.startswith("reference_") for name in needs) and spec.lora is None
+    logits = min(options.max_logits_bytes, 4 * tokens * sizes.vocabulary) // (2 if half else 1)
+    on_device = {
+        "weights": 4 * sizes.parameters - (2 * sizes.adapted if half else 0),
+        "weights in bfloat16": 2 * sizes.parameters if half and spec.lora is None else 0,  # autocast keeps them
+        "gradients": 4 * sizes.trained + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
+        "activations": tokens * sizes.activation_bytes(half=half, recomputed=options.gradient_checkpointing),
+        "logits": logits,
+        "reference": 4 * sizes.parameters if reference else 0,
+    }
+    of_optimizer = {
+        "masters": 4 * sizes.trained if options.offload_optimizer else 0,
+        "moments": 8 * sizes.trained,
+        "state before the batch": 12 * sizes.trained if steps > 1 else 0,
+    }
+    in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
+    parts: dict[str, dict[str, int]] = {MAIN: in_main}
+    parts.setdefault(device, {}).update(on_device)
+    parts[MAIN if options.offload_optimizer else device].update(of_optimizer)
+    return RoleMemory(role="trainer", count=1, parts=_without_nothing(parts))
+
+
+def _sampler(
+    role: str, count: int, device: str, places: int, options: Any, sizes: ModelSizes, spec: ModelSpec, longest: int
+) -> RoleMemory:
+    """Whatever it is, it follows the weights."""
+    served = SERVED_BYTES[spec.dtype]
+    in_main = {"process": TORCH_BYTES if options is not None else PROCESS_BYTES,
+               "version in hand": served * sizes.trained}  # fmt: skip
+    parts: dict[str, dict[str, int]] = {MAIN: in_main}
+    if options is not None:
+        rows = min(places, options.batch_size)
+        parts.setdefault(_place(device), {}).update({
+            "weights": served * sizes.parameters,
+            "cache": rows * longest * sizes.cache_bytes(spec.dtype),
+            "logits": rows * sizes.vocabulary * (4 + served),
+        })  # fmt: skip
+    return RoleMemory(role=role, count=count, parts=_without_nothing(parts))
+
+
+def _bodies(config: RunConfig, longest: int) -> int:
+    """Of the groups of the batches that may be open at once: ids, logprobs and masks of each token."""
+    batches = config.feeder.max_staleness + 1
+    held = 16 * longest * config.feeder.group_size * config.feeder.groups_per_batch * batches
+    return min(held, config.buffer.max_body_bytes)
+
+
+def _place(device: str) -> str:
+    return MAIN if device == "cpu" else device if ":" in device else f"{device}:0"
+
+
+def _there(place: str) -> int | None:
+    if place == MAIN:
+        return int(psutil.virtual_memory().total)
+    import torch
+
+    if not torch.cuda.is_available() or not place.startswith("cuda:"):
+        return None
+    number = int(place.partition(":")[2])
+    return int(torch.cuda.mem_get_info(number)[1]) if number < torch.cuda.device_count() else None
+
+
+def _without_nothing(parts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    return {place: {what: num for what, num in held.items() if num} for place, held in parts.items()}

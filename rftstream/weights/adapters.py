@@ -1,0 +1,139 @@
+"""LoRA: versions that are adapters alone, and the weights that they make of the model they are for.
+
+W' = W + alpha / rank * B A, in float32, rounded to the served dtype. It depends on the model folder and the adapters
+and on nothing that was there before, so it makes no difference which versions somebody has seen.
+
+Adapters travel under the names that PEFT gives them in its files: `base_model.model.NAME.lora_A.weight` [rank, in] and
+`...lora_B.weight` [out, rank] are of the model's `NAME.weight` [out, in].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rftstream.errors import ConfigError, WeightsError
+from rftstream.models import ModelSpec
+from rftstream.weights.snapshot import DTYPES, RawTensor, write_snapshot
+
+if TYPE_CHECKING:
+    import torch
+
+PREFIX = "base_model.model."
+SUFFIXES = (".lora_A.weight", ".lora_B.weight")
+
+
+def whole_tensors(
+    spec: ModelSpec, tensors: Mapping[str, RawTensor], names: Iterable[str], *, where: str
+) -> Mapping[str, RawTensor]:
+    """All of the model's weights, made when they are asked for: those of `tensors`, if it has no adapters."""
+    return tensors if spec.lora is None else _Merged(spec, tensors, names, where=where)
+
+
+def merged_tensors(spec: ModelSpec, tensors: Mapping[str, RawTensor], *, where: str) -> Mapping[str, RawTensor]:
+    """Of the weights that have adapters alone. WeightsError, here and above, unless the tensors are adapters of this
+    model; what they make need not be checked again."""
+    return _Merged(spec, tensors, None, where=where)
+
+
+def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> None:
+    """An adapter as PEFT and engines load it, into an existing folder."""
+    assert spec.lora is not None
+    targets = spec.lora.targets
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": spec.folder.name, "r": spec.lora.rank,
+        "lora_alpha": spec.lora.alpha, "target_modules": targets if isinstance(targets, str) else list(targets),
+        "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    with (folder / "adapter_model.safetensors").open("wb") as file:
+        write_snapshot(file, tensors, {"format": "pt"})
+
+
+class _Merged(Mapping[str, RawTensor]):
+    def __init__(
+        self, spec: ModelSpec, tensors: Mapping[str, RawTensor], names: Iterable[str] | None, *, where: str
+    ) -> None:
+        assert spec.lora is not None
+        self._spec, self._scale = spec, spec.lora.alpha / spec.lora.rank
+        self._pairs = _pairs(tensors, spec.lora.rank, where)
+        self._names = dict.fromkeys(sorted(self._pairs if names is None else names))
+        self._base = _base(spec)
+        for name in {*self._names, *self._pairs}:
+            if name not in self._base:
+                raise WeightsError(f"{where}: {name!r} is not in {spec.folder}; are they adapters of another model?")
+        for name, (a, b) in self._pairs.items():
+            made, expected = [b.shape[0], a.shape[1]], self._base[name][1]
+            if made != expected:
+                raise WeightsError(
+                    f"{where}: adapters of {name} make {made}, expected {expected}; are they of another model?"
+                )
+
+    def __getitem__(self, name: str) -> RawTensor:
+        import torch
+        from safetensors import safe_open
+
+        from rftstream.backends.tensors import SERVED, raw
+
+        if name not in self._names:
+            raise KeyError(name)
+        with safe_open(self._base[name][0], framework="pt") as opened:
+            weight = opened.get_tensor(name)
+        pair = self._pairs.get(name)
+        if pair is not None:
+            a, b = (_tensor(one).to(torch.float32) for one in pair)
+            weight = weight.to(torch.float32).addmm_(b, a, alpha=self._scale)
+        return raw(weight.to(SERVED[self._spec.dtype]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # Mapping's own would make it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _pairs(tensors: Mapping[str, RawTensor], rank: int, where: str) -> dict[str, tuple[RawTensor, RawTensor]]:
+    """The model's name of a weight -> A and B."""
+    stems = {name.removesuffix(suffix) for name in tensors for suffix in SUFFIXES if name.endswith(suffix)}
+    whole = {f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES}
+    if odd := sorted(tensors.keys() ^ whole):
+        problem = "is missing" if odd[0] in whole else "is not one of an adapter"
+        raise WeightsError(f"{where}: {odd[0]!r} {problem}, expected pairs of {' and '.join(SUFFIXES)}")
+    pairs = {}
+    for stem in stems:
+        a, b = (tensors[f"{stem}{suffix}"] for suffix in SUFFIXES)
+        if not stem.startswith(PREFIX) or len(a.shape) != 2 or len(b.shape) != 2 or {a.shape[0], b.shape[1]} != {rank}:
+            raise WeightsError(
+                f"{where}: {stem!r} has adapters {list(a.shape)} and {list(b.shape)}, expected a name that begins with "
+                f"{PREFIX} and rank {rank}"
+            )
+        pairs[f"{stem.removeprefix(PREFIX)}.weight"] = (a, b)
+    return pairs
+
+
+def _base(spec: ModelSpec) -> dict[str, tuple[Path, list[int]]]:
+    """Name -> the file of the model folder that has it, and its shape."""
+    from safetensors import safe_open
+
+    found: dict[str, tuple[Path, list[int]]] = {}
+    for path in sorted(spec.folder.glob("*.safetensors")):
+        with safe_open(path, framework="np") as opened:
+            found |= {name: (path, opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    if not found:
+        raise ConfigError(f"model.lora: {spec.folder} has no safetensors, expected the weights that adapters are for")
+    return found
+
+
+def _tensor(one: RawTensor) -> torch.Tensor:
+    import torch
+
+    dtypes: dict[str, Any] = {name: getattr(torch, key) for key, name in DTYPES.items() if hasattr(torch, key)}
+    data = np.frombuffer(memoryview(one.data), dtype=np.uint8).copy()
+    return torch.from_numpy(data).view(dtypes[one.dtype]).reshape(one.shape)

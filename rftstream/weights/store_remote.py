@@ -1,0 +1,280 @@
+"""Files of an object store behind a network: whatever fsspec has, with S3 at its best.
+
+Each request is a question that can be asked again: when it is refused for now, cut off, or not answered in time, it is
+asked again after a pause that doubles, until `patience_s` is over. So no request waits for ever, and a hiccup costs
+seconds, not a process. Large objects go to S3 in parts, each with a patience of its own; what is not completed is no
+object. Nothing counts as written before its size was asked for and is right.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from rftstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+CONNECT_S = 10.0
+PART_BYTES = 32 * 1024 * 1024
+MAX_PARTS = 10_000
+"""S3 takes no more."""
+NUM_UPLOADS = 4
+"""Parts on their way at once; each is in memory."""
+READ_BYTES = 16 * 1024 * 1024
+"""Asked for at once."""
+
+CUT_OFF = frozenset({"IncompleteBody", "BadDigest", "RequestTimeout", "XAmzContentSHA256Mismatch", "SlowDown"})
+"""Answers of S3 after which another try may help, whatever their status."""
+FINAL = frozenset({
+    "NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError", "ParamValidationError",
+    "ProfileNotFound", "InvalidConfigError",
+})  # fmt: skip
+"""Of S3's client: the same however often it is asked."""
+
+CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "asyncio"})
+"""Whose errors, beside OSErrors, speak of the network."""
+
+_Told = TypeVar("_Told")
+
+
+class TriedInVain(OSError):
+    """A request that was given up, with its last error and what was done about it."""
+
+
+class RemoteFiles:
+    foreign_errors = True
+
+    def __init__(self, url: str, *, patience_s: float, timeout_s: float) -> None:
+        """`timeout_s`: of silence, after which a request has failed; only S3's client is told of it."""
+        self._patience_s = patience_s
+        try:
+            import fsspec  # type: ignore[import-untyped]
+
+            # listings are not cached: other processes write too
+            options = {"use_listings_cache": False, **(_s3_options(timeout_s) if url.startswith("s3") else {})}
+            self._fs, self._root = fsspec.core.url_to_fs(url, **options)
+        except ImportError as error:
+            raise ConfigError(f"weights.store: {url!r} needs a package that is not installed: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"weights.store: {url!r}: {error}; expected file://, s3:// or the like") from None
+        self._is_s3 = url.startswith("s3")
+        if self._is_s3:
+            self._fs.retries = 1  # we try again ourselves, and know when to stop
+        self._root = self._root.rstrip("/")
+
+    def make_scratch(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="rftstream-"))
+
+    def add(self, name: str, path: Path) -> bool:
+        target = self._path(name)
+        if self._tried(lambda: self._fs.exists(target), f"asking for {name}"):
+            return False
+        num_bytes = path.stat().st_size
+        if self._is_s3 and num_bytes > PART_BYTES:
+            self._upload_parts(path, num_bytes, target, name)
+            self._tried(lambda: self._check_size(target, num_bytes), f"asking for {name}")
+        else:
+            self._tried(lambda: self._upload(path, num_bytes, target), f"writing {name}")
+        return True
+
+    def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
+        """`errors`: what is raised while reading goes through it, too."""
+        ranges = _Ranges(self._size(name), lambda start, end: self._range(name, start, end), errors)
+        return io.BufferedReader(ranges, READ_BYTES)
+
+    def size(self, name: str) -> int:
+        return self._size(name)
+
+    def walk(self, folder: str) -> Iterator[str]:
+        root = self._path(folder) if folder else self._root
+        start = len(self._root.lstrip("/")) + 1
+        for path in self._tried(lambda: self._fs.find(root), f"listing {folder or 'all'}"):
+            yield path.lstrip("/")[start:]
+
+    def delete(self, name: str) -> None:
+        self._tried(lambda: self._fs.rm_file(self._path(name)), f"deleting {name}")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def _size(self, name: str) -> int:
+        info = self._tried(lambda: self._fs.info(self._path(name)), f"asking for {name}")
+        if info["type"] != "file":
+            raise FileNotFoundError(name)
+        return int(info["size"])
+
+    def _range(self, name: str, start: int, end: int) -> bytes:
+        def read() -> bytes:
+            data: bytes = self._fs.cat_file(self._path(name), start=start, end=end)
+            if len(data) != end - start:
+                raise OSError(f"found {len(data)} bytes from {start} on, expected {end - start}")
+            return data
+
+        return self._tried(read, f"reading {name}")
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def _upload(self, path: Path, num_bytes: int, target: str) -> None:
+        self._fs.put_file(str(path), target)
+        self._check_size(target, num_bytes)
+
+    def _check_size(self, target: str, num_bytes: int) -> None:
+        found = int(self._fs.info(target)["size"])
+        if found != num_bytes:
+            raise OSError(f"{found} bytes are there, expected {num_bytes}: the upload was cut off")
+
+    def _upload_parts(self, path: Path, num_bytes: int, target: str, name: str) -> None:
+        bucket, key, _ = self._fs.split_path(target)
+        where = {"Bucket": bucket, "Key": key}
+        where["UploadId"] = self._tried(
+            lambda: self._fs.call_s3("create_multipart_upload", **where), f"beginning {name}"
+        )["UploadId"]
+        size = max(PART_BYTES, -(-num_bytes // MAX_PARTS))
+        parts = range(1, -(-num_bytes // size) + 1)
+        threads = ThreadPoolExecutor(NUM_UPLOADS, thread_name_prefix="upload")
+        try:
+            uploads = [threads.submit(self._upload_part, path, where, number, size, f"writing part {number} of "
+                                      f"{len(parts)} of {name}") for number in parts]  # fmt: skip
+            wait(uploads, return_when=FIRST_EXCEPTION)
+            for one in uploads:
+                if one.done():
+                    one.result()  # raises what went wrong
+            done = {"Parts": [{"PartNumber": number, "ETag": one.result()} for number, one in
+                              zip(parts, uploads, strict=True)]}  # fmt: skip
+            self._complete(where, done, target, name)
+        except BaseException:
+            threads.shutdown(wait=True, cancel_futures=True)
+            with suppress(Exception):  # its parts take room until the bucket's own rule removes them
+                self._fs.call_s3("abort_multipart_upload", **where)
+            raise
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    def _upload_part(self, path: Path, where: dict[str, str], number: int, size: int, doing: str) -> str:
+        with path.open("rb") as file:
+            data = os.pread(file.fileno(), size, (number - 1) * size)
+        answer = self._tried(
+            lambda: self._fs.call_s3("upload_part", **where, PartNumber=number, Body=data), doing
+        )  # fmt: skip
+        return str(answer["ETag"])
+
+    def _complete(self, where: dict[str, str], done: dict[str, Any], target: str, name: str) -> None:
+        def complete() -> None:
+            try:
+                self._fs.call_s3("complete_multipart_upload", **where, MultipartUpload=done)
+            except FileNotFoundError:  # the upload is there no more: the answer to a try before this one was lost
+                if not self._fs.exists(target):
+                    raise
+
+        self._tried(complete, f"completing {name}")
+
+    # ------------------------------------------------------------------------------------------ trying again
+
+    def _tried(self, request: Callable[[], _Told], doing: str) -> _Told:
+        """Its answer, after as many tries as there is time for."""
+        began, pause_s, tries = time.monotonic(), FIRST_PAUSE_S, 0
+        while True:
+            tries += 1
+            try:
+                return request()
+            except Exception as error:
+                took_s = time.monotonic() - began
+                if not _may_pass(error):
+                    raise
+                if took_s + pause_s > self._patience_s:
+                    raise TriedInVain(
+                        f"{_shown(error)}; given up after {tries} {'try' if tries == 1 else 'tries'} in {took_s:.0f} s"
+                    ) from error
+                log.log(logging.WARNING if tries > 2 else logging.INFO, "weights store: %s: %s; trying again in %.1f s",
+                        doing, _shown(error), pause_s)  # fmt: skip
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that many do not come back at the same moment
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+class _Ranges(io.RawIOBase):
+    """An object as a file to read from: asked for range by range, so that what was read is never read again."""
+
+    def __init__(
+        self, size: int, read: Callable[[int, int], bytes], errors: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._size, self._read, self._errors = size, read, errors
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._next(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        chunks = []
+        while data := self._next(READ_BYTES):
+            chunks.append(data)
+        return b"".join(chunks)
+
+    def _next(self, num_bytes: int) -> bytes:
+        end = min(self._position + min(num_bytes, READ_BYTES), self._size)
+        if end <= self._position:
+            return b""
+        with self._errors():
+            data = self._read(self._position, end)
+        self._position = end
+        return data
+
+
+def _s3_options(timeout_s: float) -> dict[str, Any]:
+    """The endpoint is part of what fsspec knows a client by: a process may have stores on several servers."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    timeouts = {"connect_timeout": min(CONNECT_S, timeout_s), "read_timeout": timeout_s}
+    return {
+        "config_kwargs": {**timeouts, "retries": {"mode": "standard", "total_max_attempts": 1}},
+        **({"endpoint_url": endpoint} if endpoint else {}),
+    }
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether asking again can help."""
+    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
+        return False
+    if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in CLIENTS:
+        return False
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+        code = response.get("Error", {}).get("Code")
+        return status >= 500 or status in (408, 429) or code in CUT_OFF
+    return type(error).__name__ not in FINAL
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().rstrip(".:")

@@ -1,0 +1,121 @@
+"""Demonstrations, then preferences, without anything to explore: runs that end by themselves, replay, go on, audit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.test_resume import PATIENCE_S, digests
+from tests.e2e.workplace import Workplace, sets
+
+pytestmark = pytest.mark.slow
+
+SFT = """
+[run]
+name = "sft"
+[model]
+dtype = "float32"
+[model.make]
+characters = "0123456789+-*/= "
+layers = 1
+width = 16
+heads = 2
+[experts]
+source = "sums.jsonl"
+per_batch = 8
+passes = 2
+held_out = 0.2
+held_out_every = 4
+[trainer]
+algorithm = "sft"
+lr = 0.02
+lr_schedule = "linear"
+checkpoint_every = 3
+[transport]
+partitions = 2
+"""
+
+DPO = """
+[run]
+name = "dpo"
+[model]
+init_from = "runs/sft"
+dtype = "float32"
+[experts]
+source = "pairs.jsonl"
+per_batch = 4
+held_out = 0.25
+[trainer]
+algorithm = "dpo"
+lr = 0.005
+[algorithms.dpo]
+beta = 0.5
+[transport]
+partitions = 2
+"""
+
+
+@pytest.mark.timeout(6 * PATIENCE_S)
+def test_sft_then_dpo(place: Workplace) -> None:
+    place.write("sft.toml", SFT)
+    place.write("dpo.toml", DPO)
+    place.write_lines("sums.jsonl", [{"prompt": f"{a}+{b}=", "completion": str(a + b)}
+                                     for a in range(4) for b in range(5)])  # fmt: skip
+    place.write_lines("pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": str(a + 1), "rejected": "0"} for a in range(8)])
+
+    done = place.call("run", "sft.toml", "--json", timeout_s=PATIENCE_S)
+    assert done.code == 0, done.err
+    assert (done.result["reason"], done.result["version"]) == ("experts", 4)  # 16 of 20, twice, in eights
+    view = place.view("runs/sft")
+    steps = {one.name.version: one.metrics for one in view.steps()}
+    assert steps[4]["loss"] < steps[1]["loss"]
+    assert {version for version, metrics in steps.items() if "held_out_loss" in metrics} == {4}
+    assert [steps[version]["lr"] for version in (1, 2, 3, 4)] == pytest.approx([0.02, 0.015, 0.01, 0.005])
+    report = view.audit()
+    assert report.fine, report.to_text()
+    assert report.experts is not None
+    assert (report.experts.trained, report.experts.pending) == (32, 0)
+
+    again = place.call("replay", "runs/sft", "--json", timeout_s=PATIENCE_S)
+    assert again.code == 0, again.out
+    assert again.result["equal"]
+    same = place.call("replay", "runs/sft", "--into", "runs/same", "--json", timeout_s=PATIENCE_S)
+    assert same.code == 0, same.err
+    assert digests(place.view("runs/same")) == digests(view)
+    assert place.view("runs/same").audit().fine
+
+    more = place.call("resume", "runs/sft", *sets("experts.passes=3"), "--json", timeout_s=PATIENCE_S)
+    assert more.code == 0, more.err
+    assert (more.result["reason"], more.result["version"]) == ("experts", 6)
+
+    preferred = place.call("run", "dpo.toml", "--json", timeout_s=PATIENCE_S)
+    assert preferred.code == 0, preferred.err
+    assert (preferred.result["reason"], preferred.result["version"]) == ("experts", 2)
+    last = place.view("runs/dpo").steps()[-1].metrics
+    assert {"accuracy", "margin", "held_out_loss", "held_out_accuracy"} <= last.keys()
+    assert place.view("runs/dpo").audit().fine
+    place.assert_nobody_left()
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_drained_it_goes_on_where_it_was(place: Workplace) -> None:
+    """Without a model; nothing is taken twice."""
+    model = SFT[SFT.index("[model]") : SFT.index("[experts]")]
+    text = SFT.replace(model, '[model]\npath = "fake"\n').replace("[trainer]", '[trainer]\nbackend = "fake"')
+    place.write("sft.toml", text.replace("per_batch = 8", "per_batch = 1") + "[backends.fake]\nstep_s = 0.1\n")
+    place.write_lines("sums.jsonl", [{"prompt": f"{a}+{b}=", "completion": str(a + b)}
+                                     for a in range(4) for b in range(5)])  # fmt: skip
+    running = place.start("run", "sft.toml", "--json")
+    view = place.view("runs/sft")
+    place.wait_for(lambda: view.curve().version > 2, "the first steps", PATIENCE_S)
+    assert place.call("drain", "runs/sft").code == 0
+    drained = running.finish(PATIENCE_S)
+    assert drained.code == 0, drained.err
+    assert drained.result["reason"] == "drained"
+    assert 2 < drained.result["version"] < 32
+    done = place.call("resume", "runs/sft", "--json", timeout_s=PATIENCE_S)
+    assert done.code == 0, done.err
+    assert (done.result["reason"], done.result["version"]) == ("experts", 32)
+    report = view.audit()
+    assert report.fine, report.to_text()
+    assert report.experts is not None
+    assert report.experts.trained == 32
