@@ -87,11 +87,11 @@ class PolicyGradient:
                      num_rows=denominators.num_rows)  # fmt: skip
 
     def token_advantages(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray,
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:  # fmt: skip
-        """Of each row, [T]; `kl_R`: the divergence at each of its tokens, which `advantages_N` has in it already unless
-        `takes_kl_by_token`."""
+        """Of each row, [T]; `rewards_N`: what `advantages_N` were made of; `kl_R`: the divergence at each token, which
+        both have in them already unless `takes_kl_by_token`."""
         return [np.full(len(row.token_ids), advantages_N[owner], dtype=np.float32)
                 for row, owner in zip(rows, scored.owners_R, strict=True)]  # fmt: skip
 
@@ -127,7 +127,7 @@ class PolicyGradient:
         if config.mask_truncated and (kl_R is not None or "reference_rewards" not in self.needs):
             rows, metrics["truncated_masked"] = scored.leave_out_truncated(rows)
         advantages_N = self.advantages(rewards_N, scored.groups_N)
-        advantages_R = self.token_advantages(scored, rows, advantages_N, kl_R)
+        advantages_R = self.token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
         additions_R = [self.additions(one, segment) for one in scored.experiences for segment in one.segments]
         rows = tuple(
             replace(row, advantages=advantages_T.astype(np.float32), additions=additions)

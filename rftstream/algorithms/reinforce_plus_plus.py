@@ -34,7 +34,7 @@ class ReinforcePlusPlus(Clipped):
         return center_on_group_mean(rewards_N, groups_N) if self.config.group_baseline else rewards_N
 
     def token_advantages(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray,
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:  # fmt: skip
         returns_R = [np.full(len(row.token_ids), advantages_N[owner])

@@ -13,7 +13,7 @@ from rftstream.views.estimate import DiskEstimate
 from rftstream.views.layout import plural, size
 
 COMPARES_SIBLINGS = {
-    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl", "dppo", "m2po", "opmd", "kimi",
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl", "dppo", "m2po", "opmd", "kimi", "gigpo",
 }  # fmt: skip
 """Algorithms whose advantages are all 0 in groups of one."""
 

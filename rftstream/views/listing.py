@@ -91,8 +91,11 @@ def how_to_plug(kind: str) -> str:
 
 
 def parts_to_text(kind: str, parts: Iterable[Part]) -> str:
+    parts = list(parts)
     rows = [(part.name, part.description) for part in parts]
-    knobs = [(part.name, ", ".join(part.knobs)) for part in parts if part.knobs]
+    of_all = [knob for knob in parts[0].knobs if len(parts) > 2 and all(knob in part.knobs for part in parts)]
+    own = [(part.name, ", ".join(knob for knob in part.knobs if knob not in of_all)) for part in parts]
+    knobs = [(name, text) for name, text in [("all", ", ".join(of_all)), *own] if text]
     lines = [f"{plural_of(kind)}: {SETTINGS[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
     if knobs:
         table = OPTIONS.get(kind, f"{plural_of(kind)}.<name>")

@@ -12,10 +12,12 @@ import torch
 from rftstream.algorithms.asymre import AsymRe
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.dapo import Dapo
+from rftstream.algorithms.gigpo import GiGpo, sampled_runs
 from rftstream.algorithms.m2po import KEPT, M2po
 from rftstream.algorithms.maxrl import MaxRl
 from rftstream.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rftstream.errors import ConfigError
+from rftstream.messages import Array
 from tests.unit.test_algorithms import build
 from tests.unit.test_grpo import experience, segment
 
@@ -58,6 +60,7 @@ NONE = {"correction": "none"}
          (-(1.2 + 0.75) * math.sqrt(2) + 0.8 * 0.5) / 3),
         ("grpo", {"correction": "mis", "correction_level": "sequence", "correction_low": 0.6}, -(1.2 + 0.75) * 2 / 3),
         ("maxrl", NONE, (-1.2 - 0.75 + 0.8) / 3),
+        ("gigpo", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("reinforce_plus_plus", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("dr_grpo", {**NONE, "row_tokens": 10}, (-1.2 - 0.75 + 0.8) / (2 * 10)),
         ("dapo", NONE, (-1.25 - 0.75 + 0.8) / 3),
@@ -88,6 +91,7 @@ def test_losses(name, options, expected):
     ("name", "options", "expected"),
     [
         ("grpo", {}, [1.1547, -0.5774, -0.5774, 0.7071, -0.7071]),
+        ("gigpo", {}, [2 * 1.15470, -2 * 0.57735, -2 * 0.57735, 2 * 0.70711, -2 * 0.70711]),
         ("dr_grpo", {}, [2 / 3, -1 / 3, -1 / 3, 0.25, -0.25]),
         ("rloo", {}, [1.0, -0.5, -0.5, 0.5, -0.5]),
         ("maxrl", {}, [2.0, -1.0, -1.0, 1 / 3, -1 / 3]),
@@ -176,3 +180,38 @@ def test_second_moment_is_of_the_whole_batch():
     assert metrics["second_moment_dropped"] == 0.25
     none = M2po(M2po.Config(threshold=1e-6)).refine(rows, logprobs)
     assert none[1]["second_moment_dropped"] == 1.0
+
+
+def talk(group, reward, *states):
+    """A rollout of one segment: the states shown, a token each, and after each a sampled token, 9."""
+    ids = [token for state in states for token in (state, 9)]
+    plain = segment([0, 1] * len(states))
+    return experience(group, reward, replace(plain, token_ids=Array.of(ids, "int32")))
+
+
+def test_turns_that_meet_in_a_state_are_compared():
+    """Discount 0.5. All begin in state 1: returns 0.5, 0 and 1. The first two meet in state 2, at once with returns 1
+    and 0; state 3 is seen by one, and the other group's states are others."""
+    algorithm = GiGpo(GiGpo.Config(discount=0.5, turn_weight=0.1, advantage_eps=1e-9))
+    batch = [talk("a", 1.0, 1, 2), talk("a", 0.0, 1, 3, 2), talk("a", 1.0, 1), talk("b", 5.0, 1, 2), talk("b", 5.0, 4)]
+    rows, _ = algorithm.prepare(batch)
+    of_rollouts = np.asarray([1 / 3, -2 / 3, 1 / 3, 0, 0]) / math.sqrt(1 / 3)
+    first = (np.asarray([0.5, 0.0, 1.0]) - 0.5) / 0.5
+    second = np.asarray([1, -1]) / math.sqrt(2)
+    expected = [[first[0], second[0]], [first[1], 0, second[1]], [first[2]], [0, 0], [0]]
+    for row, whole, own in zip(rows, of_rollouts, expected, strict=True):
+        found = row.advantages[row.loss_mask > 0]
+        assert found == pytest.approx([whole + 0.1 * turn for turn in own], abs=1e-6)
+
+
+def test_turns_go_on_over_segments():
+    """What a turn led to counts the turns after it in the next segment; with a mean of two rollouts at state 0 1 2."""
+    algorithm = GiGpo(GiGpo.Config(discount=0.5, advantage_eps=1e-9))
+    long = experience("a", 1.0, segment([0, 0, 0, 1]), segment([0, 1, 0, 1]))
+    rows, _ = algorithm.prepare([long, experience("a", 0.25, segment([0, 0, 0, 1]))])
+    equal = 1.0 * 0.5**2 - 0.25
+    assert equal == 0
+    assert rows[0].advantages[3] == pytest.approx(1 / math.sqrt(2)), "the rollout's alone: both lead to 0.25 from there"
+    assert [list(sampled_runs(np.asarray(mask))) for mask in ([0, 1, 1, 0, 1], [0, 0], [1])] == [
+        [(1, 3), (4, 5)], [], [(0, 1)]
+    ]  # fmt: skip
