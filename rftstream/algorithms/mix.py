@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
 from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.policy_gradient import PROXIMAL_SHARE
 from rftstream.algorithms.sft import demonstration_rows, token_mean_loss
 from rftstream.messages import Experience, LossKind
 
@@ -52,8 +53,11 @@ class Mix:
         usual, metrics = self._grpo.prepare([one for one in batch if not one.expert], reference_logprobs)
         experts = demonstration_rows(batch, first_group=1 + max((row.group for row in usual), default=-1))
         mu = self.mu(batch[0].batch_sequence) if batch else 0.0
+        # a demonstration has no version that sampled it, and its rows need what the others of their micro-batch have
+        lacking = (PROXIMAL_SHARE,) if "no_proximal_logprobs" in self.needs else ()
         rows = tuple(
-            replace(row, additions={**row.additions, "expert": _all(row, flag), "mu": _all(row, mu)})
+            replace(row, additions={**{name: _all(row, 0.0) for name in lacking}, **row.additions,
+                                    "expert": _all(row, flag), "mu": _all(row, mu)})
             for flag, some in ((0.0, usual), (1.0, experts)) for row in some
         )  # fmt: skip
         return rows, {**metrics, "num_demonstrations": float(len({row.group for row in experts})), "mu": mu}

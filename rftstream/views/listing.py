@@ -91,11 +91,8 @@ def how_to_plug(kind: str) -> str:
 
 
 def parts_to_text(kind: str, parts: Iterable[Part]) -> str:
-    parts = list(parts)
     rows = [(part.name, part.description) for part in parts]
-    of_all = [knob for knob in parts[0].knobs if len(parts) > 2 and all(knob in part.knobs for part in parts)]
-    own = [(part.name, ", ".join(knob for knob in part.knobs if knob not in of_all)) for part in parts]
-    knobs = [(name, text) for name, text in [("all", ", ".join(of_all)), *own] if text]
+    knobs = [(part.name, ", ".join(part.knobs)) for part in parts if part.knobs]
     lines = [f"{plural_of(kind)}: {SETTINGS[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
     if knobs:
         table = OPTIONS.get(kind, f"{plural_of(kind)}.<name>")
@@ -145,8 +142,8 @@ def config_body(module: ast.Module, part: ast.AST | None) -> list[ast.stmt]:
 
 def _fields(module: ast.Module, cls: ast.ClassDef) -> dict[str, list[ast.stmt]]:
     fields: dict[str, list[ast.stmt]] = {}
-    for base in (base.id for base in cls.bases if isinstance(base, ast.Name)):
-        if found := _find_class(module, base):
+    for base in cls.bases:
+        if found := _find_class(module, ast.unparse(base)):
             fields |= _fields(*found)
     for item, following in itertools.zip_longest(cls.body, cls.body[1:]):
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
@@ -156,7 +153,12 @@ def _fields(module: ast.Module, cls: ast.ClassDef) -> dict[str, list[ast.stmt]]:
 
 
 def _find_class(module: ast.Module, name: str) -> tuple[ast.Module, ast.ClassDef] | None:
-    """Of the module itself, or imported by it with `from ... import`."""
+    """Of the module itself, or imported by it with `from ... import`; `Outer.Inner` is found, too."""
+    outer, _, inner = name.partition(".")
+    if inner:
+        found_outer = _find_class(module, outer)
+        found_inner = _class_in(found_outer[1].body, inner) if found_outer else None
+        return (found_outer[0], found_inner) if found_outer and found_inner else None
     if found := _class_in(module.body, name):
         return module, found
     for node in (node for node in module.body if isinstance(node, ast.ImportFrom)):

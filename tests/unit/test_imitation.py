@@ -207,6 +207,16 @@ def test_micro_batches_of_mix_add_up(tmp_path: Any) -> None:
         assert states[0][name] == pytest.approx(states[1][name], rel=1e-4)
 
 
+def test_demonstrations_have_no_versions_to_interpolate_by(tmp_path: Any) -> None:
+    """MIX in one micro-batch with rollouts, whose proximal logprobs are interpolated by who sampled them."""
+    mix, backend = Mix(Mix.Config(mu=0.5, proximal="log-linear")), tiny.backend(tiny.make(tmp_path))
+    for batch in ([*rollouts(4), *demonstrations(2)], demonstrations(2)):
+        rows, _ = mix.prepare(batch)
+        assert all("proximal_share" in row.additions for row in rows)
+        update = backend.update(rows, mix, tiny.plan(updates_per_batch=2))
+        assert not update.skipped and np.isfinite(update.metrics["loss"])
+
+
 def test_the_schedule_of_chord() -> None:
     chord = Chord(Chord.Config(mu_peak=0.8, mu_valley=0.1, mu_warmup_steps=4, mu_decay_steps=10))
     assert [chord.mu(step) for step in (0, 1, 4, 9, 14, 1000)] == pytest.approx([0, 0.2, 0.8, 0.45, 0.1, 0.1])
