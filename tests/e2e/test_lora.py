@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from safetensors.numpy import load_file
 
+from tests.e2e.test_resume import digests
 from tests.e2e.workplace import Workplace, sets
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,7 @@ heads = 2
 rank = 2
 [tasksets.sums]
 source = "arithmetic"
+reward = "digits:share"
 [sampling]
 max_tokens = 4
 [feeder]
@@ -40,13 +42,22 @@ kl_coef = 0.01
 partitions = 2
 """
 
+DIGITS = """
+def share(completion):
+    return sum(map(str.isdigit, completion)) / 4
+"""
+
 
 def test_it_goes_on_and_is_replayed_bit_for_bit(place: Workplace) -> None:
     place.write("lora.toml", RUN)
+    place.write("digits.py", DIGITS)
     first = place.call("run", "lora.toml", "--json", *sets("run.steps=2"))
     assert first.code == 0, first.err
     resumed = place.call("resume", "runs/lora", "--json", *sets("run.steps=4"))
     assert resumed.code == 0, resumed.err
+    theirs = digests(place.view("runs/lora"))
+    assert set(theirs) == set(range(5))
+    assert theirs[0] != theirs[4]
     again = place.look("replay", "runs/lora", "--json")
     assert again.code == 0, again.out
     assert again.result["num_batches"] == 4
