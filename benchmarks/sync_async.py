@@ -24,7 +24,7 @@ from rftstream.ids import derive_seed
 SYNCHRONOUS = Plan(steps=24, groups_per_batch=8, group_size=4, max_staleness=0, on_stale="wait", slots=32,
                    tokens_per_s=MEAN_TOKENS / 0.4, step_s=0.4)  # fmt: skip
 """A completion of mean length takes as long as a step: over a long time engine and trainer are equally busy."""
-WAIT = replace(SYNCHRONOUS, max_staleness=4)
+WAIT = replace(SYNCHRONOUS, max_staleness=6)
 DROP = replace(SYNCHRONOUS, max_staleness=12, on_stale="drop")
 EXPLORERS = 2
 LIMIT_S = 170.0
