@@ -50,7 +50,7 @@ class _Ideal:
     waiting: deque[tuple[int, int, int]] = field(default_factory=deque)
     """Sequence, sibling, the oldest version that may sample it."""
     ready: list[int] = field(default_factory=list)
-    """Sequences, as they were completed."""
+    """Sequences of those that are complete."""
     events: list[tuple[float, int, int]] = field(default_factory=list)
     """Time, sequence (-1: a step), sibling."""
 
@@ -87,7 +87,7 @@ class _Ideal:
             return
         fresh = [one for one in self.ready if self.batched - (self.groups[one].oldest or 0) <= plan.max_staleness]
         self.expired += len(self.ready) - len(fresh)
-        self.ready = fresh
+        self.ready = sorted(fresh, key=lambda one: (self.groups[one].oldest or 0, one))
         if len(fresh) >= plan.groups_per_batch:
             self._take()
 

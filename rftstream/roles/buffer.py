@@ -248,7 +248,7 @@ class BufferStep:
             if self._feeder.on_stale == "wait":
                 chosen = self._groups.in_order(self._decided, size)
             else:
-                chosen = self._groups.as_they_came(size)
+                chosen = self._groups.oldest_first(size)
             stale = [group for group in chosen if self._staleness(group) > self._feeder.max_staleness]
             for group in stale:
                 self._decide(group, GroupResult.expired, "stale")

@@ -6,6 +6,8 @@ groups, so that what is decided is a number and a small set.
 
 from __future__ import annotations
 
+import heapq
+import sys
 from dataclasses import dataclass, field
 
 from rftstream.messages import GroupOutcome, GroupResult, RolloutStatus, RolloutSummary, VerifiedRollout
@@ -99,6 +101,12 @@ class Group:
         return len(set(rewards)) <= 1
 
 
+def _age(group: Group) -> tuple[int, int]:
+    """Smaller for older ones."""
+    oldest = group.oldest_version
+    return (sys.maxsize if oldest is None else oldest, group.sequence)
+
+
 class DecidedSequences:
     """Which groups have an outcome: all below a number, and some above."""
 
@@ -126,8 +134,8 @@ class OpenGroups:
 
     def __init__(self) -> None:
         self.by_sequence: dict[int, Group] = {}
-        self._ready_order: dict[int, None] = {}
-        """Sequences of ready groups, in the order they became ready."""
+        self._ready: set[int] = set()
+        """Sequences of ready groups."""
 
     def add(self, verified: VerifiedRollout, sibling: Sibling, timestamp_s: float) -> Group:
         ids = verified.ids
@@ -142,15 +150,15 @@ class OpenGroups:
 
     def mark_ready(self, group: Group) -> None:
         group.ready = True
-        self._ready_order.setdefault(group.sequence)
+        self._ready.add(group.sequence)
 
     def remove(self, group: Group) -> None:
         del self.by_sequence[group.sequence]
-        self._ready_order.pop(group.sequence, None)
+        self._ready.discard(group.sequence)
 
     @property
     def num_ready(self) -> int:
-        return len(self._ready_order)
+        return len(self._ready)
 
     def in_order(self, decided: DecidedSequences, count: int) -> list[Group]:
         """Up to `count` ready groups by sequence, passing over decided ones, up to the first undecided one."""
@@ -165,8 +173,10 @@ class OpenGroups:
             sequence += 1
         return chosen
 
-    def as_they_came(self, count: int) -> list[Group]:
-        return [self.by_sequence[sequence] for sequence in list(self._ready_order)[:count]]
+    def oldest_first(self, count: int) -> list[Group]:
+        """Ready groups, those first that will be too old first: when many become ready at once, a long one that came
+        last would else expire behind fresh ones."""
+        return heapq.nsmallest(count, (self.by_sequence[one] for one in self._ready), key=_age)
 
     def low_waters(self) -> dict[TopicPartition, int]:
         """First offset of the oldest open group, for each partition that has one."""

@@ -299,6 +299,15 @@ def test_drop_takes_groups_as_they_come_and_expires_what_is_too_old(tmp_path: Pa
     assert [one.max_staleness for one in manifests_of(scene)] == [0, 1, 1, 1]
 
 
+def test_of_many_that_are_ready_drop_takes_the_oldest_first(tmp_path: Path) -> None:
+    """In the order in which they came the older two would expire behind the younger."""
+    scene = Scene(tmp_path, feeder__on_stale="drop", feeder__groups_per_batch=2, feeder__max_staleness=0)
+    for sequence, version in ((4, 1), (2, 1), (3, 0), (1, 0)):
+        scene.verify(sequence, version=version)
+    RoleDriver(scene, "buffer").work()
+    assert batches_of(scene) == [[1, 3], [2, 4]]
+
+
 def test_staleness_is_that_of_the_oldest_token_of_all_siblings(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feeder__on_stale="drop", feeder__groups_per_batch=1, feeder__max_staleness=0)
     buffer = RoleDriver(scene, "buffer")
