@@ -58,8 +58,9 @@ def test_the_data_of_a_block_are_opened(block: Block, folder: Path) -> None:
     text = block.text.replace('revision = "main", ', "")  # a folder stands in for the hub
     values = {"model": {"path": "fake"}, "tasksets": {}, **tomllib.loads(text)}
     values |= {"run": {"name": "t", "steps": 1}, "base": str(folder)}
-    config = from_dict({**values, "tasksets": values["tasksets"] or {"t": {"source": "arithmetic"}}})
-    for name, section in {**config.tasksets, **config.evaluations}.items():
+    told = values["tasksets"]
+    config = from_dict({**values, "tasksets": told or {"t": {"source": "arithmetic"}}})
+    for name, section in {**(config.tasksets if told else {}), **config.evaluations}.items():
         problem = open_taskset(name, section, config).problem(0)
         assert isinstance(problem, Problem)
         assert problem.messages[-1].content == "1+1?"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -171,7 +170,9 @@ def draw_faults(random: Random) -> Faults:
     """Now and then all that goes wrong hits one or two roles, again and again."""
     roles = random.choice([(), (), (), ("trainer",), ("trainer", "explorer"), ("feeder", "buffer"), ("verifier",)])
     more = 2 if roles else 1
+    own = Random(f"power {random.getstate()}")  # so that other seeds stay what they were
     return Faults(
+        power_losses=own.randint(1, 3) if own.random() < POWER_LOSS_SHARE else 0,
         share=random.choice([0.01, 0.03, 0.06, 0.12]),
         roles=roles,
         kills=random.randint(0, 6 * more),
@@ -207,8 +208,6 @@ def simulate(
     tick_s = random.choice([0.001, 0.001, 0.01, 0.1])
     if config.policies["fake"]["tokens_per_s"] == SLOW:
         tick_s = max(tick_s, 1 / SLOW)
-    if not calm and faults is None and Random(f"power {seed}").random() < POWER_LOSS_SHARE:  # others stay as they were
-        drawn = replace(drawn, power_losses=Random(f"power losses {seed}").randint(1, 3))
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=drawn)
     _user_loads(simulation, random)
     if isinstance(faults, FaultScript):
