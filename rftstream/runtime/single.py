@@ -314,12 +314,7 @@ class SingleService(Service):
     def _publish_next(self) -> bool:
         """One slice of the step's work and its transaction; False when there is nothing to publish now."""
         if self._pending is None:
-            try:
-                with self._step_seconds.time(), self._unless_taken_over():
-                    transaction = self.step.advance()
-            except TransportError:
-                self._recovered = False  # what it has decided so far nobody knows, and it would not decide it again
-                raise
+            transaction = self._advance()
             if transaction is None and self._letters:
                 transaction = Transaction(())
             if transaction is None:
@@ -327,6 +322,14 @@ class SingleService(Service):
             self._pending = Transaction((*transaction.outputs, *self._letters), transaction.positions)
             self._letters = []
         return self._commit(self._pending)
+
+    def _advance(self) -> Transaction | None:
+        try:
+            with self._step_seconds.time(), self._unless_taken_over():
+                return self.step.advance()
+        except TransportError:
+            self._recovered = False  # what it has decided so far nobody knows, and it would not decide it again
+            raise
 
     def _commit(self, transaction: Transaction) -> bool:
         assert self._producer is not None and self.claim is not None
