@@ -10,64 +10,47 @@ As a reward it is the mean over sampled tokens of logp_teacher - logp_behavior, 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
-from msgspec import Meta
 
-from rftstream.errors import ConfigError, RewardError, RewardTimeout
+from rftstream.errors import ConfigError, RewardError
 from rftstream.messages import Array
-from rftstream.modelserver import ModelServer, Refused, Unreachable
 from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig
 from rftstream.rewards.version import config_version
 
 ADDITION = "teacher_logprobs"
 """float32 [T]: of every token of all segments, one after the other; 0 where not sampled."""
 
 
-class TeacherReward:
-    batched = True
+class TeacherReward(Concurrent):
     takes_base = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        url: str | None = None
-        """Of a served teacher, where the API begins: `http://127.0.0.1:8000/v1`. Or `path`."""
-        model: str | None = None
-        """What the server calls it."""
-        api_key: str | None = None
-        """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+    class Config(ServedConfig):
+        """`url` and `model` of a served one, or `path`."""
+
         path: str | None = None
         """Of a small teacher: a Hugging Face model folder, relative to the run file. Each of `verifier.processes`
         children holds it."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
         """What one in a folder computes in."""
-        max_concurrent: Annotated[int, Meta(ge=1)] = 32
-        """Requests on the way to a server at once, of each child."""
-        timeout_s: Annotated[float, Meta(gt=0)] = 60.0
-        """Of one answer of a server; `verifier.timeout_s` should be longer."""
-        tries: Annotated[int, Meta(ge=1)] = 3
-        """Of a request that meets no server, or a busy one."""
-        extra: dict[str, Any] = field(default_factory=dict)
-        """Further fields of each request, as the server knows them."""
 
     def __init__(self, config: Config, *, base: str = ".") -> None:
         if (config.url is None) == (config.path is None):
-            raise ConfigError("rewards.teacher: expected url (and model) of a served teacher, or path of a folder")
+            raise ConfigError("rewards.teacher: expected url and model of a served teacher, or the path of a folder")
         self._teacher: Teacher
-        if config.url is not None:
-            self._teacher, known = ServedTeacher(config), ""
+        if config.path is None:
+            self._teacher, files = ServedTeacher(config), ""
         else:
-            folder = Path(base, config.path or "").expanduser()
-            self._teacher, known = LocalTeacher(folder, config.dtype), _fingerprint(folder)
-        shown = replace(config, api_key=None, max_concurrent=1, timeout_s=1.0, tries=1)
-        self.version = config_version(f"1{known}", shown)
-        self._threads = ThreadPoolExecutor(config.max_concurrent if config.url else 1, thread_name_prefix="teacher")
+            folder = Path(base, config.path).expanduser()
+            self._teacher, files = LocalTeacher(folder, config.dtype), _fingerprint(folder)
+        self.version = config_version("1", (replace(config, **UNSEEN), files))  # type: ignore[arg-type]
+        super().__init__(1 if config.path else config.max_concurrent)
 
     def open(self) -> None:
         self._teacher.open()
@@ -85,15 +68,6 @@ class TeacherReward:
         if not len(gap_N):
             raise RewardError("teacher: the rollout has no sampled token, expected at least one to compare")
         return Score(reward=float(gap_N.mean()), additions={ADDITION: Array.of(np.concatenate(stamped), "float32")})
-
-    def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
-        def one(item: RewardInput) -> Score | BaseException:
-            try:
-                return self(item)
-            except Exception as error:
-                return error
-
-        return list(self._threads.map(one, items))
 
 
 def _check(logprobs_T: np.ndarray, sampled_T: np.ndarray) -> None:
@@ -114,26 +88,14 @@ class Teacher(Protocol):
 
 class ServedTeacher:
     def __init__(self, config: TeacherReward.Config) -> None:
-        if not config.model:
-            raise ConfigError("rewards.teacher.model: missing, expected what the server calls the teacher")
-        self._server = ModelServer(
-            config.url or "", "completions", api_key=config.api_key, timeout_s=config.timeout_s, tries=config.tries,
-            section="rewards.teacher",
-        )  # fmt: skip
-        self._fixed = {"model": config.model, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1, **config.extra}
+        self._model = AskedModel("teacher", config, "completions")
 
     def open(self) -> None:
         pass
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
-        try:
-            answer = self._server.ask({**self._fixed, "prompt": token_ids_T.tolist()})
-        except Refused as error:
-            raise RewardError(
-                f"teacher: {error}; is its context longer than the rollout, its tokenizer the same?"
-            ) from None
-        except Unreachable as error:
-            raise (RewardTimeout if error.timed_out else RewardError)(f"teacher: {error}") from None
+        body = {"prompt": token_ids_T.tolist(), "max_tokens": 1, "prompt_logprobs": 1}
+        answer = self._model.ask(body, hint="; is its context longer than the rollout, its tokenizer the same?")
         return _prompt_logprobs(answer, token_ids_T)
 
 
@@ -190,7 +152,5 @@ class LocalTeacher:
 
 def _fingerprint(folder: Path) -> str:
     """Changes with the files, so that another teacher in its place is another scorer."""
-    sizes = [
-        f"{path.name}:{path.stat().st_size}:{math.floor(path.stat().st_mtime)}" for path in sorted(folder.glob("*"))
-    ]
-    return "+" + config_version("", sizes).removeprefix("+")
+    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    return ",".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)

@@ -95,7 +95,7 @@ def spoil(places):
     ((200, {"choices": [{"text": "hi"}]}), "no prompt_logprobs of these tokens"),
     ((200, {}), "no prompt_logprobs of these tokens"),
     ((400, {"error": {"message": "too long"}}), "400: too long; is its context longer than the rollout"),
-    ((401, {"error": {"message": "wrong key sk-secret"}}), r"401: wrong key \*\*\*; mend url, model or api_key in \[rew"),
+    ((401, {"error": {"message": "wrong key sk-secret"}}), r"401: wrong key \*\*\*; mend url, model or api_key in \["),
 ])  # fmt: skip
 def test_what_cannot_be_compared_has_no_score(server, answer, says):
     server.answers.append(answer)
@@ -143,7 +143,7 @@ def test_its_version_changes_with_the_teacher_and_not_with_the_key(server):
 @pytest.mark.parametrize(("settings", "says"), [
     ({}, "expected url"),
     ({"url": "http://127.0.0.1:1/v1", "path": "x"}, "expected url"),
-    ({"url": "http://127.0.0.1:1/v1"}, "rewards.teacher.model: missing"),
+    ({"url": "http://127.0.0.1:1/v1"}, "rewards.teacher: expected url and model, where the model is served"),
     ({"url": "http://me:secret@127.0.0.1/v1", "model": "big"}, "without keys in it"),
     ({"path": "nowhere"}, "rewards.teacher.path: found no config.json in"),
 ])  # fmt: skip
