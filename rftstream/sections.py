@@ -352,6 +352,13 @@ class TrackersSection:
 
     tensorboard: str | None = None
     """Folder for TensorBoard's event files, relative to the run folder; default: none. With the extra `tensorboard`."""
+    wandb: str | None = None
+    """Project at Weights & Biases, `PROJECT` or `ENTITY/PROJECT`; default: none. With the extra `wandb`. The key comes
+    from WANDB_API_KEY; `WANDB_MODE=offline` writes files into the run folder, for `wandb sync`. The run there is the
+    same after each resume."""
+    mlflow: str | None = None
+    """Experiment of MLflow; default: none. With the extra `mlflow`. The store is what MLFLOW_TRACKING_URI says, keys
+    come from the environment. The run there is the same after each resume."""
 
 
 @dataclass(frozen=True, kw_only=True)

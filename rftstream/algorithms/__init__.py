@@ -19,6 +19,7 @@ ALGORITHMS = {
     "m2po": "rftstream.algorithms.m2po:M2po",
     "topr": "rftstream.algorithms.topr:Topr",
     "asymre": "rftstream.algorithms.asymre:AsymRe",
+    "opd": "rftstream.algorithms.opd:Opd",
     "opmd": "rftstream.algorithms.opmd:Opmd",
     "kimi": "rftstream.algorithms.kimi:Kimi",
     "sft": "rftstream.algorithms.sft:Sft",

@@ -25,6 +25,7 @@ from rftstream.runtime.initial import fetch_initial
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
+from rftstream.runtime.preflight import check_teacher
 from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
 from rftstream.views.check_experts import ExpertsLine, experts_line
@@ -122,6 +123,8 @@ def check(config: RunConfig) -> CheckReport:
     report.parts = _parts(config, collect)
     with collect("trackers"):
         check_trackers(config)
+    with collect("trainer.algorithm"):
+        check_teacher(config)
     if config.model.lora is not None and config.trainer.backend == "torch":
         from rftstream.backends import lora
 

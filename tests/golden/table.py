@@ -18,6 +18,8 @@ from rftstream.core.packing import pad_rows
 from rftstream.messages import Array, Experience, LossKind, RolloutIds, Sampling, Segment, VersionSpan
 
 END = 0
+TEACHER = 0.9
+"""What a teacher, who knows the answers, gives to a right token; it shares the rest evenly."""
 ANSWERS = ((1, END), (2, 3, END), (4, 1, 2, END), (3, 3, 1, END))
 LONGEST, VOCABULARY, SIBLINGS, PASSES, LR = 4, 5, 8, 2, 0.1
 
@@ -71,8 +73,16 @@ def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.r
                 ids=ids, batch_sequence=version, share=0, position=len(batch), loss_kind=LossKind.rl,
                 segments=(segment,), reward=right / max(len(answer), len(tokens)),
                 sampling=Sampling(max_tokens=LONGEST),
+                additions={"teacher_logprobs": Array.of([0.0, *taught(answer, tokens)], "float32")},
             ))  # fmt: skip
     return batch
+
+
+def taught(answer: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Logprobs of the teacher, who says the end wherever the answer is over."""
+    right = [answer[place] if place < len(answer) else END for place in range(len(tokens))]
+    return [float(np.log(TEACHER if one == other else (1 - TEACHER) / (VOCABULARY - 1)))
+            for one, other in zip(tokens, right, strict=True)]  # fmt: skip
 
 
 def prepare(

@@ -59,6 +59,7 @@ NONE = {"correction": "none"}
         ("grpo", {"correction": "mis", "correction_level": "geometric"},
          (-(1.2 + 0.75) * math.sqrt(2) + 0.8 * 0.5) / 3),
         ("grpo", {"correction": "mis", "correction_level": "sequence", "correction_low": 0.6}, -(1.2 + 0.75) * 2 / 3),
+        ("opd", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("maxrl", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("gigpo", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("reinforce_plus_plus", NONE, (-1.2 - 0.75 + 0.8) / 3),
@@ -90,6 +91,8 @@ def test_losses(name, options, expected):
     ("name", "options", "expected"),
     [
         ("grpo", {}, [1.1547, -0.5774, -0.5774, 0.7071, -0.7071]),
+        ("opd", {}, [0.0, 0.0, 0.0, 0.0, 0.0]),
+        ("opd", {"reward_weight": 0.5}, [0.57735, -0.28868, -0.28868, 0.35355, -0.35355]),
         ("gigpo", {}, [2 * 1.15470, -2 * 0.57735, -2 * 0.57735, 2 * 0.70711, -2 * 0.70711]),
         ("dr_grpo", {}, [2 / 3, -1 / 3, -1 / 3, 0.25, -0.25]),
         ("rloo", {}, [1.0, -0.5, -0.5, 0.5, -0.5]),

@@ -176,7 +176,7 @@ def test_every_algorithm_is_called_as_its_table_says():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_prepare_gives_what_all_need(name):
     """Rows, groups and the common metrics; order of experiences and what is unscored make no difference."""
-    algorithm = build((name, {"turn_weight": 0.0} if name == "gigpo" else {}))
+    algorithm = build((name, {"gigpo": {"turn_weight": 0.0}, "opd": {"reward_weight": 1.0}}.get(name, {})))
     batch = [experience("a", 1.0, segment([0, 1, 1]), segment([1, 1])), experience("b", 0.5), experience("a", 0.0),
              experience("b", 0.75), experience("b", None), experience("c", 1.0)]  # fmt: skip
     rows, metrics = algorithm.prepare(batch)
