@@ -96,8 +96,10 @@ def estimate_disk(
     context: int | None,
     samples: Mapping[str, tuple[Problem, int]],
     sizes: Mapping[str, int],
+    critic: ModelSizes | None = None,
 ) -> DiskEstimate:
-    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset."""
+    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset;
+    `critic`: of the trainer's, if it has one."""
     weights = {name: config.tasksets[name].weight for name in samples}
     total = sum(weights.values()) or 1.0
 
@@ -124,7 +126,7 @@ def estimate_disk(
         snapshot_bytes=sizes_of_model.trained * SERVED_BYTES[spec.dtype],
         # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.
         snapshots=config.weights.keep + config.trainer.keep_checkpoints + len(config.evaluations) + 2,
-        checkpoint_bytes=sizes_of_model.trained * MASTER_BYTES,
+        checkpoint_bytes=(sizes_of_model.trained + (0 if critic is None else critic.parameters)) * MASTER_BYTES,
         checkpoints=config.trainer.keep_checkpoints + 1,
         store_is_local=local,
         free_bytes=free_bytes(Path(config.base) / config.run.folder),

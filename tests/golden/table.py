@@ -33,16 +33,18 @@ def play(algorithm: Any, *, steps: int, seed: int = 0) -> Iterator[Step]:
     """Each batch is sampled from the table of one version before, and trained twice."""
     logits_PTV = torch.zeros((len(ANSWERS), LONGEST, VOCABULARY), dtype=torch.float64, requires_grad=True)
     reference_PTV = logits_PTV.detach().clone()
-    optimizer = torch.optim.Adam([logits_PTV], lr=LR)
+    values_PT = torch.zeros((len(ANSWERS), LONGEST), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([logits_PTV, values_PT], lr=LR)
     random, older_PTV = np.random.default_rng(seed), reference_PTV
     for version in range(steps):
         batch = sample(older_PTV, max(version - 1, 0), version, random)
         older_PTV = logits_PTV.detach().clone()
-        rows, metrics = prepare(algorithm, batch, older_PTV, reference_PTV)
+        rows, metrics = prepare(algorithm, batch, older_PTV, reference_PTV, values_PT)
         proximal_BT = token_logprobs(older_PTV, rows)
         losses = []
         for _ in range(PASSES):
-            losses.append(step(algorithm, rows, logits_PTV, proximal_BT, token_logprobs(reference_PTV, rows)))
+            reference_BT = token_logprobs(reference_PTV, rows)
+            losses.append(step(algorithm, rows, logits_PTV, proximal_BT, reference_BT, values_PT))
             optimizer.step()
             optimizer.zero_grad()
         yield Step(metrics["reward"], losses[0])
@@ -76,7 +78,11 @@ def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.r
 
 
 def prepare(
-    algorithm: Any, batch: list[Experience], logits_PTV: torch.Tensor, reference_PTV: torch.Tensor
+    algorithm: Any,
+    batch: list[Experience],
+    logits_PTV: torch.Tensor,
+    reference_PTV: torch.Tensor,
+    values_PT: torch.Tensor,
 ) -> tuple[Sequence[TrainingRow], dict[str, float]]:
     """As the trainer does."""
     rows, metrics = algorithm.prepare(batch)
@@ -85,12 +91,15 @@ def prepare(
     if "row_logprobs" in algorithm.needs:
         rows, more = algorithm.refine(rows, row_logprobs(logits_PTV, rows))
         metrics |= more
+    if "values" in algorithm.needs:
+        rows, more = algorithm.estimate(rows, by_row(token_values(values_PT, rows), rows))
+        metrics |= more
     return rows, metrics
 
 
 def step(
     algorithm: Any, rows: Sequence[TrainingRow], logits_PTV: torch.Tensor, proximal_BT: torch.Tensor,
-    reference_BT: torch.Tensor,
+    reference_BT: torch.Tensor, values_PT: torch.Tensor,
 ) -> float:  # fmt: skip
     """Gradients of one pass, in two micro-batches; the loss."""
     mask_BT = padded([row.loss_mask for row in rows])
@@ -112,6 +121,8 @@ def step(
         loss, _ = algorithm.loss(policy_BT[part], micro, denominators)
         loss.backward(retain_graph=True)
         total += float(loss.detach())
+        if "values" in algorithm.needs:
+            algorithm.value_loss(token_values(values_PT, rows)[part], micro, denominators)[0].backward()
     return total
 
 
@@ -127,7 +138,17 @@ def token_logprobs(logits_PTV: torch.Tensor, rows: Sequence[TrainingRow]) -> tor
 
 
 def row_logprobs(logits_PTV: torch.Tensor, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
-    table_BT = token_logprobs(logits_PTV, rows).detach().numpy().astype(np.float32)
+    return by_row(token_logprobs(logits_PTV, rows), rows)
+
+
+def token_values(values_PT: torch.Tensor, rows: Sequence[TrainingRow]) -> torch.Tensor:
+    """Before each of a row's tokens [B, T]: a critic that knows problem and place, and not what was said."""
+    longest = max(len(row.token_ids) for row in rows)
+    return torch.nn.functional.pad(values_PT[[int(row.token_ids[0]) for row in rows]], (1, 0))[:, :longest]
+
+
+def by_row(found_BT: torch.Tensor, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
+    table_BT = found_BT.detach().numpy().astype(np.float32)
     return [found[: len(row.token_ids)] for found, row in zip(table_BT, rows, strict=True)]
 
 
