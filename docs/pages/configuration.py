@@ -13,8 +13,8 @@ from pages.source import field_docs, find_class, first_paragraph, table, tree
 from pages.types import in_words, toml
 from pages.words import WORDS
 from rftstream import config, plugins
-from rftstream.algorithms.settings import CriticConfig
 from rftstream import sections as declared
+from rftstream.algorithms.settings import CriticConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 from rftstream.plugins import KINDS

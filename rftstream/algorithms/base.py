@@ -112,6 +112,8 @@ class Algorithm(Protocol):
     if `refine` (of `RefiningAlgorithm`) is to be called; `values`, if it has a critic (`CriticAlgorithm`);
     `whole_groups`, if rows of a group must come to `loss` at once.
 
+    One whose class has `greedy_baseline = True` gets groups whose first sibling was sampled at temperature 0.
+
     An algorithm that learns from demonstrations or pairs says so by `loss_kinds`, a set of LossKind (else `rl` alone),
     and may have `held_out(rows, logprobs, reference_logprobs)` -> metrics, of those that are not trained on."""
 

@@ -65,7 +65,8 @@ class Backend(Protocol):
         algorithm needs `row_logprobs`, or demonstrations are held out."""
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Likewise under the model of `model.folder`. Asked for only if the algorithm needs `reference_rewards`."""
+        """Likewise under the reference: the model of `model.folder`, or what `renew_reference` made it. Asked for only
+        if the algorithm needs `reference_rewards`."""
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
         """The weights as engines get them: served dtype, names of the model's own checkpoint, tied ones once. May give
@@ -92,3 +93,10 @@ class CriticBackend(Backend, Protocol):
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """What it says of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+
+
+class RenewingBackend(Backend, Protocol):
+    """One whose reference can follow the policy."""
+
+    def renew_reference(self) -> None:
+        """The reference becomes the policy as it is now, and is saved and loaded with it from now on."""

@@ -33,6 +33,7 @@ from rftstream.weights.snapshot import RawTensor
 
 log = logging.getLogger(__name__)
 
+REFERENCE_FILE = "reference.safetensors"
 ADAPTER = "adapter"
 """Folder in an exported one with the adapters alone."""
 
@@ -69,7 +70,9 @@ class TorchBackend:
         self._network: Any = None
         self._masters: Any = None
         self._reference: Network | None = None
-        """Version 0, loaded when it is first needed."""
+        """Version 0, loaded when it is first needed, or a later one."""
+        self._renewed: dict[str, torch.Tensor] = {}
+        """Weights of a later one, by the names of masters; empty: it is version 0."""
         self._critic_from: tuple[CriticConfig, Path] | None = None
         self._critic: Critic | None = None
 
@@ -91,7 +94,7 @@ class TorchBackend:
             lora.hold_frozen(model, settings.autocast)
         if self._config.compile:
             compile_layers(model)
-        self._num_updates = 0
+        self._num_updates, self._parameters = 0, parameters
         self._masters = Masters(parameters, self._settings, offload=self._config.offload_optimizer)
         self._critic = self._open_critic()
 
@@ -135,8 +138,12 @@ class TorchBackend:
         return row_logprobs(rows, tokens_per_microbatch, self._network, self._device)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Likewise of version 0."""
+        """Likewise of the reference."""
         return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
+
+    def renew_reference(self) -> None:
+        """It becomes the policy as it is now."""
+        self._put_reference(self._masters.masters)
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """What the critic says of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
@@ -153,6 +160,8 @@ class TorchBackend:
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         write_tensors(folder / "random.safetensors", {name: raw(state) for name, state in random.items()})
+        if self._renewed:
+            write_tensors(folder / REFERENCE_FILE, {name: raw(one) for name, one in self._renewed.items()})
         if self._critic is not None:
             self._critic.save(folder)
         about = {"backend": "torch", "model": self._spec.name, "torch": torch.__version__}
@@ -166,6 +175,10 @@ class TorchBackend:
         if masters.keys() != self._masters.masters.keys():
             raise ConfigError(f"{folder}: the checkpoint is of another model than {self._spec.name}; start a new run")
         self._masters.put(masters, load_file(folder / "optimizer.safetensors", device=device))
+        if (folder / REFERENCE_FILE).is_file():
+            self._put_reference(load_file(folder / REFERENCE_FILE, device=device))
+        elif self._renewed:
+            self._reference, self._renewed = None, {}
         if self._critic is not None and not self._critic.load(folder, device):
             log.warning("%s: the checkpoint has no critic; it begins anew", folder)
             self._critic = self._open_critic()
@@ -185,10 +198,10 @@ class TorchBackend:
 
     def close(self) -> None:
         self._network, self._masters, self._reference, self._critic = None, None, None, None
+        self._renewed, self._parameters = {}, {}
 
     def _open_reference(self) -> Network:
-        """Always from the model folder, never from a checkpoint, so that a restart changes nothing; where adapters are
-        trained, it is the model without them."""
+        """From the model folder, unless it was renewed; where adapters are trained, it is the model without them."""
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
@@ -196,6 +209,17 @@ class TorchBackend:
                 model = load_model(self._spec, self._device).requires_grad_(False)
                 self._reference = Network(model, self._network_settings())
         return self._reference
+
+    @torch.no_grad()
+    def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """These weights are those of the reference from now on; of adapters a copy is held beside the policy's."""
+        if self._spec.lora is not None:
+            self._renewed = {name: one.detach().to(self._device, copy=True) for name, one in tensors.items()}
+            self._reference = self._network.within(lambda _: lora.adapters_as(self._parameters, self._renewed))
+            return
+        self._renewed = dict(self._open_reference().model.named_parameters())
+        for name, one in self._renewed.items():
+            one.copy_(tensors[name])
 
     def _open_critic(self) -> Critic | None:
         if self._critic_from is None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
-from rftstream.algorithms.critic import check_critic, critic_folder, critic_of
-from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, Update, UpdatePlan
+from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
+from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch
@@ -25,7 +25,9 @@ class Training:
 
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
         """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
-        settings = self.settings
+        settings, every = self.settings, self.settings.reference_every
+        if every is not None and batch.sequence and batch.sequence % every == 0:
+            cast(RenewingBackend, self.backend).renew_reference()
         rows, values = self.algorithm.prepare(batch.experiences)
         if rows and "reference_rewards" in self.algorithm.needs:
             reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
@@ -73,7 +75,7 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
     backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
     algorithm = algorithm_class(algorithm_options)
-    check_critic(config, algorithm, backend_class)
+    check_demands(config, algorithm, backend_class)
     if (critic := critic_of(algorithm)) is not None:
         backend.hold_critic(critic, critic_folder(config, critic, spec))
     return Training(backend=backend, algorithm=algorithm, settings=settings)

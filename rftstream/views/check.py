@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import plugins
-from rftstream.algorithms.critic import check_critic, critic_folder, critic_of
+from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, Problem
 from rftstream.modelfolder import for_section, prepare_model
@@ -189,7 +189,7 @@ def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
         with collect(f"{kind} {name}"):
             part, options = config.build_part(kind, name)
             if kind == "algorithm":
-                check_critic(config, part(options), config.build_part("backend", config.trainer.backend)[0])
+                check_demands(config, part(options), config.build_part("backend", config.trainer.backend)[0])
             lines.append(PartLine(kind=kind, name=name, settings=_settings(options)))
     return lines
 

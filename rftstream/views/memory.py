@@ -144,7 +144,8 @@ def _trainer(
     rows = config.feeder.groups_per_batch * config.feeder.group_size
     tokens = max(min(settings.tokens_per_microbatch, rows * longest), longest)
     steps = settings.minibatches * settings.updates_per_batch
-    reference = any(name.startswith("reference_") for name in needs) and spec.lora is None
+    reference = any(name.startswith("reference_") for name in needs)
+    held_again = sizes.parameters if spec.lora is None else sizes.trained if settings.reference_every else 0
     networks = [sizes] if critic is None else [sizes, critic]  # one after the other
     activations = max(
         network.activation_bytes(half=half, recomputed=options.gradient_checkpointing) for network in networks
@@ -157,7 +158,7 @@ def _trainer(
         "gradients": 4 * sizes.trained + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
         "activations": tokens * activations,
         "logits": logits,
-        "reference": 4 * sizes.parameters if reference else 0,
+        "reference": 4 * held_again if reference else 0,
         "critic with gradients": (10 if half else 8) * num_critic,
     }
     of_optimizer = {

@@ -37,7 +37,8 @@ def play(algorithm: Any, *, steps: int, seed: int = 0) -> Iterator[Step]:
     optimizer = torch.optim.Adam([logits_PTV, values_PT], lr=LR)
     random, older_PTV = np.random.default_rng(seed), reference_PTV
     for version in range(steps):
-        batch = sample(older_PTV, max(version - 1, 0), version, random)
+        greedy = getattr(algorithm, "greedy_baseline", False)
+        batch = sample(older_PTV, max(version - 1, 0), version, random, greedy=greedy)
         older_PTV = logits_PTV.detach().clone()
         rows, metrics = prepare(algorithm, batch, older_PTV, reference_PTV, values_PT)
         proximal_BT = token_logprobs(older_PTV, rows)
@@ -50,7 +51,10 @@ def play(algorithm: Any, *, steps: int, seed: int = 0) -> Iterator[Step]:
         yield Step(metrics["reward"], losses[0])
 
 
-def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.random.Generator) -> list[Experience]:
+def sample(
+    logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.random.Generator, *, greedy: bool = False
+) -> list[Experience]:
+    """`greedy`: the first sibling of each problem says what is likeliest."""
     logprobs_PTV = logits_PTV.log_softmax(-1).numpy()
     batch = []
     for problem, answer in enumerate(ANSWERS):
@@ -58,7 +62,9 @@ def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.r
             tokens: list[int] = []
             while len(tokens) < LONGEST and tokens[-1:] != [END]:
                 shares = np.exp(logprobs_PTV[problem, len(tokens)]).cumsum()
-                tokens.append(min(int(np.searchsorted(shares, random.random())), VOCABULARY - 1))
+                drawn = min(int(np.searchsorted(shares, random.random())), VOCABULARY - 1)
+                likeliest = int(logprobs_PTV[problem, len(tokens)].argmax())
+                tokens.append(likeliest if greedy and sibling == 0 else drawn)
             right = sum(one == other for one, other in zip(tokens, answer, strict=False))
             logprobs = [logprobs_PTV[problem, place, token] for place, token in enumerate(tokens)]
             segment = Segment(
@@ -72,7 +78,7 @@ def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.r
             batch.append(Experience(
                 ids=ids, batch_sequence=version, share=0, position=len(batch), loss_kind=LossKind.rl,
                 segments=(segment,), reward=right / max(len(answer), len(tokens)),
-                sampling=Sampling(max_tokens=LONGEST),
+                sampling=Sampling(max_tokens=LONGEST, temperature=0.0 if greedy and sibling == 0 else 1.0),
             ))  # fmt: skip
     return batch
 

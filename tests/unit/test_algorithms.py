@@ -173,10 +173,10 @@ def test_every_algorithm_is_called_as_its_table_says():
         assert plugins.resolve("algorithm", name).name == name
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "ppo"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("ppo", "remax")])
 def test_prepare_gives_what_all_need(name):
-    """Rows, groups and the common metrics; order of experiences and what is unscored make no difference. The advantages
-    of PPO are those of its critic: test_ppo.py."""
+    """Rows, groups and the common metrics; order of experiences and what is unscored make no difference. PPO waits for
+    its critic, and ReMax has a greedy sibling: test_ppo.py, test_remax.py."""
     algorithm = build((name, {"turn_weight": 0.0} if name == "gigpo" else {}))
     batch = [experience("a", 1.0, segment([0, 1, 1]), segment([1, 1])), experience("b", 0.5), experience("a", 0.0),
              experience("b", 0.75), experience("b", None), experience("c", 1.0)]  # fmt: skip
