@@ -269,6 +269,9 @@ class TrainerSection(WorkerSection):
     tokens_per_microbatch: Positive = 16384
     """Tokens that go through the model at once, forward and backward; a longer row goes alone. Memory depends on it,
     results do not. Where rows are not packed, padding counts."""
+    reference_every: Positive | None = None
+    """The reference of a divergence (`kl_coef`) or of DPO becomes the policy of each version that is a multiple of
+    this, before it is trained on. Unset: it is version 0 for the whole run."""
     shares: Positive = 1
     """Of `batches`; at least as many as trainer ranks, fixed for a run."""
     checkpoint_every: Positive = 20

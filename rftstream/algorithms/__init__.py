@@ -13,6 +13,8 @@ ALGORITHMS = {
     "sapo": "rftstream.algorithms.sapo:Sapo",
     "rloo": "rftstream.algorithms.rloo:Rloo",
     "reinforce_plus_plus": "rftstream.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
+    "remax": "rftstream.algorithms.remax:ReMax",
+    "ppo": "rftstream.algorithms.ppo:Ppo",
     "gigpo": "rftstream.algorithms.gigpo:GiGpo",
     "maxrl": "rftstream.algorithms.maxrl:MaxRl",
     "dppo": "rftstream.algorithms.dppo:Dppo",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rftstream import codec, metrics
 from rftstream.clock import Clock
@@ -55,6 +55,11 @@ class Source:
     shuffle: bool
     passes: int | None
     renderer: Renderer
+    greedy_baseline: bool = False
+    """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
+
+    def sampling_of(self, sibling: int) -> Sampling:
+        return replace(self.sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else self.sampling
 
     @property
     def size(self) -> int | None:
@@ -258,7 +263,7 @@ class FeederStep:
                 Task(
                     ids=ids,
                     problem=problem,
-                    sampling=source.sampling,
+                    sampling=source.sampling_of(sibling),
                     seed=seed,
                     environment=source.environment,
                     stored_rollout=(stored or {}).get(sibling),

@@ -56,7 +56,8 @@ class HeldOut:
     def look(self) -> dict[str, float]:
         """Metrics of the policy as it is now."""
         backend, budget = self._training.backend, self._training.settings.tokens_per_microbatch
-        if "reference_logprobs" in self._training.algorithm.needs and self._reference is None:
+        stays = self._training.settings.reference_every is None
+        if "reference_logprobs" in self._training.algorithm.needs and not (self._reference and stays):
             self._reference = backend.reference_logprobs(self._rows, budget)
         logprobs = backend.logprobs(self._rows, budget)
         found: dict[str, float] = self._training.algorithm.held_out(self._rows, logprobs, self._reference)  # type: ignore[attr-defined]  # __init__ looks for it

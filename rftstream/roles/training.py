@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from rftstream.algorithms.base import Algorithm, RefiningAlgorithm
-from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
+from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
+from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch
@@ -24,7 +25,9 @@ class Training:
 
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
         """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
-        settings = self.settings
+        settings, every = self.settings, self.settings.reference_every
+        if every is not None and batch.sequence and batch.sequence % every == 0:
+            cast(RenewingBackend, self.backend).renew_reference()
         rows, values = self.algorithm.prepare(batch.experiences)
         if rows and "reference_rewards" in self.algorithm.needs:
             reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
@@ -33,6 +36,11 @@ class Training:
             logprobs = self.backend.logprobs(rows, settings.tokens_per_microbatch)
             rows, more = cast(RefiningAlgorithm, self.algorithm).refine(rows, logprobs)
             values = {**values, **more}
+        critic = critic_of(self.algorithm)
+        if rows and critic is not None:
+            said = cast(CriticBackend, self.backend).values(rows, settings.tokens_per_microbatch)
+            rows, more = cast(CriticAlgorithm, self.algorithm).estimate(rows, said)
+            values = {**values, **more}
         if any(row.loss_mask.any() for row in rows):
             plan = UpdatePlan(
                 lr=lr,
@@ -40,6 +48,7 @@ class Training:
                 updates_per_batch=settings.updates_per_batch,
                 max_grad_norm=settings.max_grad_norm,
                 tokens_per_microbatch=settings.tokens_per_microbatch,
+                trains_policy=critic is None or batch.sequence >= critic.warmup_batches,
             )
             update = self.backend.update(rows, self.algorithm, plan)
         else:
@@ -64,8 +73,9 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     backend_class, backend_options = config.build_part("backend", settings.backend)
     algorithm_class, algorithm_options = config.build_part("algorithm", settings.algorithm)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
-    return Training(
-        backend=backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed),
-        algorithm=algorithm_class(algorithm_options),
-        settings=settings,
-    )
+    backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
+    algorithm = algorithm_class(algorithm_options)
+    check_demands(config, algorithm, backend_class)
+    if (critic := critic_of(algorithm)) is not None:
+        backend.hold_critic(critic, critic_folder(config, critic, spec))
+    return Training(backend=backend, algorithm=algorithm, settings=settings)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import plugins
+from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, Problem
 from rftstream.modelfolder import for_section, prepare_model
@@ -32,6 +33,7 @@ from rftstream.views.check_experts import ExpertsLine, experts_line
 from rftstream.views.estimate import DiskEstimate, estimate_disk
 from rftstream.views.layout import columns, plural, size
 from rftstream.views.memory import MemoryEstimate, estimate_memory, longest_row, memory_lines, memory_warnings
+from rftstream.views.sizes import ModelSizes
 from rftstream.views.turns import first_difference
 
 RENDERED_PROMPTS = 1_000
@@ -190,7 +192,7 @@ def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
         with collect(f"{kind} {name}"):
             part, options = config.build_part(kind, name)
             if kind == "algorithm":
-                part(options)
+                check_demands(config, part(options), config.build_part("backend", config.trainer.backend)[0])
             lines.append(PartLine(kind=kind, name=name, settings=_settings(options)))
     return lines
 
@@ -354,7 +356,8 @@ def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
     }
     if not samples or report.model is None:
         return None
-    return estimate_disk(config, report.model, report.context, samples, {line.name: line.problems for line in lines})
+    return estimate_disk(config, report.model, report.context, samples, {line.name: line.problems for line in lines},
+                         _critic(config, report.model))  # fmt: skip
 
 
 def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
@@ -369,7 +372,15 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
     built_in = {place: part for place, part in named.items() if part[1] in ("torch", "hf")}
     known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
     longest = longest_row(config, prompts, report.context)
-    return estimate_memory(config, report.model, longest, algorithm(settings).needs, known)
+    needs = algorithm(settings).needs
+    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
+
+
+def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
+    """None where the algorithm has none."""
+    algorithm, settings = config.build_part("algorithm", config.trainer.algorithm)
+    critic = critic_of(algorithm(settings))
+    return None if critic is None else ModelSizes.of(critic_folder(config, critic, spec), None)
 
 
 # --------------------------------------------------------------------------------------------- output

@@ -42,6 +42,9 @@ MASTER_BYTES = 12
 CHARACTERS_PER_TOKEN = 4
 """Of completions that nobody has seen yet."""
 
+REFERENCE_BYTES = 4
+"""Likewise of a reference that is not version 0."""
+
 LOG_OVERHEAD = 1.15
 """Pages and indexes of the embedded log beside its records."""
 
@@ -96,8 +99,10 @@ def estimate_disk(
     context: int | None,
     samples: Mapping[str, tuple[Problem, int]],
     sizes: Mapping[str, int],
+    critic: ModelSizes | None = None,
 ) -> DiskEstimate:
-    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset."""
+    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset;
+    `critic`: of the trainer's, if it has one."""
     weights = {name: config.tasksets[name].weight for name in samples}
     total = sum(weights.values()) or 1.0
 
@@ -114,6 +119,7 @@ def estimate_disk(
     num_bytes = per_rollout(saves)
     rollouts = num_rollouts(config, sizes)
     sizes_of_model = ModelSizes.of(spec.folder, spec.lora)
+    of_reference = 0 if config.trainer.reference_every is None else REFERENCE_BYTES * sizes_of_model.trained
     local = config.weights.store.startswith("file://") or "://" not in config.weights.store
     return DiskEstimate(
         rollouts=rollouts,
@@ -124,7 +130,8 @@ def estimate_disk(
         snapshot_bytes=sizes_of_model.trained * SERVED_BYTES[spec.dtype],
         # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.
         snapshots=config.weights.keep + config.trainer.keep_checkpoints + len(config.evaluations) + 2,
-        checkpoint_bytes=sizes_of_model.trained * MASTER_BYTES,
+        checkpoint_bytes=(sizes_of_model.trained + (0 if critic is None else critic.parameters)) * MASTER_BYTES
+        + of_reference,
         checkpoints=config.trainer.keep_checkpoints + 1,
         store_is_local=local,
         free_bytes=free_bytes(Path(config.base) / config.run.folder),

@@ -63,6 +63,8 @@ NONE = {"correction": "none"}
         ("maxrl", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("gigpo", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("reinforce_plus_plus", NONE, (-1.2 - 0.75 + 0.8) / 3),
+        ("remax", NONE, (-1.2 - 0.75 + 0.8) / 3),
+        ("ppo", NONE, (-1.2 - 0.75 + 0.8) / 3),
         ("dr_grpo", {**NONE, "row_tokens": 10}, (-1.2 - 0.75 + 0.8) / (2 * 10)),
         ("dapo", NONE, (-1.25 - 0.75 + 0.8) / 3),
         ("gspo", NONE, (-math.sqrt(0.9375) + (1 - 3e-4)) / 2),
