@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rftstream.algorithms.base import Algorithm, RefiningAlgorithm
+from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
 from rftstream.models import ModelSpec
@@ -62,10 +63,9 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     """The parts that the run file names; the backend is not opened yet."""
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
-    algorithm_class, algorithm_options = config.build_part("algorithm", settings.algorithm)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
     return Training(
         backend=backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed),
-        algorithm=algorithm_class(algorithm_options),
+        algorithm=build_algorithm(config),
         settings=settings,
     )
