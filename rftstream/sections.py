@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream import plugins, secrets
+from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 
 Count = Annotated[int, Meta(ge=0)]
@@ -101,6 +102,10 @@ class TasksetSection:
     columns: dict[str, str] = field(default_factory=dict)
     """Our name (prompt, messages, answer, system, tools, data_source) -> the source's, or the path of a field in it."""
     reward: str | list[WeightedReward] = "exact"
+    algorithm: str | dict[str, Any] | None = None
+    """What its groups are learned from by, instead of `trainer.algorithm`: a name, or a name with differences from the
+    settings in [algorithms.NAME], `{ name = "grpo", clip_high = 0.28 }`. Each algorithm's loss counts by its share of
+    the batch."""
     weight: NotNegative = 1.0
     """Share of the groups, relative to the other tasksets."""
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -410,8 +415,35 @@ class RunConfig:
 
     def build_part(self, kind: str, name: str) -> tuple[Any, Any]:
         """A part's class and its Config. ConfigError also where the part says that it cannot be used here."""
-        part = plugins.resolve(kind, name, where=kind)
-        if (require := getattr(part, "require", None)) is not None:
-            require()
+        part = _usable(kind, name)
         plural = "policies" if kind == "policy" else f"{kind}s"
         return part, plugins.build_config(part, self.part_options(kind, name), where=f"{plural}.{name}")
+
+    def algorithms_named(self) -> dict[str, str | dict[str, Any]]:
+        """Where in the run file algorithms are named -> each, as it stands there."""
+        own = {f"tasksets.{name}.algorithm": one.algorithm for name, one in self.tasksets.items() if one.algorithm}
+        return {"trainer.algorithm": self.trainer.algorithm, **own}
+
+    def build_algorithm(self, where: str) -> tuple[Any, Any]:
+        """As `build_part`, of the algorithm that is named there."""
+        named = self.algorithms_named()[where]
+        if isinstance(named, str):
+            return self.build_part("algorithm", named)
+        name = name_of_algorithm(named, where)
+        part, differences = _usable("algorithm", name), {key: named[key] for key in named if key != "name"}
+        return part, plugins.build_config(part, {**self.part_options("algorithm", name), **differences}, where=where)
+
+
+def name_of_algorithm(named: str | Mapping[str, Any], where: str) -> str:
+    """Without its settings. ConfigError if there is none."""
+    name = named if isinstance(named, str) else named.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f'{where}: found no name, expected one beside its settings, e.g. {{ name = "grpo", ... }}')
+    return name
+
+
+def _usable(kind: str, name: str) -> Any:
+    part = plugins.resolve(kind, name, where=kind)
+    if (require := getattr(part, "require", None)) is not None:
+        require()
+    return part

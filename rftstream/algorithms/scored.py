@@ -78,7 +78,7 @@ class ScoredBatch:
             "advantage_max": float(np.abs(advantages_N).max()),
             "groups_without_signal": float(without_signal),
             "groups_without_signal_share": without_signal / num_groups,
-            "masked_fraction": _masked_fraction(rows),
+            "masked_fraction": masked_fraction(rows),
         }
 
 
@@ -96,6 +96,6 @@ def collect_scored(batch: Sequence[Experience]) -> ScoredBatch | None:
     )
 
 
-def _masked_fraction(rows: Sequence[TrainingRow]) -> float:
+def masked_fraction(rows: Sequence[TrainingRow]) -> float:
     num_tokens = sum(len(row.loss_mask) for row in rows)
     return 1.0 - float(sum(row.loss_mask.sum() for row in rows)) / num_tokens if num_tokens else 0.0

@@ -325,4 +325,6 @@ def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:
 
 def _trains_alike(one: RunConfig, other: RunConfig) -> bool:
     """Whether a backend and an algorithm built by one serve for the other; rates and rhythms are read anew anyway."""
-    return (one.trainer, one.algorithms, one.backends) == (other.trainer, other.algorithms, other.backends)
+    return (one.trainer, one.algorithms, one.backends, one.algorithms_named()) == (
+        other.trainer, other.algorithms, other.backends, other.algorithms_named()
+    )  # fmt: skip

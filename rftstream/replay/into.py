@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rftstream import config as configs
+from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import prepare_model
 from rftstream.replay.again import Report, check_versions, save_state
@@ -47,6 +49,8 @@ FIXED = ("trainer.shares", "transport.partitions")
 
 TRAINED_BY = ("trainer.", "algorithms.", "backends.", "run.steps ")
 """Settings on which the weights depend; a resume may have changed them in between."""
+OF_TASKSET = re.compile(r"tasksets\.[a-z0-9_-]+\.algorithm\b")
+"""Beside them, which a replay may change, too: how a taskset is learned from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +114,11 @@ class Replay:
     def _changed(self) -> tuple[str, ...]:
         """Against what each trainer of these batches worked by, and for the rest against what the run has now."""
         now = self._source.config
-        lines = [line for line in differences(self._source, self.config) if not line.startswith(TRAINED_BY)]
+        lines = [line for line in differences(self._source, self.config) if not _trained_by(line)]
         versions = range(self._extent.first + 1, self._extent.last + 1)
         for epoch in sorted({self._recorded.epoch_of(version) for version in versions}):
             then = settings_of(self._recorded.anchors.get(epoch), now)
-            lines += [line for line in changed_settings(then, self.config) if line.startswith(TRAINED_BY)]
+            lines += [line for line in changed_settings(then, self.config) if _trained_by(line)]
         return tuple(sorted(set(lines)))
 
     # ------------------------------------------------------------------------------------------ the settings
@@ -144,9 +148,11 @@ class Replay:
                               "begins with")  # fmt: skip
         add_import_paths(config)
         check_part_names(config)
-        for kind, name in (("algorithm", config.trainer.algorithm), ("backend", config.trainer.backend)):
-            if any(key.startswith((f"trainer.{kind}", f"{kind}s.")) for key in keys):
-                config.build_part(kind, name)  # so that what is wrong with it is said before anything is copied
+        # so that what is wrong with them is said before anything is copied
+        if any(key.startswith(("trainer.backend", "backends.")) for key in keys):
+            config.build_part("backend", config.trainer.backend)
+        if any(key.startswith("algorithms.") or ".algorithm" in key for key in keys):
+            build_algorithm(config)
         return config
 
     def _begun(self, sets: Sequence[str]) -> RunConfig | None:
@@ -208,7 +214,13 @@ class Replay:
 
 
 def _may_change(key: str) -> bool:
+    if OF_TASKSET.match(key):
+        return True
     return key not in FIXED and any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)
+
+
+def _trained_by(line: str) -> bool:
+    return line.startswith(TRAINED_BY) or OF_TASKSET.match(line) is not None
 
 
 def _check_same(begun: RunConfig, config: RunConfig, folder: RunFolder) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
+from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
 from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
@@ -71,10 +72,9 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     """The parts that the run file names; the backend is not opened yet."""
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
-    algorithm_class, algorithm_options = config.build_part("algorithm", settings.algorithm)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
     backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
-    algorithm = algorithm_class(algorithm_options)
+    algorithm = build_algorithm(config)
     check_demands(config, algorithm, backend_class)
     if (critic := critic_of(algorithm)) is not None:
         backend.hold_critic(critic, critic_folder(config, critic, spec))

@@ -22,7 +22,7 @@ from rftstream.models import ModelSpec
 from rftstream.rendering import Renderer, open_renderer
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder
-from rftstream.sections import ExpertsSection, RunConfig
+from rftstream.sections import ExpertsSection, RunConfig, name_of_algorithm
 from rftstream.transport.base import NewRecord, Producer, Transport
 
 MAX_RECORDS, MAX_BYTES = 512, 4 << 20
@@ -71,14 +71,21 @@ class Loaded:
 
 def taken_kinds(config: RunConfig) -> frozenset[str]:
     """Loss kinds that the run's algorithm takes."""
-    algorithm = plugins.resolve("algorithm", config.trainer.algorithm, where="trainer.algorithm")
-    return frozenset(str(kind) for kind in getattr(algorithm, "loss_kinds", (LossKind.rl,)))
+    return _kinds_of(config.trainer.algorithm, "trainer.algorithm")
+
+
+def _kinds_of(algorithm: str, where: str) -> frozenset[str]:
+    part = plugins.resolve("algorithm", algorithm, where=where)
+    return frozenset(str(kind) for kind in getattr(part, "loss_kinds", (LossKind.rl,)))
 
 
 def check_experts(config: RunConfig) -> None:
     """ConfigError if the algorithm cannot learn from what the run has."""
     name, kinds, experts = config.trainer.algorithm, taken_kinds(config), config.experts
     from_experts = kinds & {LossKind.sft, LossKind.dpo}
+    for where, named in config.algorithms_named().items():
+        if where != "trainer.algorithm" and LossKind.rl not in _kinds_of(own := name_of_algorithm(named, where), where):
+            raise ConfigError(f"{where}: {own!r} learns nothing from rollouts, expected one that does")
     if experts is None:
         if LossKind.rl not in kinds:
             raise ConfigError(

@@ -11,7 +11,7 @@ from rftstream.errors import ConfigError
 from rftstream.messages import RunFinished
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import RunFolder, candidates, names_on_log, next_folder, open_transport
-from rftstream.sections import RunConfig
+from rftstream.sections import RunConfig, name_of_algorithm
 
 
 def check_part_names(config: RunConfig) -> None:
@@ -51,7 +51,8 @@ def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     if config.evaluator.policy is not None:
         yield "policy", "evaluator.policy", config.evaluator.policy
     yield "backend", "trainer.backend", config.trainer.backend
-    yield "algorithm", "trainer.algorithm", config.trainer.algorithm
+    yield from (("algorithm", where, name_of_algorithm(named, where))
+                for where, named in config.algorithms_named().items())  # fmt: skip
     for kind, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):
         for name, section in sections.items():
             yield "environment", f"{kind}.{name}.environment", section.environment

@@ -29,7 +29,7 @@ from rftstream.runtime.processes import (
     send_signal,
 )
 from rftstream.runtime.runs import RunFolder
-from rftstream.sections import RunConfig
+from rftstream.sections import RunConfig, name_of_algorithm
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -320,10 +320,12 @@ def _worker_command(config: RunConfig, folder: RunFolder, role: str, index: int,
 def _preload(config: RunConfig, role: str, model: Path | None) -> tuple[str, ...]:
     """Modules of built-in parts that are slow to import."""
     policy = config.explorer.policy if role == "explorer" else config.evaluator.policy or config.explorer.policy
+    named = {name_of_algorithm(one, where) for where, one in config.algorithms_named().items()}
+    algorithms = tuple(("algorithm", name) for name in sorted(named))
     parts = {
         "explorer": (("policy", policy),),
         "evaluator": (("policy", policy),),
-        "trainer": (("backend", config.trainer.backend), ("algorithm", config.trainer.algorithm)),
+        "trainer": (("backend", config.trainer.backend), *algorithms),
     }.get(role, ())
     parts = (("transport", config.transport.kind), *parts)
     modules = [plugins.table(kind)[name].partition(":")[0] for kind, name in parts if name in plugins.table(kind)]

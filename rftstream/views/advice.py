@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rftstream import plugins
 from rftstream.config import sampling_for
-from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.views.estimate import DiskEstimate
 from rftstream.views.layout import plural, size
 
@@ -86,8 +86,8 @@ def _groups(config: RunConfig) -> Iterator[str]:
             f"feeder.group_size: {group_size} is below buffer.min_siblings = {least}; "
             f"{plural(group_size, 'scored sibling')} will do"
         )
-    if group_size == 1 and config.trainer.algorithm in COMPARES_SIBLINGS:
-        name = config.trainer.algorithm
+    if group_size == 1 and (comparing := sorted(_algorithms_of(config) & COMPARES_SIBLINGS)):
+        name = comparing[0]
         yield f"feeder.group_size: 1, but {name} compares siblings: there will be no gradient; use 4 or more"
     if config.trainer.minibatches > config.feeder.groups_per_batch:
         yield (
@@ -99,10 +99,10 @@ def _groups(config: RunConfig) -> Iterator[str]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[str]:
-    name, zero_variance = config.trainer.algorithm, config.buffer.zero_variance
-    if name == "dapo" and zero_variance == "keep" and config.feeder.group_size > 1:
+    names, zero_variance = _algorithms_of(config), config.buffer.zero_variance
+    if "dapo" in names and zero_variance == "keep" and config.feeder.group_size > 1:
         yield 'buffer.zero_variance: "keep", but dynamic sampling is a part of dapo; set it to "replace"'
-    if name == "dr_grpo":
+    if (name := "dr_grpo") in names:
         default = plugins.resolve("algorithm", name).Config().row_tokens
         row_tokens = config.algorithms.get(name, {}).get("row_tokens", default)
         if row_tokens != (most := config.sampling.max_tokens):
@@ -136,7 +136,7 @@ def _unused_tables(config: RunConfig) -> Iterator[str]:
     used = {
         "policies": {config.explorer.policy, config.evaluator.policy or config.explorer.policy},
         "backends": {config.trainer.backend},
-        "algorithms": {config.trainer.algorithm},
+        "algorithms": _algorithms_of(config),
         "rewards": rewards,
         "environments": {section.environment for _, section in _sections(config)},
     }
@@ -194,6 +194,10 @@ def _disk(disk: DiskEstimate | None) -> Iterator[str]:
             f"disk: the run may need {size(disk.total_bytes)}, and {size(disk.free_bytes)} are free; free some, set "
             "run.folder, or lower keep_checkpoints and weights.keep"
         )
+
+
+def _algorithms_of(config: RunConfig) -> set[str]:
+    return {name_of_algorithm(named, where) for where, named in config.algorithms_named().items()}
 
 
 def _sections(config: RunConfig) -> Iterator[tuple[str, TasksetSection | EvaluationSection]]:

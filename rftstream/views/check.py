@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import plugins
+from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, Problem
@@ -23,10 +24,10 @@ from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.runtime.initial import fetch_initial
-from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.runtime.preflight import check_teacher
+from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
-from rftstream.runtime.preflight import check_teacher
 from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
 from rftstream.views.check_experts import ExpertsLine, experts_line
@@ -181,7 +182,6 @@ def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
         ("policy", config.explorer.policy),
         ("policy", config.evaluator.policy or config.explorer.policy),
         ("backend", config.trainer.backend),
-        ("algorithm", config.trainer.algorithm),
         *(("environment", section.environment) for section in sections),
     ]
     lines = []
@@ -190,11 +190,20 @@ def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
         lines.append(PartLine(kind="transport", name=config.transport.kind, settings=""))
     for kind, name in dict.fromkeys(names):
         with collect(f"{kind} {name}"):
-            part, options = config.build_part(kind, name)
-            if kind == "algorithm":
-                check_demands(config, part(options), config.build_part("backend", config.trainer.backend)[0])
+            _, options = config.build_part(kind, name)
             lines.append(PartLine(kind=kind, name=name, settings=_settings(options)))
-    return lines
+    return lines + list(_algorithms(config, collect))
+
+
+def _algorithms(config: RunConfig, collect: _Collector) -> Iterator[PartLine]:
+    for where, named in config.algorithms_named().items():
+        with collect(where):
+            part, options = config.build_algorithm(where)
+            part(options)
+            kind = "algorithm" if where == "trainer.algorithm" else f"algorithm of {where.removesuffix('.algorithm')}"
+            yield PartLine(kind=kind, name=name_of_algorithm(named, where), settings=_settings(options))
+    with collect("algorithm"):
+        check_demands(config, build_algorithm(config), config.build_part("backend", config.trainer.backend)[0])
 
 
 def _settings(options: Any) -> str:
@@ -365,21 +374,19 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
     if report.model is None or report.disk is None or not report.disk.parameters:
         return None
     prompts = {line.name: line.longest for line in report.tasksets if line.kind == "taskset"}
-    algorithm, settings = config.build_part("algorithm", config.trainer.algorithm)
     evaluator = config.evaluator.policy or config.explorer.policy
     named = {"backend": ("backend", config.trainer.backend), "policy": ("policy", config.explorer.policy),
              "evaluator": ("policy", evaluator)}  # fmt: skip
     built_in = {place: part for place, part in named.items() if part[1] in ("torch", "hf")}
     known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
     longest = longest_row(config, prompts, report.context)
-    needs = algorithm(settings).needs
+    needs = build_algorithm(config).needs
     return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
 
 
 def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
     """None where the algorithm has none."""
-    algorithm, settings = config.build_part("algorithm", config.trainer.algorithm)
-    critic = critic_of(algorithm(settings))
+    critic = critic_of(build_algorithm(config))
     return None if critic is None else ModelSizes.of(critic_folder(config, critic, spec), None)
 
 

@@ -22,7 +22,7 @@ from rftstream.modelfolder import FAKE, prepare_model
 from rftstream.rendering import open_renderer
 from rftstream.runtime.preflight import check_part_names
 from rftstream.runtime.runs import RunFolder, candidates_here, open_store, open_transport
-from rftstream.sections import RunConfig
+from rftstream.sections import RunConfig, name_of_algorithm
 from rftstream.transport import embedded_findings
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.views.layout import columns, plural, size
@@ -197,10 +197,12 @@ def _folder_of(config: RunConfig) -> RunFolder:
 
 def _parts(config: RunConfig) -> Iterator[Finding]:
     check_part_names(config)
-    for kind, name in (("policy", config.explorer.policy), ("backend", config.trainer.backend),
-                       ("algorithm", config.trainer.algorithm)):  # fmt: skip
+    for kind, name in (("policy", config.explorer.policy), ("backend", config.trainer.backend)):
         config.build_part(kind, name)
         yield _judged(True, kind, f"{name} can be imported")
+    for where, named in config.algorithms_named().items():
+        config.build_algorithm(where)
+        yield _judged(True, "algorithm", f"{name_of_algorithm(named, where)} can be imported")
 
 
 def _model(config: RunConfig) -> Iterator[Finding]:

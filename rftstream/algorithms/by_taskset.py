@@ -1,0 +1,245 @@
+"""An algorithm for each taskset: a batch mixes tasksets, and each group is learned from by its own taskset's algorithm.
+
+    L = sum over algorithms a of (n_a / n) L_a
+
+L_a is what a makes of its own rows alone, n_a / n its share of what it normalises by: of the tokens of an optimizer
+step where it means over tokens, of the rows where it means over rows. So each token (or row) counts as much as any
+other of the batch, as if gradients were accumulated over a sub-batch for each algorithm; and one algorithm by two names
+is that algorithm.
+
+Legend: B rows of a micro-batch, T padded tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from rftstream.algorithms.base import Algorithm, Denominators, MicroBatch, RefiningAlgorithm, TrainingRow
+from rftstream.algorithms.scored import masked_fraction
+from rftstream.errors import ConfigError
+from rftstream.messages import Experience
+from rftstream.sections import RunConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BY = "algorithm"
+"""Addition of a row: the number of its algorithm."""
+NONE = np.zeros(1, np.float32)
+COUNTS = ("num_", "groups_without_signal")
+"""Beginnings of metrics of a batch that add up; `groups_without_signal_share` does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An algorithm and what it is for."""
+
+    algorithm: Algorithm
+    tasksets: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """In metrics, as `kl/LABEL`."""
+        return "+".join(self.tasksets) or "experts"
+
+
+class ByTaskset:
+    def __init__(self, rest: Part, others: Sequence[Part]) -> None:
+        """`rest`: also of demonstrations and pairs."""
+        self._parts = (rest, *others)
+        self._numbers = {name: number for number, part in enumerate(self._parts) for name in part.tasksets}
+        self.needs = _union([part.algorithm.needs for part in self._parts])
+        if "values" in self.needs:
+            raise ConfigError(
+                "tasksets: an algorithm with a critic beside another, expected one critic for all rollouts; name it as "
+                "trainer.algorithm, and no other"
+            )
+        if hasattr(rest.algorithm, "held_out"):
+            self.held_out = rest.algorithm.held_out
+
+    # ----------------------------------------------------------------------------- rows
+
+    def prepare(
+        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """The rows of each algorithm, one after the other."""
+        rows: list[TrainingRow] = []
+        metrics: dict[str, Mapping[str, float]] = {}
+        num_groups = 0
+        for number, part, experiences in self._split(batch):
+            own, values = part.algorithm.prepare(experiences)
+            if reference_logprobs is not None and "reference_rewards" in part.algorithm.needs:
+                own, values = part.algorithm.prepare(experiences, reference_logprobs[len(rows) : len(rows) + len(own)])
+            metrics[part.label] = values
+            rows += [replace(row, group=num_groups + row.group, additions={**row.additions, BY: _all(row, number)})
+                     for row in own]  # fmt: skip
+            num_groups = 1 + max((row.group for row in rows), default=-1)
+        whole = _of_batch(metrics)
+        if "masked_fraction" in whole:
+            whole["masked_fraction"] = masked_fraction(
+                [row for row in rows if not row.additions.get("expert", NONE).any()]
+            )
+        return _alike(rows), whole
+
+    def refine(
+        self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        refined, metrics = list(rows), dict[str, Mapping[str, float]]()
+        for number, part in enumerate(self._parts):
+            places = [place for place, row in enumerate(rows) if _number(row) == number]
+            if not places or "row_logprobs" not in part.algorithm.needs:
+                continue
+            own, metrics[part.label] = cast(RefiningAlgorithm, part.algorithm).refine(
+                [rows[place] for place in places], [row_logprobs[place] for place in places]
+            )
+            for place, row in zip(places, own, strict=True):
+                refined[place] = row
+        return _alike(refined), _of_batch(metrics)
+
+    def _split(self, batch: Sequence[Experience]) -> Iterator[tuple[int, Part, list[Experience]]]:
+        for number, part in enumerate(self._parts):
+            own = [one for one in batch if self._number_of(one) == number]
+            if own:
+                yield number, part, own
+
+    def _number_of(self, experience: Experience) -> int:
+        return 0 if experience.expert else self._numbers.get(experience.ids.taskset, 0)
+
+    # ----------------------------------------------------------------------------- loss
+
+    def loss(
+        self, policy_logprobs_BT: Tensor, rows: MicroBatch, denominators: Denominators
+    ) -> tuple[Any, dict[str, Any]]:
+        """Each algorithm sees its own rows, and the denominators of the whole step."""
+        numbers_B = rows.additions[BY][:, 0]
+        losses, metrics = [], dict[str, Any]()
+        for number in sorted({int(one) for one in numbers_B.tolist()}):
+            part, places = self._parts[number], (numbers_B == number).nonzero()[:, 0]
+            own = _select(rows, places)
+            loss, sums = part.algorithm.loss(policy_logprobs_BT[places], own, denominators if number == 0 else
+                                             _without_experts(denominators))  # fmt: skip
+            losses.append(loss)
+            if own.entropy_BT is not None:
+                sums = {"entropy": own.entropy_BT.detach().sum(), **sums}
+            metrics |= {f"{name}/{part.label}": value for name, value in sums.items()}
+            metrics[f"token_share/{part.label}"] = own.loss_mask_BT.sum()
+        return sum(losses[1:], losses[0]), metrics
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Each algorithm's metrics over its own tokens, as NAME/LABEL, and the means of these by tokens, as NAME."""
+        rest = dict(means)
+        found: dict[str, tuple[float, dict[str, float]]] = {}
+        for part in self._parts:
+            ending = f"/{part.label}"
+            own = {name.removesuffix(ending): rest.pop(name) for name in means if name.endswith(ending)}
+            share = own.pop("token_share", 0.0)
+            if share:
+                values = {name: value if name.startswith("max_") else value / share for name, value in own.items()}
+                found[part.label] = share, part.algorithm.summarise(values)
+        shares = {f"token_share/{label}": share for label, (share, _) in found.items()}
+        named = {f"{name}/{label}": value for label, (_, own) in found.items() for name, value in own.items()}
+        return _means(list(found.values())) | rest | shares | named
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """Of all tasksets; those with the same algorithm and settings have one together."""
+    kinds: list[tuple[Any, Any]] = []
+    tasksets: list[list[str]] = []
+    own = {name: f"tasksets.{name}.algorithm" for name, section in config.tasksets.items() if section.algorithm}
+    places: dict[str | None, str] = {None: "trainer.algorithm"}
+    places |= {name: own.get(name, "trainer.algorithm") for name in config.tasksets}
+    for name, where in places.items():
+        if (kind := config.build_algorithm(where)) not in kinds:
+            kinds.append(kind)
+            tasksets.append([])
+        tasksets[kinds.index(kind)] += [name] if name is not None else []
+    built: list[Algorithm] = [part(options) for part, options in kinds]
+    if len(built) == 1:
+        return built[0]
+    rest, *others = [Part(one, tuple(names)) for one, names in zip(built, tasksets, strict=True)]
+    return ByTaskset(rest, others)
+
+
+def _union(needs: Sequence[frozenset[str]]) -> frozenset[str]:
+    """To do without proximal logprobs, all have to."""
+    everything = frozenset().union(*needs)
+    return everything if all("no_proximal_logprobs" in one for one in needs) else everything - {"no_proximal_logprobs"}
+
+
+def _alike(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, ...]:
+    """With the additions of all, 0 where an algorithm has none: what a row has travels where all of its micro-batch
+    have it."""
+    names = {name for row in rows for name in row.additions}
+    return tuple(
+        replace(row, additions={**{name: _all(row, 0.0) for name in sorted(names - row.additions.keys())},
+                                **row.additions})
+        for row in rows
+    )  # fmt: skip
+
+
+def _number(row: TrainingRow) -> int:
+    return int(row.additions[BY][0])
+
+
+def _all(row: TrainingRow, value: float) -> np.ndarray:
+    return np.full(len(row.token_ids), value, np.float32)
+
+
+def _select(rows: MicroBatch, places: Tensor) -> MicroBatch:
+    def some(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: some(one) for name, one in value.items()}
+        return None if value is None else value[places]
+
+    return replace(rows, **{one.name: some(getattr(rows, one.name)) for one in fields(rows)})
+
+
+def _without_experts(denominators: Denominators) -> Denominators:
+    """Demonstrations are another algorithm's, which sets them apart from its rollouts."""
+    return replace(
+        denominators,
+        num_tokens=denominators.num_tokens - denominators.num_expert_tokens,
+        num_rows=denominators.num_rows - denominators.num_expert_rows,
+    )
+
+
+# ----------------------------------------------------------------------------- metrics
+
+
+def _of_batch(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of `prepare`: each algorithm's, as NAME/LABEL, and what they come to for the whole batch, as NAME: counts add up,
+    spreads are those of all rollouts, the rest are means over rollouts. `reward/LABEL` is the buffer's."""
+    named = {
+        f"{name}/{label}": value for label, own in metrics.items() for name, value in own.items() if name != "reward"
+    }
+    weighed = [(own.get("num_rollouts", 1.0), own) for own in metrics.values()]
+    whole = _means(weighed)
+    for name in whole:
+        values = [(weight, own[name], own) for weight, own in weighed if name in own]
+        if name.startswith(COUNTS) and not name.endswith("_share"):
+            whole[name] = sum(value for _, value, _ in values)
+        elif name.endswith("_std") and (mean := name.removesuffix("_std")) in whole:
+            total = sum(weight for weight, _, _ in values) or 1.0
+            squares = sum(weight * (value**2 + own[mean] ** 2) for weight, value, own in values) / total
+            whole[name] = math.sqrt(max(0.0, squares - whole[mean] ** 2))
+    if whole.get("num_groups") and "groups_without_signal" in whole:
+        whole["groups_without_signal_share"] = whole["groups_without_signal"] / whole["num_groups"]
+    return whole | named
+
+
+def _means(weighed: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """By weight, of those that have the metric; of maxima the largest."""
+    whole = {}
+    for name in dict.fromkeys(name for _, own in weighed for name in own):
+        values = [(weight, own[name]) for weight, own in weighed if name in own]
+        total = sum(weight for weight, _ in values)
+        largest = name.startswith("max_") or name.endswith("_max")
+        whole[name] = max(value for _, value in values) if largest or not total else (
+            sum(weight * value for weight, value in values) / total
+        )  # fmt: skip
+    return whole
