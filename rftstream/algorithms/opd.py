@@ -43,7 +43,7 @@ class Opd(Grpo):
         """Those of the rewards."""
         if not self.config.reward_weight:
             return np.zeros(len(rewards_N))
-        return self.config.reward_weight * super().advantages(rewards_N, groups_N)
+        return np.asarray(self.config.reward_weight * super().advantages(rewards_N, groups_N))
 
     def token_advantages(
         self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,

@@ -37,6 +37,7 @@ from rftstream.roles.assembly import Batch, BatchAssembly
 from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
+from rftstream.roles.mismatch import MismatchWatch
 from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import learning_rate
 from rftstream.roles.training import Training
@@ -78,6 +79,7 @@ class TrainerStep:
         self._store = store
         self._final = final
         self._clock = clock
+        self._mismatch = MismatchWatch(config)
         self._paused = False
         self._drains = False
         self._opened = False
@@ -253,6 +255,7 @@ class TrainerStep:
         lr = learning_rate(self._settings, progress.version, self._config.run.steps)
         self._touched = True
         update, values = self._training.update(batch, lr)
+        self._mismatch.look(values, batch.experiences)
         trained = self._clock.now()
         following = Progress(
             version=progress.version + 1,

@@ -22,10 +22,10 @@ from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.runtime.initial import fetch_initial
+from rftstream.runtime.preflight import check_teacher
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
-from rftstream.runtime.preflight import check_teacher
 from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
 from rftstream.views.check_experts import ExpertsLine, experts_line
