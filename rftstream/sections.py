@@ -296,6 +296,9 @@ class TrainerSection(WorkerSection):
     metric."""
     max_skips_in_a_row: Positive = 3
     """NaN batches; then the run stops with exit 6."""
+    warn_mismatch: NotNegative = 0.05
+    """Warns, with the likely cause, when `mismatch_k3` of a step is above this: sampler and trainer then disagree about
+    the tokens' probabilities by more than some staleness explains. 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True)

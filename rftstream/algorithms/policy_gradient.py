@@ -163,9 +163,11 @@ class PolicyGradient:
         metrics |= more | of_weights
         if weights_BT is not None:
             losses_BT = losses_BT * keep(weights_BT.detach(), mask_BT)
+        parts = {"policy_loss": losses_BT.detach().sum()}
         if config.entropy_coefficient:
             if rows.entropy_BT is None:
                 raise ValueError(f"{self.name}: got no entropy_BT, expected one since entropy_coefficient is set")
+            parts["entropy_loss"] = -config.entropy_coefficient * keep(rows.entropy_BT, mask_BT).detach().sum()
             losses_BT = losses_BT - config.entropy_coefficient * keep(rows.entropy_BT, mask_BT)
         if "reference_logprobs" in self.needs:
             if rows.reference_logprobs_BT is None:
@@ -174,7 +176,8 @@ class PolicyGradient:
                                 old_logprobs_BT=old_BT if config.kl_unbiased else None)  # fmt: skip
             losses_BT = losses_BT + config.kl_coef * kl_BT
             metrics["kl"] = kl_BT.detach().sum()
-        return self.reduce(losses_BT, rows, denominators), metrics
+            parts["kl_loss"] = config.kl_coef * metrics["kl"]
+        return self.reduce(losses_BT, rows, denominators), metrics | parts
 
     def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
         """Of the policy before the batch, without gradient [B, T]."""

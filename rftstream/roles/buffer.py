@@ -349,8 +349,7 @@ class BufferStep:
         for group in groups:
             for sibling in group.scored:
                 verified = bodies[sibling.place_offset]
-                assert verified.rollout is not None and verified.verdict is not None
-                self._tally.verdict(verified.verdict, verified.rollout.metrics)
+                self._tally.rollout(verified, None if self._imported else self._next_batch)
                 experiences.append(experience_of(verified, self._next_batch, share, position=len(experiences)))
         return experiences
 

@@ -6,14 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from rftstream.messages import GroupResult, RolloutStatus, RolloutSummary, Verdict
+from rftstream.messages import GroupResult, RolloutStatus, RolloutSummary, VerifiedRollout
 
 
 class Tally:
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[str, int] = defaultdict(int)
-        self._squares = 0.0
+        self._squares: dict[str, float] = defaultdict(float)
+        """Of rewards, by taskset."""
         self._groups: dict[str, int] = defaultdict(int)
 
     def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
@@ -25,18 +26,26 @@ class Tally:
         for rollout in rollouts:
             if rollout.reward is not None:
                 self._add("reward", rollout.reward)
-                self._squares += rollout.reward**2
+                self._squares[taskset] += rollout.reward**2
                 self._add(f"reward/{taskset}", rollout.reward)
             if rollout.status in (RolloutStatus.completed, RolloutStatus.truncated):
                 self._add("length_mean", rollout.num_tokens)
                 self._add("truncated_share", rollout.status is RolloutStatus.truncated)
             self._add("unscored_share", rollout.reward is None)
 
-    def verdict(self, verdict: Verdict, environment_metrics: dict[str, float]) -> None:
+    def rollout(self, verified: VerifiedRollout, batch: int | None) -> None:
+        """One of a batch. `batch`: trained at this version; None where its versions say nothing about this run."""
+        rollout, verdict = verified.rollout, verified.verdict
+        assert rollout is not None and verdict is not None, "others are in no batch"
         for name, value in verdict.parts.items():
             self._add(f"part/{name}", value)
-        for name, value in {**environment_metrics, **verdict.metrics}.items():
+            self._add(f"part/{verified.ids.taskset}/{name}", value)
+        for name, value in {**rollout.metrics, **verdict.metrics}.items():
             self._add(f"metric/{name}", value)
+        versions = [span.version for segment in rollout.segments for span in segment.versions if span.count]
+        if versions and batch is not None:
+            self._add("staleness_in_flight", max(versions) - min(versions))
+            self._add("staleness_in_queue", batch - max(versions))
 
     def _add(self, name: str, value: float) -> None:
         if math.isfinite(value):
@@ -47,9 +56,22 @@ class Tally:
         """Means; counts of groups by result; `rollouts` that were scored."""
         values = {name: self._sums[name] / self._counts[name] for name in sorted(self._sums)}
         if scored := self._counts["reward"]:
-            values["reward_std"] = math.sqrt(max(0.0, self._squares / scored - values["reward"] ** 2))
+            values["reward_std"] = self._std("reward", sum(self._squares.values()) / scored)
+        if len(self._squares) > 1:
+            for taskset, squares in sorted(self._squares.items()):
+                name = f"reward/{taskset}"
+                values[f"reward_std/{taskset}"] = self._std(name, squares / self._counts[name])
+        else:  # they say what those of all say
+            values = {name: value for name, value in values.items() if not _of_taskset(name)}
         values["rollouts"] = float(self._counts["unscored_share"])
         decided = sum(self._groups.values())
         for result in GroupResult:
             values[f"{result}_share"] = self._groups[str(result)] / decided if decided else 0.0
         return values
+
+    def _std(self, name: str, mean_square: float) -> float:
+        return math.sqrt(max(0.0, mean_square - (self._sums[name] / self._counts[name]) ** 2))
+
+
+def _of_taskset(name: str) -> bool:
+    return name.startswith("part/") and name.count("/") > 1

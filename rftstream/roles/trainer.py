@@ -42,6 +42,7 @@ from rftstream.roles.assembly import BatchAssembly
 from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
+from rftstream.roles.mismatch import MismatchWatch
 from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import learning_rate
 from rftstream.roles.training import Training
@@ -93,6 +94,7 @@ class TrainerStep:
         self._store = store
         self._final = final
         self._clock = clock
+        self._mismatch = MismatchWatch(config)
         self._paused = False
         self._drains = False
         self._opened = False
@@ -293,6 +295,7 @@ class TrainerStep:
         update, values, step_s = underway.result()
         self._underway = None
         batch, progress = underway.batch, underway.progress
+        self._mismatch.look(values, batch.experiences)
         ended = self._clock.now()
         following = progress.after(batch, skipped=update.skipped, rewards_kept=self._config.run.stop_reward_over)
         reason = self._reason_to_end(following)

@@ -6,62 +6,24 @@ Drawn by matplotlib's Agg without pyplot, so that nothing global is touched and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rftstream.messages import EvalResult, StepRecord
 from rftstream.views.history import History
 from rftstream.views.layout import duration, number, plural
-
-Floats = npt.NDArray[np.float64]
-
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D1F", "#56B4E9", "#7F3C8D", "#666666")
-"""Okabe and Ito's, told apart by the colour-blind too; the yellow darkened for white paper."""
-
-MAX_LINES = 6
-"""Of one panel."""
+from rftstream.views.panels import COLORS, INK, MAX_LINES, Axis, Floats, Line, Panel, over_steps, over_time, panels
 
 NUM_MARKED = 40
 """Up to so many points a line shows them."""
 
-FACE, INK, FAINT = "white", "#333333", "#999999"
+NUM_COLUMNS = 3
+ROW_INCHES, MARGIN_INCHES = 3.15, 1.4
+
+FACE, FAINT = "white", "#999999"
 DPI = 110
-
-TIME_UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (4 * 86400.0, 3600.0, "h"), (math.inf, 86400.0, "days"))
-"""Up to so many seconds -> seconds per unit, its name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """What the panels are drawn over."""
-
-    file: str
-    label: str
-    steps: Floats
-    """Places of history.steps."""
-    resumes: Floats
-    of_evaluation: Callable[[EvalResult], float]
-    whole: bool
-    """Only whole numbers have a meaning."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    x: Floats
-    y: Floats
-    label: str
-    dashed: bool = False
-    smooth: bool = True
-    """Draw a running mean, and the values themselves faintly behind it."""
-    right: bool = False
-    """On an axis of its own at the right."""
-    color: str | None = None
-    """Default: the next of COLORS."""
 
 
 def plot(history: History, *, run: str, folder: Path) -> list[Path]:
@@ -81,103 +43,6 @@ def write_events(history: History, folder: Path) -> Path:
     tracker.update([*history.steps, *history.evaluations])
     tracker.close()
     return folder
-
-
-# --------------------------------------------------------------------------------------------- what is drawn
-
-
-def over_steps(history: History) -> Axis:
-    return Axis(
-        file="by_step.png",
-        label="version (trained batches)",
-        steps=_floats(step.name.version for step in history.steps),
-        resumes=_floats(step.name.version for step in history.resumes),
-        of_evaluation=lambda result: float(result.name.version),
-        whole=True,
-    )
-
-
-def over_time(history: History) -> Axis:
-    """Time runs from the first record on. An evaluation stands where its version was made."""
-    times = [step.recorded_at for step in (*history.steps, *history.resumes)]
-    begin = min(times, default=0.0)
-    first = history.steps[0] if history.steps else None
-    if first is not None:  # the first step began before it was recorded
-        begin = min(begin, first.recorded_at - first.metrics.get("step_s", 0.0) - first.metrics.get("wait_s", 0.0))
-    span = max(times, default=0.0) - begin
-    _, unit_s, unit = next(item for item in TIME_UNITS if span <= item[0])
-    made = {step.name.version: step.recorded_at for step in history.steps}
-    return Axis(
-        file="by_time.png",
-        label=f"wall time ({unit})",
-        steps=(_floats(step.recorded_at for step in history.steps) - begin) / unit_s,
-        resumes=(_floats(step.recorded_at for step in history.resumes) - begin) / unit_s,
-        of_evaluation=lambda result: (max(made.get(result.name.version, begin), begin) - begin) / unit_s,
-        whole=False,
-    )
-
-
-def metric(history: History, axis: Axis, name: str, label: str, *, scale: float = 1.0, **style: Any) -> list[Line]:
-    """The line of a metric, or none if no step has it."""
-    values = _floats(step.metrics.get(name, math.nan) for step in history.steps) * scale
-    there = np.isfinite(values)
-    return [Line(x=axis.steps[there], y=values[there], label=label, **style)] if there.any() else []
-
-
-def rates(history: History, axis: Axis, name: str, fallback: str, label: str, **style: Any) -> list[Line]:
-    """A recorded rate, or what a step counted over the time that it took."""
-    if lines := metric(history, axis, name, label, **style):
-        return lines
-
-    def rate(step: StepRecord) -> float:
-        seconds = step.metrics.get("step_s", 0.0) + step.metrics.get("wait_s", 0.0)
-        return step.metrics.get(fallback, math.nan) / seconds if seconds > 0 else math.nan
-
-    values = _floats(rate(step) for step in history.steps)
-    there = np.isfinite(values)
-    return [Line(x=axis.steps[there], y=values[there], label=label, **style)] if there.any() else []
-
-
-def per_taskset(history: History, axis: Axis) -> list[Line]:
-    """One line for each taskset if there are several."""
-    names = sorted({name for step in history.steps for name in step.metrics if name.startswith("reward/")})
-    if len(names) < 2:
-        return []
-    return [line for name in names for line in metric(history, axis, name, name.removeprefix("reward/"))]
-
-
-def shares(history: History, axis: Axis) -> list[Line]:
-    """Groups that gave no gradient, by why; results that never occurred are left out."""
-    names = {"zero_variance_share": "zero variance", "filtered_share": "filtered", "expired_share": "expired",
-             "dead_share": "dead"}  # fmt: skip
-    lines = [line for name, label in names.items() for line in metric(history, axis, name, label, scale=100)]
-    return [line for line in lines if line.y.any()] or lines[:1]
-
-
-def evaluations(history: History, axis: Axis) -> list[Line]:
-    """The mean of each evaluation, its pass@k, and best and worst of the most samples, where these say more."""
-    lines: list[Line] = []
-    for i, evaluation in enumerate(sorted({result.evaluation for result in history.evaluations})):
-        results = [result for result in history.evaluations if result.evaluation == evaluation]
-        x = _floats(axis.of_evaluation(result) for result in results)
-        drawn: list[Floats] = []
-        for name in _shown({name for result in results for name in result.metrics}):
-            y = _floats(result.metrics.get(name, math.nan) for result in results)
-            if name == "mean" or not any(_same(y, other) for other in drawn):
-                drawn.append(y)
-                label = evaluation if name == "mean" else f"{evaluation} {name}"
-                color = COLORS[i % len(COLORS)]
-                lines.append(Line(x=x, y=y, label=label, dashed=name != "mean", smooth=False, color=color))
-    return lines
-
-
-def _shown(names: Collection[str]) -> list[str]:
-    """mean, pass@k by k, and best@k and worst@k of the largest k."""
-    of = {
-        kind: sorted((name for name in names if name.startswith(f"{kind}@")), key=lambda name: (len(name), name))
-        for kind in ("pass", "best", "worst")
-    }
-    return [*(name for name in names if name == "mean"), *of["pass"], *of["best"][-1:], *of["worst"][-1:]]
 
 
 def smoothed(values: Floats, width: int) -> Floats:
@@ -215,66 +80,22 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 14), dpi=DPI, facecolor=FACE)
+    shown = [panel for panel in panels(history, axis) if panel.lines or not panel.optional]
+    rows = math.ceil((len(shown) + 1) / NUM_COLUMNS)
+    height = rows * ROW_INCHES + MARGIN_INCHES
+    figure = Figure(figsize=(15, height), dpi=DPI, facecolor=FACE)
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(4, 3, left=0.05, right=0.955, top=0.9, bottom=0.045, hspace=0.42, wspace=0.34)
-    figure.text(0.05, 0.968, run, fontsize=17, fontweight="bold", color=INK)
-    figure.text(0.05, 0.949, _subtitle(history), fontsize=10, color=FAINT)
-
-    def panel(row: int, column: Any, title: str, unit: str, lines: list[Line], **options: Any) -> Any:
-        return _panel(figure.add_subplot(grid[row, column]), axis, title, unit, lines, **options)
-
-    def of(name: str, label: str, **style: Any) -> list[Line]:
-        return metric(history, axis, name, label, **style)
-
-    tasksets = per_taskset(history, axis)
-    reward = of("reward", "all tasksets", color=INK) if tasksets else of("reward", "")
-    if reward:
-        main = panel(0, slice(0, 2), "Reward", "mean over scored rollouts", [*tasksets[: MAX_LINES - 1], *reward])
-    else:  # demonstrations or pairs alone
-        main = panel(0, slice(0, 2), "Loss", "", [
-            *of("loss", "trained"), *of("held_out_loss", "held out"),
-            *of("accuracy", "accuracy", right=True), *of("held_out_accuracy", "accuracy, held out", right=True),
-        ], right_unit="share of pairs")  # fmt: skip
-    _label_resumes(main, axis)
-    panel(
-        0,
-        2,
-        "Held-out evaluation",
-        "mean, pass@k, best and worst of k",
-        evaluations(history, axis),
-        empty="no evaluation yet",
-    )
-    panel(
-        1,
-        0,
-        "Completion length",
-        "tokens",
-        [*of("length_mean", "mean"), *of("truncated_share", "truncated", scale=100, right=True)],
-        from_zero=True,
-        right_unit="truncated, %",
-    )
-    panel(1, 1, "Staleness", "versions", [*of("staleness_mean", "mean"), *of("staleness_max", "max")], from_zero=True)
-    panel(1, 2, "Groups without signal", "% of decided groups", shares(history, axis), from_zero=True)
-    loss = panel(2, 0, "Loss", "", of("loss", ""))
-    _mark_skipped(loss, history, axis)
-    panel(2, 1, "Gradient norm", "before clipping", of("grad_norm", ""), log_if_wide=True)
-    panel(2, 2, "Entropy", "nats per token", of("entropy", ""), from_zero=True)
-    panel(
-        3,
-        0,
-        "Trainer against sampler",
-        "KL (k3), 0.001 nats per token",
-        [*of("mismatch_k3", "KL", scale=1000), *of("ess", "ESS", right=True)],
-        log_if_wide=True,
-        right_unit="effective sample size, share",
-    )
-    panel(3, 1, "Rates", "rollouts per s", [
-        *rates(history, axis, "rollouts_per_s", "rollouts", "rollouts/s"),
-        *rates(history, axis, "tokens_per_s", "tokens", "tokens/s", right=True),
-    ], from_zero=True, right_unit="trained tokens per s")  # fmt: skip
-    panel(3, 2, "Time of a step", "s", [*of("step_s", "training"), *of("wait_s", "waiting for a batch"),
-                                        *of("publish_s", "publishing")], from_zero=True)  # fmt: skip
+    grid = figure.add_gridspec(rows, NUM_COLUMNS, left=0.05, right=0.955, top=1 - 1.4 / height, bottom=0.63 / height,
+                               hspace=0.42, wspace=0.34)  # fmt: skip
+    figure.text(0.05, 1 - 0.45 / height, run, fontsize=17, fontweight="bold", color=INK)
+    figure.text(0.05, 1 - 0.72 / height, _subtitle(history), fontsize=10, color=FAINT)
+    for place, panel in enumerate(shown, 1):  # the first is two wide
+        columns = slice(0, 2) if place == 1 else place % NUM_COLUMNS
+        ax = _panel(figure.add_subplot(grid[place // NUM_COLUMNS, columns]), axis, panel)
+        if place == 1:
+            _label_resumes(ax, axis)
+        if panel.marks_skipped:
+            _mark_skipped(ax, history, axis)
     figure.savefig(file)
     return file
 
@@ -293,11 +114,9 @@ def _subtitle(history: History) -> str:
     return "   ·   ".join(facts)
 
 
-def _panel(
-    ax: Any, axis: Axis, title: str, unit: str, lines: list[Line], *,
-    from_zero: bool = False, log_if_wide: bool = False, right_unit: str = "", empty: str = "not recorded",
-) -> Any:  # fmt: skip
-    ax.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=19)
+def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
+    unit, lines = panel.unit, panel.lines
+    ax.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=19)
     _frame(ax)
     ax.set_xlabel(axis.label, color=FAINT, fontsize=8)
     ax.set_ylabel(unit, color=FAINT, fontsize=8)
@@ -305,17 +124,17 @@ def _panel(
     for x in axis.resumes:
         ax.axvline(x, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     if not lines:
-        ax.text(0.5, 0.5, empty, transform=ax.transAxes, ha="center", va="center", color=FAINT)
+        ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color=FAINT)
         ax.set_yticks([])
         return ax
     left, right = [line for line in lines if not line.right], [line for line in lines if line.right]
-    _draw_lines(ax, left, COLORS, from_zero=from_zero, log_if_wide=log_if_wide)
+    _draw_lines(ax, left, COLORS, from_zero=panel.from_zero, log_if_wide=panel.log_if_wide)
     handles = list(ax.get_lines())
     if right:
         twin = ax.twinx()
         _frame(twin, is_right=True)
         _draw_lines(twin, right, COLORS[len(left) :], from_zero=True)
-        twin.set_ylabel(right_unit, color=COLORS[len(left)], fontsize=8)
+        twin.set_ylabel(panel.right_unit, color=COLORS[len(left)], fontsize=8)
         twin.tick_params(axis="y", colors=COLORS[len(left)])
         if left:
             ax.set_ylabel(unit, color=COLORS[0], fontsize=8)
@@ -323,13 +142,14 @@ def _panel(
         handles += twin.get_lines()
     shown = [handle for handle in handles if not handle.get_label().startswith("_")]
     if shown:
+        length = sum(len(handle.get_label()) + 5 for handle in shown)
         ax.legend(
             handles=shown,
             loc="lower left",
             bbox_to_anchor=(0.0, 0.985),
             ncols=len(shown),
             frameon=False,
-            fontsize=8,
+            fontsize=8 if length < 64 else 6.5,
             handlelength=1.3,
             columnspacing=1.2,
             labelcolor=INK,
@@ -424,11 +244,3 @@ def _mark_skipped(ax: Any, history: History, axis: Axis) -> None:
             fontsize=8,
             color="#B00020",
         )
-
-
-def _floats(values: Any) -> Floats:
-    return np.fromiter(values, np.float64)
-
-
-def _same(one: Floats, other: Floats) -> bool:
-    return len(one) == len(other) and bool(np.allclose(one, other, equal_nan=True))
