@@ -195,6 +195,8 @@ class Keeping:
         assert self._log is not None and self._said is not None
         said = self._said
         try:
+            # An open transaction may hide it from everybody who would miss what was deleted.
+            self._log.transport.admin.end_offsets("control", settled=True)
             self._log.transport.admin.make_durable()
         except TransportError as error:
             log.warning("%s; what was given up is deleted after the next checkpoint", error)

@@ -13,7 +13,7 @@ from rftstream.runtime.observer import read_control
 from rftstream.runtime.rollback import roll_back
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
-from rftstream.transport.base import Position, TopicPartition
+from rftstream.transport.base import NewRecord, Position, TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.scene import Scene
 from tests.flow.test_replay import InMemory
@@ -359,3 +359,33 @@ def test_what_cannot_be_deleted_for_now_goes_later(tmp_path: Path) -> None:
     assert begin_of_batches(scene) == begin_of_batches(calm)
     assert checkpoints_of(scene) == checkpoints_of(calm)
     assert versions_kept(scene) == versions_kept(calm)
+
+
+def test_nothing_is_deleted_while_what_was_said_cannot_be_read(tmp_path: Path) -> None:
+    """Somebody's open transaction on `control` hides it: who reads then would miss what was deleted."""
+    calm = trained(tmp_path / "calm", 10)
+    scene = Scene(tmp_path / "hidden", **KEEPING)
+    trainer = RoleDriver(scene, "trainer")
+    trainer.work()
+    other = scene.transport("other").producer("other")
+    other.start()
+
+    def fault(point: str, process: str) -> None:
+        if (point, process) == ("in_commit", "other"):
+            raise Kill(point)
+
+    scene.log.fault = fault
+    with pytest.raises(Kill):
+        other.commit([NewRecord("control", 0, b"other", b"")])
+    for number in range(8):
+        scene.batch(number)
+    trainer.work()
+    assert names(steps_of(scene))[-1] == (1, 8)
+    assert not any(begin_of_batches(scene))
+    assert (1, 2) in checkpoints_of(scene)
+    other.start()
+    for number in (8, 9):
+        scene.batch(number)
+    trainer.work()
+    assert begin_of_batches(scene) == begin_of_batches(calm)
+    assert checkpoints_of(scene) == checkpoints_of(calm)

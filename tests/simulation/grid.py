@@ -90,8 +90,9 @@ def draw_config(random: Random) -> RunConfig:
         "backends": {"fake": {"nan_at": () if random.random() < 0.7 else (random.randint(0, 8),)}},
         "rewards": {UNSCORABLE: {"unscorable_share": bad_share}},
     }  # fmt: skip
-    if bad_share > 0.3 and values["buffer"]["zero_variance"] == "replace":
-        values["buffer"]["min_siblings"] = 1  # else hardly a group in fifty would come through
+    if bad_share > 0.3:  # else hardly a group in fifty would come through
+        most = 1 if values["buffer"]["zero_variance"] == "replace" else 2
+        values["buffer"]["min_siblings"] = min(most, values["buffer"]["min_siblings"])
     if random.random() < 0.25:
         values["tasksets"]["sums"] |= {"options": {"size": random.randint(4, 30)}, "passes": 1}
         del values["run"]["steps"]
