@@ -37,8 +37,9 @@ class JudgeReward(Concurrent):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ServedConfig):
-        prompt: str = PROMPT
-        """What it is asked; {prompt}, {completion} and {answer} are filled in."""
+        prompt: str | None = None
+        """What it is asked; {prompt}, {completion} and {answer} are filled in. Default: how well the completion solves
+        the problem, as `Score: N` from 0 to 10."""
         system: str | None = None
         """Its system prompt."""
         pattern: str = r"(?i)score:\W*(-?\d+(?:\.\d+)?)"
@@ -81,7 +82,7 @@ class JudgeReward(Concurrent):
     def _said(self, item: RewardInput) -> str:
         filled = {"prompt": item.prompt, "completion": item.completion, "answer": item.answer or ""}
         # in one go: what is filled in is not looked at again
-        text = re.sub(r"\{(prompt|completion|answer)\}", lambda match: filled[match[1]], self._config.prompt)
+        text = re.sub(r"\{(prompt|completion|answer)\}", lambda match: filled[match[1]], self._config.prompt or PROMPT)
         system = [] if self._config.system is None else [{"role": "system", "content": self._config.system}]
         messages = [*system, {"role": "user", "content": text}]
         answer = self._model.ask({"messages": messages, "max_tokens": self._config.max_tokens})
