@@ -38,8 +38,8 @@ class JudgeReward(Concurrent):
     @dataclass(frozen=True, kw_only=True)
     class Config(ServedConfig):
         prompt: str | None = None
-        """What it is asked; {prompt}, {completion} and {answer} are filled in. Default: to think the answer over and to
-        end with `Score: N`, N from 0 to 10."""
+        """What it is asked; {prompt}, {completion} and {answer} are filled in. Default: how well the completion solves
+        the problem, as `Score: N` from 0 to 10."""
         system: str | None = None
         """Its system prompt."""
         pattern: str = r"(?i)score:\W*(-?\d+(?:\.\d+)?)"

@@ -27,7 +27,8 @@ TARGET_S = 0.05
 """Work that is sent to a child ahead of time."""
 MAX_HELD = 512
 MAX_CHUNK_BYTES = 8 << 20
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
+"""A reward may load a model first."""
 DYING_S = 0.5
 """Between the end of a child's pipe and its exit code."""
 

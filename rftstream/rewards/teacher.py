@@ -129,6 +129,7 @@ class LocalTeacher:
         from transformers import AutoModelForCausalLM, logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        torch.set_num_threads(1)  # each child has its own work
         loader: Any = AutoModelForCausalLM
         self._model = loader.from_pretrained(self._folder, dtype=getattr(torch, self._dtype), local_files_only=True)
         self._model.eval()

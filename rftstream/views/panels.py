@@ -243,7 +243,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
               lines=[*of("kl", "from version 0"), *of("teacher_kl", "from the teacher")]),
         Panel(title="Clipped and left out", unit="% of tokens", optional=True, from_zero=True, lines=percent({
             "clip_fraction": "clipped", "importance_clamped": "bounded", "importance_dropped": "weight 0",
-            "sequences_dropped": "rows", "second_moment_dropped": "M2PO", "masked_fraction": "not sampled",
+            "sequences_dropped": "rows", "second_moment_dropped": "M2PO", "masked_fraction": "masked",
         })),
         Panel(title="Work of the trainer", unit="tokens through the model per s", right_unit="MFU, %", optional=True,
               from_zero=True, lines=[*of("computed_tokens_per_s", "tokens/s"),
