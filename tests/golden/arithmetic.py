@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from rftstream.algorithms.base import Algorithm
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm
 from rftstream.backends.base import UpdatePlan
 from rftstream.ids import derive_seed
 from rftstream.messages import (
@@ -48,6 +48,9 @@ def play(
 
 def train(backend: Any, algorithm: Algorithm, batch: list[Experience], **plan: Any) -> Step:
     rows, metrics = algorithm.prepare(batch)
+    if "values" in algorithm.needs:
+        rows, more = cast(CriticAlgorithm, algorithm).estimate(rows, backend.values(rows, PLAN.tokens_per_microbatch))
+        metrics |= more
     update = backend.update(rows, algorithm, dataclasses.replace(PLAN, **plan))
     return Step(metrics["reward"], {**metrics, **update.metrics})
 

@@ -14,6 +14,7 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch import TorchBackend
 from rftstream.errors import ConfigError
+from rftstream.sections import LoraSection
 from tests.unit import tiny
 from tests.unit.test_backend_torch import gradients
 
@@ -230,3 +231,12 @@ def test_what_is_no_critic_is_refused(spec, ppo, tmp_path, settings, message):
         opened(spec, ppo, folder)
     with pytest.raises(ConfigError, match="cannot be read as a model"):
         opened(spec, ppo, tmp_path)
+
+
+def test_beside_adapters_it_is_a_whole_model(spec, ppo, tmp_path):
+    pytest.importorskip("peft")
+    backend = opened(dataclasses.replace(spec, lora=LoraSection(rank=2)), ppo)
+    assert not trained(backend, ppo).skipped
+    assert any(one.any() for one in backend.values(tiny.rows(), 64))
+    whole = tiny.whole_state(backend, tmp_path / "a")
+    assert len(whole["critic.safetensors"]) > 4 * len(whole["masters.safetensors"])
