@@ -211,7 +211,7 @@ class Rank:
             minibatch, self._rounds_left = passes.minibatches[number], passes.num_rounds[number]
             passes.accumulate(minibatch, algorithm, backward=self._backward)
             while self._rounds_left:
-                self._backward(self._network.logprobs(self._idle_inputs())[0].sum() * 0.0)
+                self._backward(self._idle_loss("entropy" in algorithm.needs))
             taken.norms.append(self.shards.step(plan.lr, plan.max_grad_norm))
             if not math.isfinite(taken.norms[-1]):
                 if before is not None:
@@ -227,6 +227,12 @@ class Rank:
         self._engine.set_gradient_accumulation_boundary(self._rounds_left == 0)
         factor = torch.where(loss.detach().isfinite(), float(self.size), math.nan)
         self._engine.backward(loss * factor, scale_wrt_gas=False)
+
+    def _idle_loss(self, entropy_gradient: bool) -> Tensor:
+        """Nothing, through all that the other ranks' losses go through: ZeRO 3 counts which outputs have a gradient,
+        and a rank that counted otherwise would wait for the others for ever."""
+        outputs = self._network.logprobs(self._idle_inputs(), entropy_gradient=entropy_gradient)
+        return (outputs[0].sum() + outputs[1].sum()) * 0.0
 
     def logprobs(
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
