@@ -130,11 +130,11 @@ class Ranks:
         return answer["result"]
 
     def _has(self, key: str, wait_s: float) -> bool:
-        try:
-            self._store.wait([key], timedelta(seconds=wait_s))
-        except RuntimeError:  # torch.distributed.DistStoreError: not within the time
-            return False
-        return True
+        """Looks again and again: a wait of the store's own writes to stderr when it was in vain."""
+        deadline = time.monotonic() + wait_s
+        while not (found := self._store.check([key])) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return found
 
     def _what_happened(self, what: str, number: int) -> str | None:
         """Why the others could not go on, if it was not this rank."""

@@ -154,6 +154,9 @@ class ZeroWeightShards(ZeroShards):
     def _link(self) -> None:
         pass
 
+    def _masters(self) -> list[Tensor]:
+        return list(self._engine.optimizer.fp32_partitioned_groups_flat)  # the optimizer has them while it steps only
+
     def gather(self, kind: str, name: str) -> Tensor:
         return self._gather_part(kind, name)
 
