@@ -305,6 +305,7 @@ def deepspeed_config(settings: DeepSpeedBackend.Config) -> dict[str, Any]:
     made = {
         "train_micro_batch_size_per_gpu": 1,  # a formality: what is computed at once is decided by its tokens
         "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,  # set for each step; without ZeRO it would clip at 1 by itself
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
     }

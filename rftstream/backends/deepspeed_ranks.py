@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
 
 from rftstream.backends.deepspeed_wire import (
     algorithm_in,
@@ -58,7 +58,7 @@ class Ranks:
         self._lost: str | None = None
         listening = socket.create_server((HOST, 0))
         self._port = listening.getsockname()[1]
-        self._store = torch.distributed.TCPStore(
+        self._store = TCPStore(
             HOST, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
         self._processes = {rank: self._start(rank, threads) for rank in range(1, size)}
@@ -78,7 +78,7 @@ class Ranks:
 
     def group_store(self) -> Any:
         """For the process group of the ranks."""
-        return torch.distributed.PrefixStore("group", self._store)
+        return PrefixStore("group", self._store)
 
     # ------------------------------------------------------------------------------------------ calling
 
@@ -94,7 +94,7 @@ class Ranks:
         self._calling.set()
         try:
             if self._processes:
-                self._store.set(f"call/{number}", pack([what, arguments]))
+                self._store.set(f"call/{number}", pack([what, arguments]))  # type: ignore[arg-type]  # its stub knows of text only
             found = local()
             deadline = time.monotonic() + (timeout_s or self._timeout_s)
             others = [self._answer(what, number, rank, deadline) for rank in self._processes]
@@ -185,7 +185,7 @@ class Ranks:
         """Those that still answer end by themselves, together with what this rank does next."""
         self._closing = True
         if self._processes and not self._lost:
-            self._store.set(f"call/{self._count}", pack(["close", {}]))
+            self._store.set(f"call/{self._count}", pack(["close", {}]))  # type: ignore[arg-type]  # its stub knows of text only
 
     def wait(self) -> None:
         """Until they have ended."""
@@ -214,8 +214,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Connections of their own: who waits in one of them keeps it from all else.
-    store, group = (torch.distributed.TCPStore(HOST, port, wait_for_workers=False) for _ in range(2))
-    worker = _Worker(rank, size, torch.distributed.PrefixStore("group", group))
+    store, group = (TCPStore(HOST, port, wait_for_workers=False) for _ in range(2))
+    worker = _Worker(rank, size, PrefixStore("group", group))
     for number, what, arguments in _calls(store):
         try:
             answer = {"result": getattr(worker, f"do_{what}")(**arguments)}
@@ -224,12 +224,12 @@ def main() -> None:
             answer = {"error": str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"}
         if what == "close":
             return
-        store.set(f"done/{number}/{rank}", pack(answer))
+        store.set(f"done/{number}/{rank}", pack(answer))  # type: ignore[arg-type]  # its stub knows of text only
         if "error" in answer:
             raise SystemExit(1)
 
 
-def _calls(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _calls(store: Store) -> Iterator[tuple[int, str, dict[str, Any]]]:
     number = 0
     while True:
         store.wait([f"call/{number}"], FOREVER)
