@@ -232,7 +232,8 @@ class Rank:
         """Nothing, through all that the other ranks' losses go through: ZeRO 3 counts which outputs have a gradient,
         and a rank that counted otherwise would wait for the others for ever."""
         outputs = self._network.logprobs(self._idle_inputs(), entropy_gradient=entropy_gradient)
-        return (outputs[0].sum() + outputs[1].sum()) * 0.0
+        nothing: Tensor = (outputs[0].sum() + outputs[1].sum()) * 0.0
+        return nothing
 
     def logprobs(
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
