@@ -156,10 +156,12 @@ class Rank:
         parameters = dict(network.model.named_parameters())
         self.shapes = {name: one.shape for name, one in parameters.items()}
         module = _Module(network)
-        self._engine, *_ = deepspeed.initialize(
-            model=module, optimizer=adamw(list(parameters.values()), self._optimizer),
-            config=dict(self._settings.deepspeed), dist_init_required=False,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it imports a compiler
+            self._engine, *_ = deepspeed.initialize(
+                model=module, optimizer=adamw(list(parameters.values()), self._optimizer),
+                config=dict(self._settings.deepspeed), dist_init_required=False,
+            )  # fmt: skip
         if self._settings.stage == 3:
             head = network.model.get_output_embeddings()
             for one in () if head is None else head.parameters(recurse=False):
