@@ -156,10 +156,12 @@ class Rank:
         parameters = dict(network.model.named_parameters())
         self.shapes = {name: one.shape for name, one in parameters.items()}
         module = _Module(network)
-        self._engine, *_ = deepspeed.initialize(
-            model=module, optimizer=adamw(list(parameters.values()), self._optimizer),
-            config=dict(self._settings.deepspeed), dist_init_required=False,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it imports a compiler
+            self._engine, *_ = deepspeed.initialize(
+                model=module, optimizer=adamw(list(parameters.values()), self._optimizer),
+                config=dict(self._settings.deepspeed), dist_init_required=False,
+            )  # fmt: skip
         if self._settings.stage == 3:
             head = network.model.get_output_embeddings()
             for one in () if head is None else head.parameters(recurse=False):
@@ -232,7 +234,8 @@ class Rank:
         """Nothing, through all that the other ranks' losses go through: ZeRO 3 counts which outputs have a gradient,
         and a rank that counted otherwise would wait for the others for ever."""
         outputs = self._network.logprobs(self._idle_inputs(), entropy_gradient=entropy_gradient)
-        return (outputs[0].sum() + outputs[1].sum()) * 0.0
+        nothing: Tensor = (outputs[0].sum() + outputs[1].sum()) * 0.0
+        return nothing
 
     def logprobs(
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
+import torch
 
 from rftstream.backends.deepspeed_wire import (
     algorithm_in,
@@ -35,6 +35,8 @@ from rftstream.backends.deepspeed_wire import (
 from rftstream.errors import BackendError, RftError
 
 log = logging.getLogger(__name__)
+
+distributed: Any = torch.distributed  # its stubs lack the stores
 
 T = TypeVar("T")
 
@@ -58,7 +60,7 @@ class Ranks:
         self._lost: str | None = None
         listening = socket.create_server((HOST, 0))
         self._port = listening.getsockname()[1]
-        self._store = TCPStore(
+        self._store = distributed.TCPStore(
             HOST, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
         self._processes = {rank: self._start(rank, threads) for rank in range(1, size)}
@@ -78,7 +80,7 @@ class Ranks:
 
     def group_store(self) -> Any:
         """For the process group of the ranks."""
-        return PrefixStore("group", self._store)
+        return distributed.PrefixStore("group", self._store)
 
     # ------------------------------------------------------------------------------------------ calling
 
@@ -94,7 +96,7 @@ class Ranks:
         self._calling.set()
         try:
             if self._processes:
-                self._store.set(f"call/{number}", pack([what, arguments]))  # type: ignore[arg-type]  # its stub knows of text only
+                self._store.set(f"call/{number}", pack([what, arguments]))
             found = local()
             deadline = time.monotonic() + (timeout_s or self._timeout_s)
             others = [self._answer(what, number, rank, deadline) for rank in self._processes]
@@ -134,7 +136,7 @@ class Ranks:
         deadline = time.monotonic() + wait_s
         while not (found := self._store.check([key])) and time.monotonic() < deadline:
             time.sleep(0.002)
-        return found
+        return bool(found)
 
     def _what_happened(self, what: str, number: int) -> str | None:
         """Why the others could not go on, if it was not this rank."""
@@ -185,7 +187,7 @@ class Ranks:
         """Those that still answer end by themselves, together with what this rank does next."""
         self._closing = True
         if self._processes and not self._lost:
-            self._store.set(f"call/{self._count}", pack(["close", {}]))  # type: ignore[arg-type]  # its stub knows of text only
+            self._store.set(f"call/{self._count}", pack(["close", {}]))
 
     def wait(self) -> None:
         """Until they have ended."""
@@ -214,8 +216,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Connections of their own: who waits in one of them keeps it from all else.
-    store, group = (TCPStore(HOST, port, wait_for_workers=False) for _ in range(2))
-    worker = _Worker(rank, size, PrefixStore("group", group))
+    store, group = (distributed.TCPStore(HOST, port, wait_for_workers=False) for _ in range(2))
+    worker = _Worker(rank, size, distributed.PrefixStore("group", group))
     for number, what, arguments in _calls(store):
         try:
             answer = {"result": getattr(worker, f"do_{what}")(**arguments)}
@@ -224,12 +226,12 @@ def main() -> None:
             answer = {"error": str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"}
         if what == "close":
             return
-        store.set(f"done/{number}/{rank}", pack(answer))  # type: ignore[arg-type]  # its stub knows of text only
+        store.set(f"done/{number}/{rank}", pack(answer))
         if "error" in answer:
             raise SystemExit(1)
 
 
-def _calls(store: Store) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _calls(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
     number = 0
     while True:
         store.wait([f"call/{number}"], FOREVER)
