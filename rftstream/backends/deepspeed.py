@@ -96,6 +96,8 @@ class DeepSpeedBackend:
             raise ConfigError(
                 "trainer.backend: deepspeed is not installed; install it with: pip install 'rftstream[deepspeed]'"
             )
+        if model.lora is not None:
+            raise ConfigError("model.lora: the backend deepspeed trains whole models; set trainer.backend = 'torch'")
         self._config, self._spec, self._optimizer = config, model, optimizer
         self._settings = RankSettings(
             stage=config.stage, deepspeed=deepspeed_config(config), packing=config.packing,

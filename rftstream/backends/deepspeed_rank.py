@@ -156,6 +156,7 @@ class Rank:
         parameters = dict(network.model.named_parameters())
         self.shapes = {name: one.shape for name, one in parameters.items()}
         module = _Module(network)
+        deepspeed.zero.Init.param_id = 0  # ranks compare numbers, and a process may have had a model before
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it imports a compiler
             self._engine, *_ = deepspeed.initialize(
