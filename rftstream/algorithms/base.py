@@ -60,6 +60,13 @@ class MicroBatch:
     behavior_logprobs_BT: Any
     advantages_BT: Any
     additions: Mapping[str, Any] = field(default_factory=dict)
+    entropy_BT: Any | None = None
+    """Of the policy; with a gradient where the algorithm needs `entropy`."""
+    proximal_logprobs_BT: Any | None = None
+    """Of the parameters before the batch. There when the algorithm needs them, and always when a batch takes more than
+    one optimizer step, unless it makes do without; where they are not, they equal the policy's."""
+    reference_logprobs_BT: Any | None = None
+    """There when the algorithm needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +101,7 @@ class Algorithm(Protocol):
     """Built as `Class(config: Class.Config)`."""
 
     needs: frozenset[str]
-    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants beside policy_logprobs_BT;
+    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants in its micro-batch;
     `no_proximal_logprobs`, if it makes do without them however many optimizer steps a batch takes; `reference_rewards`,
     if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; `row_logprobs`,
     if `refine` (of `RefiningAlgorithm`) is to be called; `whole_groups`, if rows of a group must come to `loss` at
@@ -108,21 +115,9 @@ class Algorithm(Protocol):
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         """Rows and metrics (advantage statistics, groups without signal, ...)."""
 
-    def loss(
-        self,
-        policy_logprobs_BT: Any,
-        rows: MicroBatch,
-        denominators: Denominators,
-        *,
-        entropy_BT: Any | None = None,
-        proximal_logprobs_BT: Any | None = None,
-        reference_logprobs_BT: Any | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
+    def loss(self, policy_logprobs_BT: Any, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
         """The micro-batch's share of the loss (they add up), and metrics as sums over the micro-batch, each to be
-        divided by `denominators.num_tokens` in the end unless its name starts with `max_`.
-
-        `proximal_logprobs_BT` are those of the parameters before the batch. They are given when the algorithm needs
-        them, and always when a batch takes more than one optimizer step; without them they equal the policy's."""
+        divided by `denominators.num_tokens` in the end unless its name starts with `max_`."""
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """The batch's metrics from the token means of what `loss` summed: ratios of means (ESS) are formed here."""

@@ -52,24 +52,17 @@ class Dpo:
         return tuple(rows), {"num_pairs": float(len(numbers))}
 
     def loss(
-        self,
-        policy_logprobs_BT: torch.Tensor,
-        rows: MicroBatch,
-        denominators: Denominators,
-        *,
-        entropy_BT: torch.Tensor | None = None,
-        proximal_logprobs_BT: torch.Tensor | None = None,
-        reference_logprobs_BT: torch.Tensor | None = None,
+        self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
         from rftstream.core.imitation import preference_loss
 
-        if reference_logprobs_BT is None:
+        if rows.reference_logprobs_BT is None:
             raise ValueError("dpo: got no reference_logprobs_BT, expected some")
         pairs_B, signs_B = rows.additions["pair"][:, 0].long(), rows.additions["sign"][:, 0]
         return preference_loss(
-            policy_logprobs_BT, reference_logprobs_BT, pairs_B, signs_B, rows.advantages_BT[:, 0], rows.loss_mask_BT,
-            beta=self.config.beta,
-            label_smoothing=self.config.label_smoothing, num_pairs=denominators.num_groups,
+            policy_logprobs_BT, rows.reference_logprobs_BT, pairs_B, signs_B, rows.advantages_BT[:, 0],
+            rows.loss_mask_BT, beta=self.config.beta, label_smoothing=self.config.label_smoothing,
+            num_pairs=denominators.num_groups,
         )  # fmt: skip
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:

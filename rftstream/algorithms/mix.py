@@ -50,27 +50,24 @@ class Mix:
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         """GRPO's rows, then those of the demonstrations, whose weights stand in the place of advantages."""
+        experts = demonstration_rows(batch)
+        if reference_logprobs is not None:  # those of GRPO's rows, which come first
+            reference_logprobs = reference_logprobs[: len(reference_logprobs) - len(experts)]
         usual, metrics = self._grpo.prepare([one for one in batch if not one.expert], reference_logprobs)
-        experts = demonstration_rows(batch, first_group=1 + max((row.group for row in usual), default=-1))
+        num_groups = 1 + max((row.group for row in usual), default=-1)
         mu = self.mu(batch[0].batch_sequence) if batch else 0.0
         # a demonstration has no version that sampled it, and its rows need what the others of their micro-batch have
         lacking = (PROXIMAL_SHARE,) if "no_proximal_logprobs" in self.needs else ()
         rows = tuple(
-            replace(row, additions={**{name: _all(row, 0.0) for name in lacking}, **row.additions,
-                                    "expert": _all(row, flag), "mu": _all(row, mu)})
-            for flag, some in ((0.0, usual), (1.0, experts)) for row in some
+            replace(row, group=row.group + first_group,
+                    additions={**{name: _all(row, 0.0) for name in lacking}, **row.additions,
+                               "expert": _all(row, flag), "mu": _all(row, mu)})
+            for flag, first_group, some in ((0.0, 0, usual), (1.0, num_groups, experts)) for row in some
         )  # fmt: skip
         return rows, {**metrics, "num_demonstrations": float(len({row.group for row in experts})), "mu": mu}
 
     def loss(
-        self,
-        policy_logprobs_BT: torch.Tensor,
-        rows: MicroBatch,
-        denominators: Denominators,
-        *,
-        entropy_BT: torch.Tensor | None = None,
-        proximal_logprobs_BT: torch.Tensor | None = None,
-        reference_logprobs_BT: torch.Tensor | None = None,
+        self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
         from rftstream.core.imitation import imitation_loss, phi_weights
 
@@ -82,8 +79,6 @@ class Mix:
             replace(rows, loss_mask_BT=usual_BT),
             replace(denominators, num_tokens=denominators.num_tokens - num_tokens,
                     num_rows=denominators.num_rows - num_rows),
-            entropy_BT=entropy_BT, proximal_logprobs_BT=proximal_logprobs_BT,
-            reference_logprobs_BT=reference_logprobs_BT,
         )  # fmt: skip
         weights_BT = rows.advantages_BT
         if self.phi:

@@ -136,21 +136,14 @@ class PolicyGradient:
         return rows, scored.metrics(rewards_N, advantages_N, rows) | metrics | self.describe(advantages_N)
 
     def loss(
-        self,
-        policy_logprobs_BT: Tensor,
-        rows: MicroBatch,
-        denominators: Denominators,
-        *,
-        entropy_BT: Tensor | None = None,
-        proximal_logprobs_BT: Tensor | None = None,
-        reference_logprobs_BT: Tensor | None = None,
+        self, policy_logprobs_BT: Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
         from rftstream.core.corrections import mismatch_sums
         from rftstream.core.kl import estimate_kl
         from rftstream.core.masks import keep
 
         config, mask_BT = self.config, rows.loss_mask_BT
-        old_BT = self.old_logprobs(policy_logprobs_BT, rows, proximal_logprobs_BT)
+        old_BT = self.old_logprobs(policy_logprobs_BT, rows)
         metrics = mismatch_sums(old_BT, rows.behavior_logprobs_BT, mask_BT)
         losses_BT, more = self.token_losses(policy_logprobs_BT, old_BT, rows)
         weights_BT, of_weights = self.weights(policy_logprobs_BT, old_BT, rows)
@@ -158,20 +151,21 @@ class PolicyGradient:
         if weights_BT is not None:
             losses_BT = losses_BT * keep(weights_BT.detach(), mask_BT)
         if config.entropy_coefficient:
-            if entropy_BT is None:
+            if rows.entropy_BT is None:
                 raise ValueError(f"{self.name}: got no entropy_BT, expected one since entropy_coefficient is set")
-            losses_BT = losses_BT - config.entropy_coefficient * keep(entropy_BT, mask_BT)
+            losses_BT = losses_BT - config.entropy_coefficient * keep(rows.entropy_BT, mask_BT)
         if "reference_logprobs" in self.needs:
-            if reference_logprobs_BT is None:
+            if rows.reference_logprobs_BT is None:
                 raise ValueError(f"{self.name}: got no reference_logprobs_BT, expected some since kl_coef is set")
-            kl_BT = estimate_kl(policy_logprobs_BT, reference_logprobs_BT, mask_BT, estimator=config.kl_estimator,
+            kl_BT = estimate_kl(policy_logprobs_BT, rows.reference_logprobs_BT, mask_BT, estimator=config.kl_estimator,
                                 old_logprobs_BT=old_BT if config.kl_unbiased else None)  # fmt: skip
             losses_BT = losses_BT + config.kl_coef * kl_BT
             metrics["kl"] = kl_BT.detach().sum()
         return self.reduce(losses_BT, rows, denominators), metrics
 
-    def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch, proximal_BT: Tensor | None) -> Tensor:
+    def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
         """Of the policy before the batch, without gradient [B, T]."""
+        proximal_BT: Tensor | None = rows.proximal_logprobs_BT
         return policy_BT.detach() if proximal_BT is None else proximal_BT
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
@@ -229,9 +223,9 @@ class CorrectedPolicyGradient(PolicyGradient):
             weights_BT, metrics = kept_BT if weights_BT is None else weights_BT * kept_BT, metrics | more
         return weights_BT, metrics
 
-    def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch, proximal_BT: Tensor | None) -> Tensor:
+    def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
         if not self._interpolates:
-            return super().old_logprobs(policy_BT, rows, proximal_BT)
+            return super().old_logprobs(policy_BT, rows)
         from rftstream.core.corrections import interpolate_logprobs
 
         return interpolate_logprobs(

@@ -35,14 +35,7 @@ class Sft:
         return rows, {"num_demonstrations": float(len({row.group for row in rows}))}
 
     def loss(
-        self,
-        policy_logprobs_BT: torch.Tensor,
-        rows: MicroBatch,
-        denominators: Denominators,
-        *,
-        entropy_BT: torch.Tensor | None = None,
-        proximal_logprobs_BT: torch.Tensor | None = None,
-        reference_logprobs_BT: torch.Tensor | None = None,
+        self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
         from rftstream.core.imitation import imitation_loss
 
@@ -61,12 +54,12 @@ class Sft:
         return {"held_out_loss": token_mean_loss(rows, logprobs)}
 
 
-def demonstration_rows(batch: Sequence[Experience], first_group: int = 0) -> tuple[TrainingRow, ...]:
-    """Of all demonstrations in the batch, each a group of its own, numbered from `first_group` on."""
+def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
+    """Of all demonstrations in the batch, each a group of its own."""
     experts = [one for one in batch if one.expert and one.loss_kind is LossKind.sft]
     return tuple(
         replace(row, behavior_logprobs=np.zeros_like(row.behavior_logprobs))
-        for group, one in enumerate(experts, first_group)
+        for group, one in enumerate(experts)
         for row in (training_row(segment, one.weight, 1.0, group) for segment in one.segments)
     )
 

@@ -6,7 +6,7 @@ Shapes: B rows of a micro-batch, T padded tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,10 @@ class Passes:
             minibatch.inputs, minibatch.proximal, minibatch.reference, strict=True
         ):
             policy_BT, entropy_BT = self._network.logprobs(inputs, entropy_gradient="entropy" in algorithm.needs)
-            loss, metrics = algorithm.loss(
-                policy_BT, inputs.rows, minibatch.denominators, entropy_BT=entropy_BT,
-                proximal_logprobs_BT=proximal_BT, reference_logprobs_BT=reference_BT,
-            )  # fmt: skip
+            rows = replace(
+                inputs.rows, entropy_BT=entropy_BT, proximal_logprobs_BT=proximal_BT, reference_logprobs_BT=reference_BT
+            )
+            loss, metrics = algorithm.loss(policy_BT, rows, minibatch.denominators)
             backward(loss)
             total += loss.detach()
             self._add({"entropy": entropy_BT.detach().sum(), **metrics})

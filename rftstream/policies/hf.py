@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -97,11 +97,14 @@ class HfPolicy:
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
+        waits = self._config.in_flight == "finish" and self._left() is not None
+        if waits:  # and the bytes may change meanwhile
+            tensors = {key: replace(one, data=bytes(one.data)) for key, one in tensors.items()}
         if self._spec.lora is None:
             check_tensors(tensors, self._expected, where=where)
         else:  # all that is not adapted stays as it was loaded
             tensors = merged_tensors(self._spec, tensors, where=where)
-        if self._config.in_flight == "finish" and self._left() is not None:
+        if waits:
             self._next = (tensors, name)
         else:
             self._take_over(tensors, name)

@@ -224,12 +224,7 @@ class Experts:
                 record, role="buffer", reason=reason, detail=str(error), tries=1, now=self._clock.now()
             )
             return None
-        group = group_id(EXPERTS, self.cursor.begun - 1, number, 0)
-        ids = RolloutIds(
-            rollout_id=rollout_id(group, 0), group_id=group, taskset=EXPERTS, sibling=0, group_size=1,
-            sequence=self.cursor.total, min_version=0,
-        )  # fmt: skip
-        return Taken(ids, demonstration, sides)
+        return Taken(ids_of(self.cursor.begun - 1, number, self.cursor.total), demonstration, sides)
 
     def _tokens(self, record: Record) -> tuple[Demonstration, Sides]:
         demonstration = codec.from_record(record)
@@ -240,6 +235,15 @@ class Experts:
         if self._context is not None and length_of(sides) > self._context:
             raise ConfigError(f"{length_of(sides):,} tokens, expected at most the context of {self._context:,}")
         return demonstration, sides
+
+
+def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:
+    """Of a demonstration in a pass; `sequence`: how many were in batches before."""
+    group = group_id(EXPERTS, number_of_pass, number, 0)
+    return RolloutIds(
+        rollout_id=rollout_id(group, 0), group_id=group, taskset=EXPERTS, sibling=0, group_size=1, sequence=sequence,
+        min_version=0,
+    )  # fmt: skip
 
 
 def spread(taken: Sequence[Taken], shares: int) -> list[list[Taken]]:

@@ -12,9 +12,10 @@ from rftstream import codec
 from rftstream.algorithms.base import TrainingRow
 from rftstream.errors import ConfigError, ContractError
 from rftstream.experts.split import held_out_numbers
-from rftstream.experts.tokens import kind_of, tokenise
-from rftstream.messages import Demonstration, Experience, RolloutIds, Sampling
+from rftstream.experts.tokens import tokenise
+from rftstream.messages import Demonstration, Experience
 from rftstream.rendering import Renderer
+from rftstream.roles.demonstrations import EXPERTS, Taken, ids_of
 from rftstream.roles.training import Training
 from rftstream.runtime.role import Log, read_records
 from rftstream.sections import ExpertsSection
@@ -63,7 +64,7 @@ class HeldOut:
 
     def _count(self, log_: Log) -> int:
         self._offsets: dict[int, tuple[TopicPartition, int]] = {}
-        for record in log_.read("experts", bodies=False):
+        for record in log_.read(EXPERTS, bodies=False):
             if not codec.is_foreign(record):
                 self._offsets[int(record.header("number") or 0)] = record.place, record.offset
         return next(number for number in itertools.count() if number not in self._offsets)
@@ -90,24 +91,4 @@ class HeldOut:
         except (ContractError, ConfigError) as error:
             log.warning("%s: held out, and of no use: %s", record, error)
             return []
-        group = f"experts/0/{number}/0"
-        ids = RolloutIds(
-            rollout_id=f"{group}/0", group_id=group, taskset="experts", sibling=0, group_size=1, sequence=0,
-            min_version=0,
-        )  # fmt: skip
-        return [
-            Experience(
-                ids=ids,
-                batch_sequence=0,
-                share=0,
-                position=0,
-                loss_kind=kind_of(demonstration),
-                segments=segments,
-                reward=None,
-                sampling=Sampling(),
-                expert=True,
-                pair=side,
-                weight=demonstration.weight,
-            )
-            for side, segments in sides.items()
-        ]
+        return Taken(ids_of(0, number, 0), demonstration, sides).experiences(0, 0, 0)

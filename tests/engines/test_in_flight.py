@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rftstream.messages import VersionSpan
+from rftstream.weights.snapshot import RawTensor
 from tests.engines.replay import Replay
 from tests.unit import tiny
 
@@ -77,3 +78,24 @@ def test_hf_finishes_what_runs_with_the_old_weights(tmp_path):
     assert {spans[f"r{number}"] for number in range(4)} == {
         (VersionSpan(start=0, count=10, trainer_epoch=1, version=0),)
     }
+
+
+def test_hf_keeps_what_it_will_load_later(tmp_path):
+    """A follower changes its bytes in place, while the policy finishes with the old weights."""
+    spec = tiny.make(tmp_path, seed=3)
+    policy, (first, second) = tiny.policy(spec, in_flight="finish"), versions_of(tiny.backend(spec), 2)
+    policy.load(first[1], first[0])
+    policy.submit(tiny.request(0, max_tokens=10, min_tokens=10))
+    policy.step()
+    state = {key: RawTensor(one.dtype, one.shape, bytearray(one.data)) for key, one in second[1].items()}
+    policy.load(state, second[0])
+    for one in state.values():
+        one.data[:] = bytes(len(one.data))
+    policy.submit(tiny.request(9, max_tokens=5))
+    done = tiny.drain(policy)
+    undisturbed = tiny.policy(spec)
+    undisturbed.load(second[1], second[0])
+    undisturbed.submit(tiny.request(9, max_tokens=5))
+    expected = tiny.drain(undisturbed)["r9"]
+    np.testing.assert_array_equal(done["r9"].token_ids, expected.token_ids)
+    np.testing.assert_array_equal(done["r9"].behavior_logprobs, expected.behavior_logprobs)

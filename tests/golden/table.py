@@ -105,11 +105,11 @@ def step(
             behavior_logprobs_BT=padded([row.behavior_logprobs for row in rows])[part],
             advantages_BT=padded([row.advantages for row in rows])[part],
             additions={name: padded([row.additions[name] for row in rows])[part] for name in chosen[0].additions},
+            entropy_BT=entropy_BT[part][:, : mask_BT.shape[1]],
+            proximal_logprobs_BT=proximal_BT[part],
+            reference_logprobs_BT=reference_BT[part],
         )
-        loss, _ = algorithm.loss(
-            policy_BT[part], micro, denominators, proximal_logprobs_BT=proximal_BT[part],
-            entropy_BT=entropy_BT[part][:, : mask_BT.shape[1]], reference_logprobs_BT=reference_BT[part],
-        )  # fmt: skip
+        loss, _ = algorithm.loss(policy_BT[part], micro, denominators)
         loss.backward(retain_graph=True)
         total += float(loss.detach())
     return total

@@ -68,12 +68,10 @@ class Case:
         policy_BT = self.policy_BT.clone().requires_grad_()
         batch = MicroBatch(
             loss_mask_BT=self.mask_BT, behavior_logprobs_BT=self.behavior_BT,
-            advantages_BT=self.advantages_B[:, None].expand(ROWS, TOKENS),
+            advantages_BT=self.advantages_B[:, None].expand(ROWS, TOKENS), entropy_BT=self.entropy_BT,
+            proximal_logprobs_BT=self.old_BT, reference_logprobs_BT=self.reference_BT,
         )  # fmt: skip
-        loss, _ = algorithm.loss(
-            policy_BT, batch, Denominators(num_tokens=self.num_tokens, num_rows=self.num_rows),
-            entropy_BT=self.entropy_BT, proximal_logprobs_BT=self.old_BT, reference_logprobs_BT=self.reference_BT,
-        )  # fmt: skip
+        loss, _ = algorithm.loss(policy_BT, batch, Denominators(num_tokens=self.num_tokens, num_rows=self.num_rows))
         loss.backward()
         return float(loss.detach()), policy_BT.grad
 

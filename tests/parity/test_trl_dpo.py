@@ -66,12 +66,10 @@ def test_dpo(trainer: Any, seed: int) -> None:
     batch = MicroBatch(
         loss_mask_BT=mask_BT, behavior_logprobs_BT=torch.zeros_like(mask_BT), advantages_BT=torch.ones_like(mask_BT),
         additions={"pair": pairs_B[:, None].float().expand(-1, TOKENS), "sign": signs_B[:, None].expand(-1, TOKENS)},
-    )  # fmt: skip
-    tokens = float(mask_BT.sum())
-    ours, sums = dpo.loss(
-        ours_BT, batch, Denominators(num_tokens=tokens, num_rows=2.0 * PAIRS, num_groups=PAIRS),
         reference_logprobs_BT=reference_BT,
     )  # fmt: skip
+    tokens = float(mask_BT.sum())
+    ours, sums = dpo.loss(ours_BT, batch, Denominators(num_tokens=tokens, num_rows=2.0 * PAIRS, num_groups=PAIRS))
     ours.backward()
     assert float(ours.detach()) == pytest.approx(float(loss.detach()), abs=1e-5)
     torch.testing.assert_close(ours_BT.grad, wanted_BT.grad, rtol=1e-5, atol=1e-6)

@@ -81,9 +81,8 @@ NONE = {"correction": "none"}
 )  # fmt: skip
 def test_losses(name, options, expected):
     rows, policy, before = batch()
-    loss, _ = build((name, options)).loss(
-        policy, rows, Denominators(num_tokens=3, num_rows=2), proximal_logprobs_BT=before
-    )
+    rows = replace(rows, proximal_logprobs_BT=before)
+    loss, _ = build((name, options)).loss(policy, rows, Denominators(num_tokens=3, num_rows=2))
     assert float(loss) == pytest.approx(expected)
 
 

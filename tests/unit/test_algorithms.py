@@ -86,13 +86,11 @@ class Rows:
         batch = MicroBatch(
             loss_mask_BT=self.mask[some], behavior_logprobs_BT=self.behavior[some],
             advantages_BT=self.advantages[some],
-            additions={KEPT: self.kept[some], PROXIMAL_SHARE: self.share[some]},
+            additions={KEPT: self.kept[some], PROXIMAL_SHARE: self.share[some]}, entropy_BT=self.entropy[some],
+            proximal_logprobs_BT=self.proximal[some], reference_logprobs_BT=self.reference[some],
         )  # fmt: skip
-        return algorithm.loss(
-            (self.policy if policy is None else policy)[some], batch, denominators or self.denominators(),
-            entropy_BT=self.entropy[some], proximal_logprobs_BT=self.proximal[some],
-            reference_logprobs_BT=self.reference[some],
-        )  # fmt: skip
+        policy = self.policy if policy is None else policy
+        return algorithm.loss(policy[some], batch, denominators or self.denominators())
 
     def gradient(self, algorithm, **options):
         policy = self.policy.clone().requires_grad_()

@@ -89,7 +89,7 @@ def test_proximal_logprobs_are_the_old_policy():
     policy_BT = torch.log(torch.tensor([[0.6, 0.6]])).requires_grad_()
     proximal_BT = torch.log(torch.tensor([[0.4, 0.6]]))
     loss, sums = Grpo(Grpo.Config(correction="none")).loss(
-        policy_BT, micro_batch(), ALL, proximal_logprobs_BT=proximal_BT
+        policy_BT, replace(micro_batch(), proximal_logprobs_BT=proximal_BT), ALL
     )
     assert float(loss.detach()) == pytest.approx(-(1.2 + 1.0) / 2)  # ratio 1.5 is clipped
     assert float(sums["clip_fraction"]) == 1
@@ -100,7 +100,7 @@ def test_entropy_is_asked_for_and_subtracted():
     assert algorithm.needs == {"entropy"}
     assert Grpo(Grpo.Config()).needs == frozenset()
     policy_BT = torch.zeros(1, 2, requires_grad=True)
-    loss, _ = algorithm.loss(policy_BT, micro_batch(), ALL, entropy_BT=torch.tensor([[1.0, 3.0]]))
+    loss, _ = algorithm.loss(policy_BT, replace(micro_batch(), entropy_BT=torch.tensor([[1.0, 3.0]])), ALL)
     assert float(loss.detach()) == pytest.approx(-1.0 - 0.1 * 2.0)
     with pytest.raises(ValueError, match="entropy_BT"):
         algorithm.loss(policy_BT, micro_batch(), ALL)
@@ -138,7 +138,7 @@ def test_kl_is_added_to_the_loss():
                           ("k3", (0.5 + math.log(2) - 1 + 4 - math.log(4) - 1) / 2)):  # fmt: skip
         algorithm = Grpo(Grpo.Config(kl_coef=0.1, kl_estimator=estimator, correction="none"))
         assert algorithm.needs == {"reference_logprobs"}
-        loss, sums = algorithm.loss(policy_BT, micro_batch(), ALL, reference_logprobs_BT=reference_BT)
+        loss, sums = algorithm.loss(policy_BT, replace(micro_batch(), reference_logprobs_BT=reference_BT), ALL)
         assert float(loss.detach()) == pytest.approx(-1.0 + 0.1 * kl)
         assert float(sums["kl"]) == pytest.approx(2 * kl)
     with pytest.raises(ValueError, match="reference_logprobs_BT"):
@@ -201,7 +201,9 @@ def test_proximal_logprobs_are_interpolated_by_versions():
         additions={name: torch.tensor(share_T)[None] for name, share_T in row.additions.items()},
     )  # fmt: skip
     policy_BT = (torch.zeros(1, 5) - 1.92).requires_grad_()
-    loss, sums = algorithm.loss(policy_BT, rows, Denominators(num_tokens=4, num_rows=1), proximal_logprobs_BT=policy_BT)
+    loss, sums = algorithm.loss(
+        policy_BT, replace(rows, proximal_logprobs_BT=policy_BT), Denominators(num_tokens=4, num_rows=1)
+    )
     ratios = [math.exp(0.08 * part) for part in (1, 1, 0.5, 0.25)]
     assert float(loss.detach()) == pytest.approx(-sum(ratios) / 4)
     assert float(sums["mismatch_k3"]) == pytest.approx(sum(math.exp(x) - x - 1 for x in (0, 0, 0.04, 0.06)), rel=1e-4)

@@ -176,6 +176,23 @@ def test_mix_with_only_one_kind(usual: int, expert: int) -> None:
     assert all(math.isfinite(value) for value in mix.summarise(means).values())
 
 
+def test_the_divergence_in_the_reward_is_that_of_rollouts_alone() -> None:
+    """The reference is asked for all rows, and GRPO is told of its own."""
+    config = {"kl_coef": 0.1, "kl_in": "reward"}
+    mix, grpo = Mix(Mix.Config(**config)), Grpo(Grpo.Config(**config))
+    usual, expert = rollouts(4), demonstrations(3)
+    alone, _ = grpo.prepare(usual)
+    rows, _ = mix.prepare([*usual, *expert])
+    assert len(rows) == len(alone) + 3
+    reference = [np.linspace(-2, -1, len(row.token_ids), dtype=np.float32) for row in rows]
+    expected, metrics = grpo.prepare(usual, reference[: len(alone)])
+    found, of_mix = mix.prepare([*usual, *expert], reference)
+    assert of_mix["kl"] == metrics["kl"] != 0
+    for row, other in zip(found, expected, strict=False):
+        np.testing.assert_array_equal(row.advantages, other.advantages)
+    assert [row.group for row in found[len(alone) :]] == [max(row.group for row in alone) + n for n in (1, 2, 3)]
+
+
 def test_metrics_of_mix_are_means_over_their_own_tokens() -> None:
     mix, grpo = Mix(Mix.Config()), Grpo(Grpo.Config())
     usual, expert = rollouts(6), demonstrations(3)
