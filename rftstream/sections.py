@@ -270,7 +270,7 @@ class TrainerSection(WorkerSection):
     """Tokens that go through the model at once, forward and backward; a longer row goes alone. Memory depends on it,
     results do not. Where rows are not packed, padding counts."""
     shares: Positive = 1
-    """Of `batches`; at least as many as trainer ranks, fixed for a run."""
+    """Of `batches`, fixed for a run. The trainer reads them all, and trains the same whatever their number."""
     checkpoint_every: Positive = 20
     """Versions."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2

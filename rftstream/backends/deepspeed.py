@@ -11,7 +11,9 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import logging
 import math
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,21 +28,21 @@ from rftstream import modelfolder
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.deepspeed_rank import Rank, RankSettings, Taken
-from rftstream.backends.deepspeed_ranks import Ranks
+from rftstream.backends.deepspeed_ranks import Place, Ranks
 from rftstream.backends.deepspeed_shards import MASTER, MOMENTS
 from rftstream.backends.deepspeed_wire import (
     algorithm_out,
     array_in,
-    optimizer_out,
-    plan_out,
     row_out,
     spec_out,
 )
 from rftstream.backends.passes import check_needs
 from rftstream.backends.tensors import SERVED, raw
-from rftstream.errors import ConfigError
+from rftstream.errors import BackendError, ConfigError
 from rftstream.models import ModelSpec
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
+
+log = logging.getLogger(__name__)
 
 OWNED = {
     "train_batch_size": "a batch is what the feeder makes: feeder.groups_per_batch and feeder.group_size",
@@ -65,7 +67,7 @@ class DeepSpeedBackend:
     class Config:
         processes: Annotated[int, Meta(ge=1)] = 1
         """Ranks on this host: the trainer is the first and starts the others. On GPUs each takes one, from
-        `trainer.device` on."""
+        `trainer.device` on. Where DeepSpeed's launcher starts them, it says how many there are."""
         stage: Literal[0, 1, 2, 3] = 2
         """Of ZeRO, what is spread over the processes: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights
         too."""
@@ -91,11 +93,16 @@ class DeepSpeedBackend:
         max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
         """Logits that a rank holds at once, in float32."""
 
-    def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
+    @staticmethod
+    def require() -> None:
         if importlib.util.find_spec("deepspeed") is None:
             raise ConfigError(
-                "trainer.backend: deepspeed is not installed; install it with: pip install 'rftstream[deepspeed]'"
+                "backend deepspeed: the package deepspeed is not installed; pip install 'rftstream[deepspeed]' where "
+                "the trainer runs"
             )
+
+    def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
+        self.require()
         if model.lora is not None:
             raise ConfigError("model.lora: the backend deepspeed trains whole models; set trainer.backend = 'torch'")
         self._config, self._spec, self._optimizer = config, model, optimizer
@@ -110,49 +117,59 @@ class DeepSpeedBackend:
     # ------------------------------------------------------------------------------------------ opening
 
     def open(self) -> None:
-        size = self._config.processes
-        if self._spec.device.startswith("cuda"):
-            first, found = torch.device(self._spec.device).index or 0, torch.cuda.device_count()
-            if first + size > found:
-                raise ConfigError(
-                    f"backends.deepspeed.processes: {size} from trainer.device {self._spec.device} on, but there are "
-                    f"{found} GPUs; each process needs one"
-                )
-        rank = Rank(0, size, model=self._spec, optimizer=self._optimizer, settings=self._settings)
-        self._ranks = Ranks(size, threads=self._spec.threads, timeout_s=self._config.timeout_s)
-        arguments = {"model": spec_out(self._spec), "optimizer": optimizer_out(self._optimizer),
-                     "settings": dataclasses.asdict(self._settings)}  # fmt: skip
-        self._rank = rank
+        if Place.given() is None:
+            self._check_gpus()
+        self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
+        self._rank = Rank(self._ranks.place, model=self._spec, optimizer=self._optimizer, settings=self._settings)
+        arguments = {"model": spec_out(self._spec), "optimizer": self._optimizer, "settings": self._settings}
+        prefix = secrets.token_hex(4)  # ranks may have met before
         try:
-            self._ranks.call("open", arguments, rank.load_model, timeout_s=self._config.start_timeout_s)
-            self._ranks.call("join", {}, lambda: rank.join(self._ranks.group_store()))
+            self._call("open", arguments, self._rank.load_model, timeout_s=self._config.start_timeout_s)
+            self._call("join", {"prefix": prefix}, lambda: self._rank.join(self._ranks.within(prefix)))
         except BaseException:
             self.close()
             raise
+
+    def _call(
+        self, what: str, arguments: Mapping[str, Any], local: Callable[[], Any], *, timeout_s: float | None = None
+    ) -> tuple[Any, list[Any]]:
+        if self._rank.device.type == "cuda":
+            torch.cuda.set_device(self._rank.device)  # which each thread has its own of, and DeepSpeed asks for
+        return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
+
+    def _check_gpus(self) -> None:
+        size, device = self._config.processes, torch.device(self._spec.device)
+        if device.type == "cuda" and (device.index or 0) + size > (found := torch.cuda.device_count()):
+            raise ConfigError(
+                f"backends.deepspeed.processes: {size} from trainer.device {self._spec.device} on, but there are "
+                f"{found} GPUs; each process needs one"
+            )
 
     def close(self) -> None:
         if self._ranks is None:
             return
         ranks, rank = self._ranks, self._rank
         self._ranks = self._rank = None
-        ranks.close()
         try:
-            if rank is not None:
-                rank.close()
+            if not ranks.ended:
+                ranks.call("leave", {}, rank.close)
+        except BackendError as error:
+            log.warning("%s", error)  # it has nothing more to do
         finally:
-            ranks.wait()
+            rank.close()
+            ranks.end()
 
     # ------------------------------------------------------------------------------------------ training
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         check_needs(algorithm, "deepspeed")
-        plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, self._config.processes))
+        size = self._ranks.place.size
+        plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, size))
         arguments = {}
-        if self._config.processes > 1:
-            arguments = {"rows": [row_out(row) for row in rows], "algorithm": algorithm_out(algorithm),
-                         "plan": plan_out(plan)}  # fmt: skip
+        if size > 1:
+            arguments = {"rows": [row_out(row) for row in rows], "algorithm": algorithm_out(algorithm), "plan": plan}
         taken: Taken
-        taken, others = self._ranks.call("update", arguments, lambda: self._rank.update(rows, algorithm, plan))
+        taken, others = self._call("update", arguments, lambda: self._rank.update(rows, algorithm, plan))
         passes = taken.passes
         for part in others:
             passes.add_part(part)
@@ -160,7 +177,7 @@ class DeepSpeedBackend:
             found = {"loss": passes.part()["losses"][-1], "grad_norm": taken.norms[-1], "num_tokens": passes.num_tokens}
             return Update(metrics=found, skipped=True)
         metrics = {"num_tokens": passes.num_tokens, "optimizer_steps": float(len(taken.norms)), "lr": plan.lr,
-                   "microbatches": float(passes.num_of_all), "ranks": float(self._config.processes)}  # fmt: skip
+                   "microbatches": float(passes.num_of_all), "ranks": float(size)}  # fmt: skip
         if taken.norms:
             metrics |= {"grad_norm": sum(taken.norms) / len(taken.norms), **passes.metrics(algorithm)}
         return Update(metrics=metrics)
@@ -178,7 +195,7 @@ class DeepSpeedBackend:
     ) -> list[np.ndarray]:
         arguments = {"rows": [row_out(row) for row in rows], "tokens_per_microbatch": tokens_per_microbatch,
                      "reference": reference}  # fmt: skip
-        mine, others = self._ranks.call(
+        mine, others = self._call(
             "logprobs", arguments, lambda: self._rank.logprobs(rows, tokens_per_microbatch, reference=reference)
         )
         found = dict(mine)
@@ -194,16 +211,14 @@ class DeepSpeedBackend:
     def _gather(self, kind: str, name: str) -> Tensor:
         if kind == MASTER and self._config.stage < 3:  # here already
             return self._rank.shards.gather(kind, name)  # type: ignore[no-any-return]
-        found, _ = self._ranks.call(
-            "gather", {"kind": kind, "name": name}, lambda: self._rank.shards.gather(kind, name)
-        )
+        found, _ = self._call("gather", {"kind": kind, "name": name}, lambda: self._rank.shards.gather(kind, name))
         return found  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
         """As the torch backend does."""
         shapes = self._rank.shapes
         _write(folder / "masters.safetensors", shapes, "float32", lambda name: self._gather(MASTER, name))
-        moments = {f"{kind}/{name}": shape for kind in (*MOMENTS, "step") for name, shape in shapes.items()}
+        moments = {f"{kind}/{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
         moments |= {f"step/{name}": torch.Size(()) for name in shapes}
         num_steps = torch.tensor(self._rank.shards.num_steps, dtype=torch.float32)
 
@@ -215,7 +230,7 @@ class DeepSpeedBackend:
         random = {"cpu": torch.get_rng_state()}
         _write(folder / "random.safetensors", {"cpu": random["cpu"].shape}, "uint8", random.__getitem__)
         about = {"backend": "deepspeed", "model": self._spec.name, "torch": torch.__version__,
-                 "stage": self._config.stage, "processes": self._config.processes}  # fmt: skip
+                 "stage": self._config.stage, "processes": self._ranks.place.size}  # fmt: skip
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
@@ -240,7 +255,7 @@ class DeepSpeedBackend:
                 key = f"{kind}/{name}"
                 return moments.get_tensor(key) if key in known else torch.zeros(self._rank.shapes[name])
 
-            self._ranks.call(
+            self._call(
                 "load", {"moments": bool(steps), "num_steps": num_steps},
                 lambda: self._rank.load(bool(steps), num_steps, read),
             )  # fmt: skip

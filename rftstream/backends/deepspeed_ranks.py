@@ -1,13 +1,13 @@
-"""The processes of a backend on this host: rank 0 is whoever asks, and starts, calls, watches and ends the others.
+"""The processes of a backend as rank 0 sees them: it starts them on its host, unless a launcher started them all, and
+calls, watches and ends them.
 
-A call is a record in a key-value store that rank 0 keeps on loopback: the others wait for it, however long; all do what
-it says, and the others leave their result, or what went wrong, in the store. So rank 0 may do without them for as long
-as it likes, and only what all do together has a limit of time.
+A call is a record in a key-value store that rank 0 keeps: the others wait for it, however long; all do what it says,
+and the others leave their result, or what went wrong, in the store. So rank 0 may do without them for as long as it
+likes, and only what all do together has a limit of time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -16,23 +16,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 
-from rftstream.backends.deepspeed_wire import (
-    algorithm_in,
-    array_out,
-    optimizer_in,
-    pack,
-    plan_in,
-    row_in,
-    spec_in,
-    unpack,
-)
-from rftstream.errors import BackendError, RftError
+from rftstream.backends.deepspeed_wire import pack, unpack
+from rftstream.errors import BackendError
 
 log = logging.getLogger(__name__)
 
@@ -40,249 +32,195 @@ distributed: Any = torch.distributed  # its stubs lack the stores
 
 T = TypeVar("T")
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 FOREVER = timedelta(days=365)
 GRACE_S = 5.0
-"""After an error: so long for what another rank may have to say about it."""
-ABANDON_S = 20.0
-"""After a rank was lost: so long for rank 0 to come back from where it waits for it."""
+"""For what the others have to say after an error that may be theirs, and for them to end."""
+ABANDON_S = 30.0
+"""After a rank was lost: so long for rank 0 to find out by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Of a process among the ranks, as launchers tell it by the environment."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """On its host."""
+    host: str
+    """Of rank 0, as is the port."""
+    port: int
+
+    @staticmethod
+    def given() -> Place | None:
+        """None where no launcher started this process."""
+        try:
+            rank, size, local_rank, host, port = (
+                os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+            )
+        except KeyError:
+            return None
+        return Place(rank=int(rank), size=int(size), local_rank=int(local_rank), host=host, port=int(port))
+
+    def environment(self) -> dict[str, str]:
+        return {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank),
+                "MASTER_ADDR": self.host, "MASTER_PORT": str(self.port)}  # fmt: skip
+
+    def connect(self) -> Any:
+        """A connection to rank 0's store. Who waits in one keeps it from all else."""
+        return distributed.TCPStore(self.host, self.port, wait_for_workers=False)
+
+
+def is_of_others(error: Exception) -> bool:
+    """Whether it only says that another rank is late or gone: what torch's networks raise."""
+    return isinstance(error, distributed.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
 class Ranks:
-    """Called from one thread."""
+    """Called from one thread at a time."""
 
-    def __init__(self, size: int, *, threads: int, timeout_s: float) -> None:
-        self.size = size
+    def __init__(self, processes: int, *, threads: int, timeout_s: float) -> None:
+        """`processes`: of this host; a launcher knows better how many there are."""
         self._timeout_s = timeout_s
         self._count = 0
-        self._closing = False
-        self._calling = threading.Event()
-        self._lost: str | None = None
-        listening = socket.create_server((HOST, 0))
-        self._port = listening.getsockname()[1]
+        self._ended = threading.Event()
+        launched = Place.given()
+        if launched is None:
+            listening = socket.create_server((LOOPBACK, 0))
+            port = listening.getsockname()[1]
+            self.place = Place(rank=0, size=processes, local_rank=0, host=LOOPBACK, port=port)
+            how = {"master_listen_fd": listening.detach()}
+        else:
+            self.place, how = launched, {}
         self._store = distributed.TCPStore(
-            HOST, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            self.place.host, self.place.port, is_master=True, wait_for_workers=False, **how
         )
-        self._processes = {rank: self._start(rank, threads) for rank in range(1, size)}
+        self._others = range(1, self.place.size)
+        self._processes = {} if launched else {rank: self._start(rank, threads) for rank in self._others}
         if self._processes:
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _start(self, rank: int, threads: int) -> subprocess.Popen[bytes]:
+        place = Place(rank=rank, size=self.place.size, local_rank=rank, host=LOOPBACK, port=self.place.port)
         environment = {
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # else each tells at length when rank 0 is gone
             **os.environ,
+            **place.environment(),
             "PYTHONPATH": os.pathsep.join(one or os.getcwd() for one in sys.path),
             "OMP_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        command = [sys.executable, "-m", "rftstream.backends.deepspeed_ranks", str(rank), str(self.size),
-                   str(self._port)]  # fmt: skip
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, env=environment)
+        command = [sys.executable, "-m", "rftstream.backends.deepspeed_rank"]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
 
-    def group_store(self) -> Any:
-        """For the process group of the ranks."""
-        return distributed.PrefixStore("group", self._store)
+    def within(self, prefix: str) -> Any:
+        """A part of the store, for the process group of the ranks."""
+        return distributed.PrefixStore(prefix, self._store)
 
     # ------------------------------------------------------------------------------------------ calling
 
     def call(
         self, what: str, arguments: Mapping[str, Any], local: Callable[[], T], *, timeout_s: float | None = None
     ) -> tuple[T, list[Any]]:
-        """Has all ranks do it, this one by `local`; what came of it here, and in the others. BackendError if a rank
-        ended, failed or did not answer: the ranks are gone then."""
-        if (text := self._lost) is not None:
-            self._end()
-            raise BackendError(text)
+        """Has all ranks do it, this one by `local`; what came of it here, and in the others. BackendError if one of
+        these ended, failed or did not answer. After any error the ranks are gone."""
+        if self.ended:
+            raise BackendError("backend deepspeed: its ranks have ended; the trainer has to start again")
         number, self._count = self._count, self._count + 1
-        self._calling.set()
         try:
-            if self._processes:
+            if (trouble := self._trouble()) is not None:
+                raise BackendError(trouble)
+            if self._others:
                 self._store.set(f"call/{number}", pack([what, arguments]))
             found = local()
-            deadline = time.monotonic() + (timeout_s or self._timeout_s)
-            others = [self._answer(what, number, rank, deadline) for rank in self._processes]
-        except RftError:
-            self._end()
-            raise
+            answers = [self._answer(what, number, rank, timeout_s or self._timeout_s) for rank in self._others]
         except Exception as error:
-            reason = self._what_happened(what, number)
+            reason = self._reason(what, error) if is_of_others(error) else None
             self._end()
             if reason is None:
                 raise
             raise BackendError(reason) from error
-        finally:
-            self._calling.clear()
-        for rank in self._processes:
+        for rank in self._others:
             self._store.delete_key(f"done/{number}/{rank}")
         self._store.delete_key(f"call/{number}")
-        return found, others
+        return found, answers
 
-    def _answer(self, what: str, number: int, rank: int, deadline: float) -> Any:
-        key = f"done/{number}/{rank}"
-        while not self._has(key, 1.0):
-            if (text := self._lost) is not None:
-                raise BackendError(text)
+    def _answer(self, what: str, number: int, rank: int, timeout_s: float) -> Any:
+        key, deadline = f"done/{number}/{rank}", time.monotonic() + timeout_s
+        while not self._store.check([key]):  # `wait` of the store writes to stderr when it was in vain
+            if (trouble := self._trouble()) is not None:
+                raise BackendError(trouble)
             if time.monotonic() > deadline:
-                raise BackendError(
-                    f"{self._name(rank)} has not finished {what!r} long after rank 0; it hangs, or "
-                    "backends.deepspeed.timeout_s is too short"
-                )
-        answer = unpack(self._store.get(key))
-        if "error" in answer:
-            raise BackendError(f"{self._name(rank)} failed in {what!r}: {answer['error']}")
-        return answer["result"]
-
-    def _has(self, key: str, wait_s: float) -> bool:
-        """Looks again and again: a wait of the store's own writes to stderr when it was in vain."""
-        deadline = time.monotonic() + wait_s
-        while not (found := self._store.check([key])) and time.monotonic() < deadline:
+                raise BackendError(self._late(what, timeout_s))
             time.sleep(0.002)
-        return bool(found)
+        return unpack(self._store.get(key))
 
-    def _what_happened(self, what: str, number: int) -> str | None:
-        """Why the others could not go on, if it was not this rank."""
-        deadline = time.monotonic() + GRACE_S
-        while self._processes and time.monotonic() < deadline:
-            for rank in self._processes:
-                if self._has(f"done/{number}/{rank}", 0.05):
-                    answer = unpack(self._store.get(f"done/{number}/{rank}"))
-                    if "error" in answer:
-                        return f"{self._name(rank)} failed in {what!r}: {answer['error']}"
-            if self._lost:
-                return self._lost
-        error = sys.exc_info()[1]
-        if self._processes and isinstance(error, RuntimeError) and "tim" in str(error).lower():
-            return (
-                f"backend deepspeed: ranks waited for one another in {what!r} for {self._timeout_s:g} s, in vain: one "
-                f"hangs, or backends.deepspeed.timeout_s is too short ({error})"
-            )
+    def _trouble(self) -> str | None:
+        """What a rank says that it failed by, or how one ended that said nothing."""
+        codes = {rank: process.poll() for rank, process in self._processes.items()}  # before one looks at what was said
+        said = {rank: self._said(rank) for rank in self._others}
+        for rank, words in said.items():
+            if words is not None and not words["of_others"]:
+                return f"{self._name(rank)} failed in {words['what']!r}: {words['error']}"
+        for rank, code in codes.items():
+            if code is not None and said[rank] is None:
+                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                return f"{self._name(rank)} ended with {how}; the trainer has to start again"
         return None
 
+    def _said(self, rank: int) -> Any:
+        key = f"failed/{rank}"
+        return unpack(self._store.get(key)) if self._store.check([key]) else None
+
+    def _reason(self, what: str, error: Exception) -> str:
+        """Why the others kept this rank waiting. An error of theirs may come a little later than what it led to."""
+        deadline = time.monotonic() + GRACE_S
+        while (trouble := self._trouble()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return trouble or f"{self._late(what, self._timeout_s)} ({error})"
+
+    def _late(self, what: str, timeout_s: float) -> str:
+        silent = [rank for rank in self._others if self._said(rank) is None]
+        names = ", ".join(map(self._name, silent)).removeprefix("backend deepspeed: ") or "ranks wait for one another"
+        return (
+            f"backend deepspeed: {names}: not done with {what!r} within {timeout_s:g} s; one hangs, or "
+            "backends.deepspeed.timeout_s is too short"
+        )
+
     def _name(self, rank: int) -> str:
-        return f"backend deepspeed: rank {rank} of {self.size} (process {self._processes[rank].pid})"
+        process = f" (process {self._processes[rank].pid})" if rank in self._processes else ""
+        return f"backend deepspeed: rank {rank} of {self.place.size}{process}"
 
     # ------------------------------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
-        while not self._closing:
-            for rank, process in self._processes.items():
-                if (code := process.poll()) is not None and not self._closing:
-                    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                    self._lost = f"{self._name(rank)} ended with {how}; the trainer has to start again"
-                    self._abandon()
-                    return
-            time.sleep(0.2)
-
-    def _abandon(self) -> None:
-        """A rank that waits for the dead is told by most networks, but not by all: then the process has to go."""
-        deadline = time.monotonic() + ABANDON_S
-        while self._calling.is_set() and not self._closing:
-            if time.monotonic() > deadline:
-                log.critical("%s; rank 0 waits for it in vain and ends", self._lost)
-                os._exit(BackendError.exit_code)
-            time.sleep(0.2)
+        """Rank 0 may have nothing to do with the others for long, or wait in a network that does not tell it of the
+        dead: then the process has to go."""
+        while all(process.poll() is None for process in self._processes.values()):
+            if self._ended.wait(0.2):
+                return
+        if not self._ended.wait(ABANDON_S):
+            log.critical("%s", self._trouble())
+            os._exit(BackendError.exit_code)
 
     # ------------------------------------------------------------------------------------------ ending
 
-    def close(self) -> None:
-        """Those that still answer end by themselves, together with what this rank does next."""
-        self._closing = True
-        if self._processes and not self._lost:
-            self._store.set(f"call/{self._count}", pack(["close", {}]))
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
 
-    def wait(self) -> None:
-        """Until they have ended."""
-        deadline = time.monotonic() + GRACE_S
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0.0))
+    def end(self) -> None:
+        """Those of a launcher end by themselves, and are given time for it."""
+        if not self.ended and not self._processes:
+            self._store.set(f"call/{self._count}", pack(["end", {}]))
+            keys, deadline = [f"done/{self._count}/{rank}" for rank in self._others], time.monotonic() + GRACE_S
+            while keys and not self._store.check(keys) and time.monotonic() < deadline:
+                time.sleep(0.02)
         self._end()
 
     def _end(self) -> None:
-        self._closing = True
-        self._lost = self._lost or "backend deepspeed: its processes have been ended; the trainer has to start again"
+        self._ended.set()
         for process in self._processes.values():
             process.kill()
             process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-
-
-# --------------------------------------------------------------------------------------------- the other ranks
-
-
-def main() -> None:
-    rank, size, port = (int(one) for one in sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 says when it is over
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Connections of their own: who waits in one of them keeps it from all else.
-    store, group = (distributed.TCPStore(HOST, port, wait_for_workers=False) for _ in range(2))
-    worker = _Worker(rank, size, distributed.PrefixStore("group", group))
-    for number, what, arguments in _calls(store):
-        try:
-            answer = {"result": getattr(worker, f"do_{what}")(**arguments)}
-        except Exception as error:
-            log.debug("%s", what, exc_info=True)
-            answer = {"error": str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"}
-        if what == "close":
-            return
-        store.set(f"done/{number}/{rank}", pack(answer))
-        if "error" in answer:
-            raise SystemExit(1)
-
-
-def _calls(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    number = 0
-    while True:
-        store.wait([f"call/{number}"], FOREVER)
-        what, arguments = unpack(store.get(f"call/{number}"))
-        yield number, what, arguments
-        number += 1
-
-
-def _end_with_parent() -> None:
-    """Its end of the pipe closes with it, however it ends. Also while this process waits for others."""
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
-class _Worker:
-    """What the calls mean."""
-
-    def __init__(self, rank: int, size: int, store: Any) -> None:
-        self._rank, self._size, self._store = rank, size, store
-        self._worker: Any = None
-
-    def do_open(self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any]) -> None:
-        from rftstream.backends.deepspeed_rank import Rank, RankSettings
-
-        self._worker = Rank(
-            self._rank, self._size, model=spec_in(model), optimizer=optimizer_in(optimizer),
-            settings=RankSettings(**settings),
-        )  # fmt: skip
-        self._worker.load_model()
-
-    def do_join(self) -> None:
-        self._worker.join(self._store)
-
-    def do_update(self, rows: list[Any], algorithm: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-        taken = self._worker.update([row_in(row) for row in rows], algorithm_in(algorithm), plan_in(plan))
-        return taken.passes.part()  # type: ignore[no-any-return]
-
-    def do_logprobs(self, rows: list[Any], tokens_per_microbatch: int, reference: bool) -> list[Any]:
-        found = self._worker.logprobs([row_in(row) for row in rows], tokens_per_microbatch, reference=reference)
-        return [(number, array_out(array)) for number, array in found]
-
-    def do_gather(self, kind: str, name: str) -> None:
-        self._worker.shards.gather(kind, name)
-
-    def do_load(self, moments: bool, num_steps: float) -> None:
-        self._worker.load(moments, num_steps, None)
-
-    def do_close(self) -> None:
-        self._worker.close()
-
-
-if __name__ == "__main__":
-    main()

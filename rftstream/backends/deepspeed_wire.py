@@ -1,4 +1,7 @@
-"""What the ranks of a backend tell each other: maps, lists, numbers and bytes in msgpack. Nothing is pickled."""
+"""What the ranks of a backend tell each other: maps, lists, numbers and bytes in msgpack. Nothing is pickled.
+
+Dataclasses of plain values are maps by themselves; the functions here are for the others.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import numpy as np
 
 from rftstream import plugins
 from rftstream.algorithms.base import Algorithm, TrainingRow
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
 
@@ -55,14 +57,6 @@ def array_in(value: Sequence[Any]) -> np.ndarray:
     return np.frombuffer(bytearray(data), dtype=np.dtype(dtype)).reshape(shape)
 
 
-def plan_out(plan: UpdatePlan) -> dict[str, Any]:
-    return dataclasses.asdict(plan)
-
-
-def plan_in(value: Mapping[str, Any]) -> UpdatePlan:
-    return UpdatePlan(**value)
-
-
 def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
     """By where its class is and what it was built with, for a loss depends on nothing else."""
     cls = type(algorithm)
@@ -91,11 +85,3 @@ def spec_out(spec: ModelSpec) -> dict[str, Any]:
 
 def spec_in(value: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(**{**value, "folder": Path(value["folder"])})
-
-
-def optimizer_out(settings: OptimizerSettings) -> dict[str, Any]:
-    return dataclasses.asdict(settings)
-
-
-def optimizer_in(value: Mapping[str, Any]) -> OptimizerSettings:
-    return OptimizerSettings(**{**value, "betas": tuple(value["betas"])})

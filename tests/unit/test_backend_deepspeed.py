@@ -11,6 +11,9 @@ import dataclasses
 import importlib.util
 import os
 import signal
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from safetensors.numpy import load_file
 
 from rftstream import plugins
 from rftstream.algorithms.grpo import Grpo
+from rftstream.backends import deepspeed, deepspeed_ranks
 from rftstream.backends import deepspeed_wire as wire
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed import DeepSpeedBackend, deepspeed_config, even_budget
@@ -28,10 +32,12 @@ from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
 
 LR = 1e-3
+TIMEOUT_S = 250.0
+"""Other work on the machine must not look like a rank that hangs."""
 OPTIMIZER = OptimizerSettings(weight_decay=0.1)
 GRPO = Grpo(Grpo.Config(entropy_coefficient=0.01))
 
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +45,47 @@ def spec(tmp_path_factory):
     return tiny.make(tmp_path_factory.mktemp("model"))
 
 
+class KeptRanks(Ranks):
+    """For one backend after another: a process takes seconds to start."""
+
+    def end(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def kept():
+    ranks = KeptRanks(2, threads=1, timeout_s=TIMEOUT_S)
+    yield ranks
+    Ranks.end(ranks)
+
+
 @pytest.fixture
-def opened(spec):
-    """Opens backends, and closes them."""
+def opened(spec, request, monkeypatch):
+    """Opens one backend after another, in one process or in the kept two."""
     backends = []
 
     def make(**config):
+        close()
+        if config.get("processes") == 2:
+            ranks = request.getfixturevalue("kept")
+            monkeypatch.setattr(deepspeed, "Ranks", lambda *args, **settings: ranks)
         backends.append(make_backend(spec, **config))
         backends[-1].open()
+        monkeypatch.setattr(deepspeed, "Ranks", Ranks)
         return backends[-1]
 
+    def close():
+        for one in backends:
+            one.close()
+
     yield make
-    for one in backends:
-        one.close()
+    close()
 
 
 def make_backend(spec, **config):
-    return DeepSpeedBackend(DeepSpeedBackend.Config(**config), model=spec, optimizer=OPTIMIZER, seed=0)
+    return DeepSpeedBackend(
+        DeepSpeedBackend.Config(timeout_s=TIMEOUT_S, **config), model=spec, optimizer=OPTIMIZER, seed=0
+    )
 
 
 def torch_backend(spec):
@@ -125,11 +155,11 @@ def unchanged(found, before):
 # --------------------------------------------------------------------------------------------- one process
 
 
-@needs_deepspeed
 @pytest.mark.parametrize("config", [
-    {"stage": 0}, {"stage": 1}, {"stage": 2, "packing": False}, {"stage": 3},
+    {"stage": 0},
+    {"stage": 1, "offload_optimizer": True},
+    {"stage": 2, "packing": False},
     {"stage": 3, "offload_optimizer": True, "offload_parameters": True, "gradient_checkpointing": True},
-    {"stage": 2, "offload_optimizer": True},
 ])  # fmt: skip
 def test_one_process_gives_what_the_torch_backend_gives(opened, expected, config, tmp_path):
     backend = opened(**config)
@@ -145,7 +175,6 @@ def test_one_process_gives_what_the_torch_backend_gives(opened, expected, config
     assert not unchanged(saved(backend, tmp_path / "trained"), before)
 
 
-@needs_deepspeed
 def test_a_huge_loss_skips_though_its_gradient_is_a_number(opened, tmp_path):
     backend = opened(stage=2)
     before = saved(backend, tmp_path / "before")
@@ -162,48 +191,71 @@ def test_a_huge_loss_skips_though_its_gradient_is_a_number(opened, tmp_path):
 # --------------------------------------------------------------------------------------------- two processes
 
 
-@needs_deepspeed
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_two_processes_give_what_one_gives(opened, expected, stage, tmp_path):
     backend = opened(processes=2, stage=stage)
     agree((train(backend), saved(backend, tmp_path / "after")), expected)
-
-
-@needs_deepspeed
-@pytest.mark.slow
-def test_two_processes_with_shared_weights_from_start_to_end(spec, opened, expected, tmp_path):
-    """One start of processes for all that they can do."""
-    backend = opened(processes=2, stage=3)
-    agree((train(backend), saved(backend, tmp_path / "after")), expected)
-    before = saved(backend, tmp_path / "checkpoint")
+    before = saved(backend, tmp_path / "before")
     for number, changes in enumerate(({}, {"minibatches": 4})):
         assert backend.update(bad_rows(), GRPO, plan(**changes)).skipped
         assert unchanged(saved(backend, tmp_path / f"skipped{number}"), before)
-    alone, whole = opened(stage=0), torch_backend(spec)
-    for one in (alone, whole):
-        one.load(tmp_path / "checkpoint")
-    assert unchanged(saved(alone, tmp_path / "resumed"), before)
-    rows = tiny.rows(5, seed=4)
-    for found, theirs in zip(backend.logprobs(rows, 20), whole.logprobs(rows, 20), strict=True):
-        np.testing.assert_allclose(found, theirs, rtol=1e-4, atol=1e-5)
-    kl = Grpo(Grpo.Config(kl_coef=0.1))
-    updates = [one.update(rows, kl, plan(updates_per_batch=2)).metrics for one in (backend, alone, whole)]
-    for update in updates[:2]:
-        assert update["kl"] == pytest.approx(updates[2]["kl"], rel=1e-3)
-        assert update["loss"] == pytest.approx(updates[2]["loss"], rel=1e-3, abs=1e-6)
-    files = [saved(one, tmp_path / f"end{number}") for number, one in enumerate((backend, alone, whole))]
-    for one in files[:2]:
-        files_agree(one, files[2], NUM_STEPS + 2)
-    (tmp_path / "whole").mkdir()
-    whole.save(tmp_path / "whole")
-    backend.load(tmp_path / "whole")
-    assert unchanged(saved(backend, tmp_path / "back"), files[2])
-    os.kill(backend._ranks._processes[1].pid, signal.SIGKILL)
-    with pytest.raises(BackendError, match=r"rank 1 of 2 .* ended with signal SIGKILL"):
-        backend.update(rows, GRPO, plan())
-    with pytest.raises(BackendError):
-        backend.update(rows, GRPO, plan())
+
+
+def test_a_checkpoint_goes_on_with_another_stage_and_number_of_processes(spec, opened, tmp_path):
+    """And in the torch backend, and back; what an algorithm may need of a backend is there in each."""
+    rows, kl, twice = tiny.rows(5, seed=4), Grpo(Grpo.Config(kl_coef=0.1)), plan(updates_per_batch=2)
+    train(whole := torch_backend(spec))
+    start, end = saved(whole, tmp_path / "start"), tmp_path / "end"
+    logprobs = whole.logprobs(rows, 20) + whole.reference_logprobs(rows, 20)
+    metrics = whole.update(rows, kl, twice).metrics
+    expected = saved(whole, end)
+    for config in {"processes": 2, "stage": 3}, {"processes": 2, "stage": 2}, {"stage": 0}, {"stage": 1}:
+        backend = opened(**config)
+        backend.load(tmp_path / "start")
+        assert unchanged(saved(backend, tmp_path / f"loaded {config}"), start)
+        found = backend.logprobs(rows, 20) + backend.reference_logprobs(rows, 20)
+        for ours, theirs in zip(found, logprobs, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        update = backend.update(rows, kl, twice)
+        for name in ("kl", "loss", "grad_norm", "num_tokens"):
+            assert update.metrics[name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6)
+        files_agree(saved(backend, tmp_path / f"after {config}"), expected, NUM_STEPS + 2)
+        backend.load(end)
+        assert unchanged(saved(backend, tmp_path / f"back {config}"), expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class FailsElsewhere:
+    """An algorithm that rank 1 cannot compute with."""
+
+    config: None = None
+    needs: frozenset[str] = frozenset()
+
+    def loss(self, policy_logprobs_BT, rows, denominators):
+        if os.environ["RANK"] == "1":
+            raise ValueError("of rank 1")
+        return policy_logprobs_BT.sum() * 0, {}
+
+    def summarise(self, means):
+        return dict(means)
+
+
+def test_the_error_of_a_rank_is_the_error_of_the_trainer(spec):
+    """Though rank 0 only sees that its neighbour is gone."""
+    backend = make_backend(spec, processes=2, stage=2)
+    backend.open()
+    try:
+        with pytest.raises(
+            BackendError, match=r"rank 1 of 2 \(process \d+\) failed in 'update': ValueError: of rank 1"
+        ):
+            backend.update(tiny.rows(), FailsElsewhere(), plan())
+        with pytest.raises(BackendError, match="start again"):
+            backend.update(tiny.rows(), FailsElsewhere(), plan())
+    finally:
+        backend.close()
+
+
+# --------------------------------------------------------------------------------------------- ranks
 
 
 def test_a_rank_that_hangs_is_named():
@@ -211,26 +263,62 @@ def test_a_rank_that_hangs_is_named():
     process = ranks._processes[1]
     try:
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(BackendError, match=r"rank 1 of 2 \(process \d+\) has not finished 'gather'.* timeout_s"):
-            ranks.call("gather", {"kind": "master", "name": "x"}, lambda: None)
+        with pytest.raises(
+            BackendError, match=r"rank 1 of 2 \(process \d+\): not done with 'leave' within 1 s.* timeout_s"
+        ):
+            ranks.call("leave", {}, lambda: None)
         assert process.poll() == -signal.SIGKILL
     finally:
-        ranks.close()
-        ranks.wait()
+        ranks.end()
 
 
-def test_a_rank_that_fails_says_why_and_ends_with_rank_0():
-    ranks = Ranks(3, threads=1, timeout_s=100.0)
+def test_a_rank_that_dies_is_named(monkeypatch):
+    monkeypatch.setattr(deepspeed_ranks, "ABANDON_S", 1e6)  # else this process would end
+    ranks = Ranks(3, threads=1, timeout_s=TIMEOUT_S)
     first, second = ranks._processes.values()
     try:
-        second.stdin.close()  # as if rank 0 had ended
-        assert second.wait(timeout=100) == 1
-        with pytest.raises(BackendError, match=r"rank 2 of 3 .* ended with exit code 1"):
-            ranks.call("gather", {"kind": "master", "name": "x"}, lambda: None)
+        second.kill()
+        second.wait()
+        with pytest.raises(BackendError, match=r"rank 2 of 3 \(process \d+\) ended with signal SIGKILL"):
+            ranks.call("leave", {}, lambda: None)
         assert first.poll() is not None
     finally:
-        ranks.close()
-        ranks.wait()
+        ranks.end()
+
+
+def test_a_rank_of_a_launcher_says_what_it_failed_by_and_ends_with_rank_0(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    others = {"WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {"RANK": "0", **others}.items():
+        monkeypatch.setenv(name, value)
+    ranks = Ranks(1, threads=1, timeout_s=TIMEOUT_S)
+    assert ranks.place.size == 3 and not ranks._processes
+    command = [sys.executable, "-m", "rftstream.backends.deepspeed_rank"]
+    processes = [subprocess.Popen(command, env={**os.environ, "RANK": rank}) for rank in "12"]
+    try:
+        with pytest.raises(BackendError, match=r"rank 1 of 3 failed in 'close'|rank 2 of 3 failed in 'close'"):
+            ranks.call("close", {}, lambda: None)  # there is no such call
+        assert [one.wait() for one in processes] == [1, 1]
+    finally:
+        for one in processes:
+            one.kill()
+            one.wait()
+
+
+def test_a_launcher_is_missed():
+    found = subprocess.run([sys.executable, "-m", "rftstream.backends.deepspeed_rank"], capture_output=True, text=True)
+    assert found.returncode == 1 and "expected those of a launcher" in found.stderr
+
+
+@pytest.mark.parametrize(("error", "so"), [
+    (RuntimeError("[/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4711"), True),
+    (torch.distributed.DistBackendError("NCCL error"), True), (torch.distributed.DistStoreError("timed out"), True),
+    (RuntimeError("shapes cannot be multiplied"), False), (torch.OutOfMemoryError("gloo"), False),
+    (ConfigError("gloo"), False),
+])  # fmt: skip
+def test_what_is_the_fault_of_others(error, so):
+    assert deepspeed_ranks.is_of_others(error) is so
 
 
 # --------------------------------------------------------------------------------------------- settings and bytes
