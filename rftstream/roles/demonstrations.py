@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rftstream import codec
 from rftstream.clock import Clock
-from rftstream.errors import ConfigError, ContractError, TransportError
+from rftstream.errors import ConfigError, ContractError
 from rftstream.experts.split import trained_numbers
 from rftstream.experts.tokens import Sides, kind_of, length_of, tokenise
 from rftstream.ids import derive_seed, group_id, rollout_id
@@ -148,12 +148,7 @@ class Experts:
         new pass goes through; default: all there are by then."""
         taken: list[Taken] = []
         letters: Letters = {}
-        before = replace(self.cursor)
-        try:
-            self._take(count, size, taken, letters)
-        except TransportError:
-            self.cursor = before
-            raise
+        self._take(count, size, taken, letters)
         self._dead |= letters.keys()
         return taken, list(letters.values())
 

@@ -338,6 +338,8 @@ class FeederStep:
     def draining(self) -> None:
         self._draining = True
 
+    busy = False
+
     def leave(self) -> None:
         pass
 
