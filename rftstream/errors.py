@@ -15,6 +15,7 @@
     ├── PolicyError               1     yes   the inference engine failed
     ├── WeightsError              1     yes   an object of the store is missing, damaged or foreign
     │   └── WeightsGone           1     yes   ... was deleted by retention; take a newer one
+    ├── BackendError              1     no    a process that trains along died, failed or hangs; start the trainer again
     └── RewardError               1     yes   a reward could not be computed; never a reward of 0
         ├── RewardTimeout         1     yes   ... within its time limit
         └── MissingChecker        1     no    ... because a package that it needs is not installed
@@ -108,6 +109,10 @@ class WeightsError(RftError):
 
 class WeightsGone(WeightsError):
     """The object is not in the store any more, or not as it was put."""
+
+
+class BackendError(RftError):
+    pass
 
 
 class RewardError(RftError):

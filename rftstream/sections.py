@@ -278,7 +278,7 @@ class TrainerSection(WorkerSection):
     """The reference of a divergence (`kl_coef`) or of DPO becomes the policy of each version that is a multiple of
     this, before it is trained on. Unset: it is version 0 for the whole run."""
     shares: Positive = 1
-    """Of `batches`; at least as many as trainer ranks, fixed for a run."""
+    """Of `batches`, fixed for a run. The trainer reads them all, and trains the same whatever their number."""
     checkpoint_every: Positive = 20
     """Versions."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2

@@ -5,5 +5,6 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.backe
 
 BACKENDS = {
     "torch": "rftstream.backends.torch:TorchBackend",
+    "deepspeed": "rftstream.backends.deepspeed:DeepSpeedBackend",
     "fake": "rftstream.backends.fake:FakeBackend",
 }

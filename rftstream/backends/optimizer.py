@@ -22,7 +22,7 @@ class Masters:
         if offload:
             self.masters = {name: one.detach().to("cpu", copy=True) for name, one in parameters.items()}
         self._offload = offload
-        self._optimizer = _adamw(list(self.masters.values()), settings)
+        self._optimizer = adamw(list(self.masters.values()), settings)
 
     def norm(self) -> float:
         """Of all gradients together."""
@@ -80,7 +80,7 @@ class Masters:
             parameter.copy_(self.masters[name])
 
 
-def _adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
+def adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
     """Matrices decay, vectors (norms, biases) don't. Fused: one pass over memory."""
     groups = [
         {"params": [one for one in masters if one.ndim >= 2], "weight_decay": settings.weight_decay},

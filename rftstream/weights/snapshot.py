@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,13 +58,22 @@ class Writable(Protocol):
     def write(self, data: Any, /) -> Any: ...
 
 
-def write_snapshot(file: Writable, tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> int:
-    """Writes a safetensors file, tensor by tensor, and returns its length. The same state gives the same bytes."""
+def write_snapshot(
+    file: Writable,
+    tensors: Mapping[str, RawTensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    read: Callable[[str], RawTensor] | None = None,
+) -> int:
+    """Writes a safetensors file, tensor by tensor, and returns its length. The same state gives the same bytes.
+
+    `read` gives each tensor once, when its turn has come; then `tensors` only say how large they are.
+    """
     head, order = _head(tensors, metadata or {})
     file.write(head)
     num_bytes = len(head)
     for name in order:
-        view = data_view(tensors[name])
+        view = data_view(tensors[name] if read is None else read(name))
         file.write(view)
         num_bytes += view.nbytes
     return num_bytes

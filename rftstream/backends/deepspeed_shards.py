@@ -1,0 +1,197 @@
+"""Masters and moments as DeepSpeed's engine holds them: whole without ZeRO, else a part of each in every process.
+
+The one place that knows of names inside of DeepSpeed that are not its documented ones; hence its narrow range of
+versions in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MASTER = "master"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KINDS = (MASTER, *MOMENTS)
+
+
+class Shards:
+    """Without ZeRO: every process has all, and DeepSpeed only adds up gradients. All methods are called by all ranks
+    alike, with the same arguments but for values."""
+
+    def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
+        self._engine, self._parameters, self._shapes = engine, parameters, shapes
+        for master in self._masters():
+            self._optimizer.state[master] = {
+                "step": torch.zeros((), dtype=torch.float32, device=master.device),
+                **{kind: torch.zeros_like(master, requires_grad=False) for kind in MOMENTS},
+            }
+
+    @property
+    def _optimizer(self) -> torch.optim.AdamW:
+        return self._engine.optimizer  # type: ignore[no-any-return]
+
+    def _masters(self) -> list[Tensor]:
+        """What the optimizer steps, as it lies in this process."""
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
+
+    def set_lr(self, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
+    def step(self, lr: float, max_grad_norm: float) -> float:
+        """With the gradients that the last backward pass completed; their norm. If that is not a number, or infinite,
+        nothing has changed. The gradients are gone in both cases."""
+        gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if not math.isfinite(norm):
+            self._engine.zero_grad()
+            return norm
+        if max_grad_norm and norm > max_grad_norm:
+            torch._foreach_mul_(gradients, max_grad_norm / norm)
+        self.set_lr(lr)
+        self._engine.step()
+        return norm
+
+    def gather(self, kind: str, name: str) -> Tensor:
+        """The whole tensor in every process, float32; a master may be the parameter itself."""
+        parameter = self._parameters[name]
+        return parameter.detach() if kind == MASTER else self._optimizer.state[parameter][kind]
+
+    def put(self, kind: str, name: str, value: Tensor) -> None:
+        """The opposite; `refresh` once all are there."""
+        self.gather(kind, name).copy_(value)
+
+    @property
+    def num_steps(self) -> float:
+        return float(self._optimizer.state[self._masters()[0]]["step"])
+
+    @num_steps.setter
+    def num_steps(self, value: float) -> None:
+        for master in self._masters():
+            self._optimizer.state[master]["step"].fill_(value)
+
+    def forget_moments(self) -> None:
+        self.num_steps = 0.0
+        for master in self._masters():
+            for kind in MOMENTS:
+                self._optimizer.state[master][kind].zero_()
+
+    def copy(self) -> list[Tensor]:
+        """This process's part."""
+        return [one.detach().clone() for one in self._state()]
+
+    def restore(self, copied: list[Tensor]) -> None:
+        with torch.no_grad():
+            for one, value in zip(self._state(), copied, strict=True):
+                one.copy_(value)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Gives the network what the masters are."""
+
+    def _state(self) -> list[Tensor]:
+        masters = self._masters()
+        return masters + [value for one in masters for _, value in sorted(self._optimizer.state[one].items())]
+
+
+class ZeroShards(Shards):
+    """ZeRO 1 and 2: of masters and moments (and gradients) each process has a part, of the weights all."""
+
+    def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
+        super().__init__(engine, parameters, shapes)
+        self._link()
+
+    def _link(self) -> None:
+        self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    @property
+    def _optimizer(self) -> torch.optim.AdamW:
+        return self._engine.optimizer.optimizer  # type: ignore[no-any-return]
+
+    def step(self, lr: float, max_grad_norm: float) -> float:
+        """DeepSpeed finds the norm, over all processes, and leaves a step out itself if it is not finite."""
+        zero = self._engine.optimizer
+        zero.clip_grad = max_grad_norm
+        self.set_lr(lr)
+        self._engine.step()
+        return math.inf if zero.overflow else float(zero._global_grad_norm)
+
+    def gather(self, kind: str, name: str) -> Tensor:
+        if kind == MASTER:
+            return self._parameters[name].detach()  # in float32 it is the master, and whole
+        return self._gather_part(kind, name)
+
+    def _gather_part(self, kind: str, name: str) -> Tensor:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        parameter = self._parameters[name]
+        if kind == MASTER:
+            found = safe_get_full_fp32_param(parameter)
+        else:
+            found = safe_get_full_optimizer_state(parameter, kind)
+        return found.view(self._shapes[name])  # type: ignore[no-any-return]
+
+    def put(self, kind: str, name: str, value: Tensor) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        parameter = self._parameters[name]
+        if kind == MASTER:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, kind)
+
+    def refresh(self) -> None:
+        self._engine.optimizer.update_lp_params()
+
+
+class ZeroWeightShards(ZeroShards):
+    """ZeRO 3: of the weights each process has a part, too."""
+
+    def _link(self) -> None:
+        pass
+
+    def _masters(self) -> list[Tensor]:
+        return list(self._engine.optimizer.fp32_partitioned_groups_flat)  # the optimizer has them while it steps only
+
+    def gather(self, kind: str, name: str) -> Tensor:
+        return self._gather_part(kind, name)
+
+    def put(self, kind: str, name: str, value: Tensor) -> None:
+        """A process's part may reach beyond the tensor's end."""
+        zero, parameter = self._engine.optimizer, self._parameters[name]
+        part, _ = zero._get_fp32_opt_state_partition(
+            parameter, release_swap_buffers=False, optim_state_key=None if kind == MASTER else kind
+        )
+        size, rank = part.numel(), zero._get_param_partition_rank(parameter)
+        mine = value.flatten()[size * rank : size * (rank + 1)]
+        part.data.zero_()
+        part.data[: mine.numel()].copy_(mine)
+
+    def refresh(self) -> None:
+        zero = self._engine.optimizer
+        self._engine.empty_partition_cache()
+        for number in range(len(zero.fp16_groups)):
+            zero._reassign_or_swap_out_partitioned_parameters(number)
+        if kept := zero.persistent_parameters:
+            kept[0].all_gather(kept)
+
+
+def shards_of(
+    engine: Any, stage: int, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]
+) -> Shards:
+    cls = {0: Shards, 1: ZeroShards, 2: ZeroShards, 3: ZeroWeightShards}[stage]
+    return cls(engine, parameters, shapes)
+
+
+def count_anew() -> None:
+    """ZeRO 3 numbers modules and parameters, goes on with it from model to model, and wants the same in all ranks,
+    some of which may be new."""
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.zero import Init
+
+    Init.param_id = 0
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
