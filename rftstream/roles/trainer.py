@@ -38,11 +38,12 @@ from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
-from rftstream.roles.schedule import learning_rate
-from rftstream.roles.training import Training
+from rftstream.roles.schedule import rate_at
+from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.store import ObjectStore
@@ -104,6 +105,7 @@ class TrainerStep:
         """What `committed` makes the progress, once the transaction is on the log."""
         self._anchor_due = True
         self._config = self._given
+        self._stages = Stages.of(self._config)
         self._end_of_steps = "steps"
         self._done = False
         self._stop: StopRule | None = None
@@ -196,7 +198,7 @@ class TrainerStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
-        if self._config.without_tasks and not self._has_end():
+        if self._config.experts_alone and not self._has_end():
             return None
         if self._anchor_due:
             return self._anchor()
@@ -204,7 +206,7 @@ class TrainerStep:
             return trimming
         if self._paused or self._finished_said:
             return None
-        if self._drains and self._config.without_tasks:
+        if self._drains and not self._stages.at(self._progress.version).takes_rollouts:
             return self._finish_now("drained")  # nobody else ends it: what is recorded and not trained stays for later
         batch = self._assembly.next()
         if batch is None:
@@ -223,6 +225,7 @@ class TrainerStep:
         steps, counted = self._config.run.steps, self._ended.batches
         if counted is not None and (steps is None or counted < steps):
             self._config = replace(self._config, run__steps=counted)
+            self._stages = Stages.of(self._config)
             self._end_of_steps = "experts"
         return True
 
@@ -250,9 +253,13 @@ class TrainerStep:
     def _train(self, batch: Batch) -> Transaction:
         started = self._clock.now()
         progress, manifest = self._progress, batch.manifest
-        lr = learning_rate(self._settings, progress.version, self._config.run.steps)
+        stage = self._stages.at(progress.version)
+        training = self._training.at(stage)
+        if self._stages.named:
+            check_made_for(batch, stage)
+        lr = rate_at(self._stages, progress.version)
         self._touched = True
-        update, values = self._training.update(batch, lr)
+        update, values = training.update(batch, lr)
         trained = self._clock.now()
         following = Progress(
             version=progress.version + 1,
@@ -266,8 +273,10 @@ class TrainerStep:
         if "reward" in manifest.metrics:
             following.rewards.append(manifest.metrics["reward"])
         reason = self._reason_to_end(following)
-        if self._held_out is not None and self._held_out.due(following.version, last=reason is not None):
-            values |= self._held_out.look()
+        if self._held_out is not None:
+            values |= self._held_out.look(stage, following.version, last=reason is not None)
+        if self._stages.named:
+            values["stage"] = stage.number + 1.0
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
         waits = self._assembly.num_ready <= 1
@@ -278,7 +287,7 @@ class TrainerStep:
             "step_s": trained - started,
             "publish_s": now - trained,
             "wait_s": started - self._waited_since,
-        } | self._training.speeds(values, trained - started)
+        } | training.speeds(values, trained - started)
         elapsed = now - self._waited_since
         if elapsed > 0:
             values |= {"rollouts_per_s": batch.num_rollouts / elapsed, "tokens_per_s": values["tokens"] / elapsed}
@@ -341,8 +350,8 @@ class TrainerStep:
     # ------------------------------------------------------------------------------------------ ending
 
     def _reason_to_end(self, progress: Progress) -> str | None:
-        run = self._config.run
-        if run.steps is not None and progress.version >= run.steps:
+        run, steps = self._config.run, self._config.steps
+        if steps is not None and progress.version >= steps:
             return self._end_of_steps
         full = len(progress.rewards) >= run.stop_reward_over
         if run.stop_reward is not None and full and sum(progress.rewards) / len(progress.rewards) >= run.stop_reward:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from rftstream.algorithms.base import Algorithm, RefiningAlgorithm
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
+from rftstream.errors import ConfigError
+from rftstream.messages import LossKind
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch
 from rftstream.sections import RunConfig, TrainerSection
+from rftstream.stages import Stage, Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,14 @@ class Training:
     backend: Backend
     algorithm: Algorithm
     settings: TrainerSection
+    algorithms: tuple[Algorithm, ...] = ()
+    """Of each stage, in a run with stages; `algorithm` is then that of the first."""
+
+    def at(self, stage: Stage) -> Training:
+        """In this stage: the same backend, and with it masters and optimizer."""
+        if not self.algorithms:
+            return self
+        return replace(self, algorithm=self.algorithms[stage.number], settings=stage.trainer)
 
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
         """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
@@ -64,8 +75,22 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
+    algorithms = tuple(build_algorithm(config, stage.where) for stage in Stages.of(config).all)
     return Training(
         backend=backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed),
-        algorithm=build_algorithm(config),
+        algorithm=algorithms[0],
         settings=settings,
+        algorithms=algorithms if config.stages else (),
     )
+
+
+def check_made_for(batch: Batch, stage: Stage) -> None:
+    """The buffer made it by the stages of its time. ConfigError if these were others."""
+    kinds = {one.loss_kind for one in batch.experiences}
+    alone = batch.manifest.num_groups == 0 and not batch.manifest.last
+    if alone == stage.takes_rollouts or kinds - {LossKind.rl, stage.kind}:
+        found = " and ".join(sorted(kinds)) or "nothing"
+        raise ConfigError(
+            f"stages.{stage.number} ({stage.to_text()}): batch {batch.sequence} was made for another stage and holds "
+            f"{found}; stages that batches were made for keep their place: set them as they were"
+        )

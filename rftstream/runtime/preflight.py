@@ -107,9 +107,10 @@ def nothing_more(
     """Why a finished run has nothing to go on with under its changed settings; None if it has. `retries`: dead groups
     were asked to be put back."""
     old, new = before.run, config.run
-    if new.steps is not None and version >= new.steps:
-        return (f"is finished with {version} of {new.steps} steps; give more, "
-                f"e.g. --set run.steps={max(2 * version, version + 1)}")  # fmt: skip
+    if config.steps is not None and version >= config.steps:
+        more = (f"run.steps={max(2 * version, version + 1)}" if not config.stages else
+                f"stages.{len(config.stages) - 1}.steps={config.stages[-1].steps + 10}")  # fmt: skip
+        return f"is finished with {version} of {config.steps} steps; give more, e.g. --set {more}"
     if finished.reason == "imported":
         return "has trained all that was imported into it"
     if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):

@@ -34,6 +34,7 @@ from rftstream.messages import (
 )
 from rftstream.models import ModelSpec
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.views.sizes import SERVED_BYTES, ModelSizes
 
 MASTER_BYTES = 12
@@ -134,8 +135,8 @@ def estimate_disk(
 def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
     """Of the whole run, as far as steps or passes say; filtered groups come on top."""
     groups: list[int] = []
-    if config.run.steps is not None:
-        groups.append(config.run.steps * config.feeder.groups_per_batch)
+    if config.steps is not None:
+        groups.append(Stages.of(config).batches_of_rollouts(0, config.steps) * config.feeder.groups_per_batch)
     drawn = {name: section for name, section in config.tasksets.items() if section.weight}
     if all(section.passes is not None and name in sizes for name, section in drawn.items()):
         groups.append(sum((section.passes or 0) * sizes[name] for name, section in drawn.items()))

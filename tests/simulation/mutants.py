@@ -476,10 +476,10 @@ def passes_forgotten() -> Iterator[None]:
 
 
 def passes_half_taken() -> Iterator[None]:
-    def take(self: Experts, count: int, size: int | None = None) -> Any:
+    def take(self: Experts, count: int, size: int | None = None, kind: Any = None) -> Any:
         taken: list[Any] = []
         letters: dict[Any, Any] = {}
-        self._take(count, size, taken, letters)
+        self._take(count, size, kind, taken, letters)
         return taken, list(letters.values())
 
     with changed(Experts, "take", take):
