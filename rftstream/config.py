@@ -70,7 +70,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Plain values, None left out: what is written beside the run and recorded in its manifest."""
+    """Plain values, None and no stages left out: what is written beside the run and recorded in its manifest."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -81,7 +81,10 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
             return [plain(item) for item in value]
         return value
 
-    return plain(config)  # type: ignore[no-any-return]
+    values: dict[str, Any] = plain(config)
+    if not config.stages:
+        del values["stages"]
+    return values
 
 
 def from_toml(text: str) -> RunConfig:

@@ -15,6 +15,8 @@ from typing import Any
 from rftstream.errors import ConfigError
 
 _IS_SECRET = re.compile(r"(password|passwd|secret|api_?key|secret_key|access_key|auth_token|credentials?)$", re.I)
+_IS_SECRET_VARIABLE = re.compile(_IS_SECRET.pattern.replace("auth_token", "token"), re.I)
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _SCHEME = "env:"
 _PREFIX = "RFTSTREAM_SECRET"
 
@@ -34,6 +36,15 @@ def hide(values: dict[str, Any], *, where: Sequence[str] = (), names: Mapping[st
 def reveal(options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The options with their secrets in them. ConfigError for one that this process was not given."""
     return {key: _revealed(value, f"{where}.{key}") for key, value in options.items()}
+
+
+def hidden(text: str) -> str:
+    """Fit to be written down: without the values of environment variables that are named like secrets, and without the
+    user and password of a URL."""
+    secrets = {value for name, value in os.environ.items() if _IS_SECRET_VARIABLE.search(name) and len(value) >= 4}
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, "***")
+    return _IN_URL.sub("***", text)
 
 
 def _revealed(value: Any, where: str) -> Any:

@@ -280,6 +280,9 @@ class TrainerSection(WorkerSection):
     tokens_per_microbatch: Positive = 16384
     """Tokens that go through the model at once, forward and backward; a longer row goes alone. Memory depends on it,
     results do not. Where rows are not packed, padding counts."""
+    reference_every: Positive | None = None
+    """The reference of a divergence (`kl_coef`) or of DPO becomes the policy of each version that is a multiple of
+    this, before it is trained on. Unset: it is version 0 for the whole run."""
     shares: Positive = 1
     """Of `batches`; at least as many as trainer ranks, fixed for a run."""
     checkpoint_every: Positive = 20
@@ -323,6 +326,9 @@ class StageSection:
     min_lr_share: Fraction | None = None
     minibatches: Positive | None = None
     updates_per_batch: Positive | None = None
+    reference: Literal["stage", "run"] = "stage"
+    """Of a divergence (`kl_coef`) or of DPO: the policy that the stage begins with, or what it was before the stage,
+    version 0 if no other stage renewed it. Of the first stage it is version 0 in any case."""
     experts_ratio: Annotated[float, Meta(gt=0)] | None = None
     """Where it takes demonstrations beside rollouts; default: `experts.ratio`."""
     experts_per_batch: Positive | None = None
@@ -391,6 +397,13 @@ class TrackersSection:
 
     tensorboard: str | None = None
     """Folder for TensorBoard's event files, relative to the run folder; default: none. With the extra `tensorboard`."""
+    wandb: str | None = None
+    """Project at Weights & Biases, `PROJECT` or `ENTITY/PROJECT`; default: none. With the extra `wandb`. The key comes
+    from WANDB_API_KEY; `WANDB_MODE=offline` writes files into the run folder, for `wandb sync`. The run there is the
+    same after each resume."""
+    mlflow: str | None = None
+    """Experiment of MLflow; default: none. With the extra `mlflow`. The store is what MLFLOW_TRACKING_URI says, keys
+    come from the environment. The run there is the same after each resume."""
 
 
 @dataclass(frozen=True, kw_only=True)

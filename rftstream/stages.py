@@ -33,6 +33,8 @@ class Stage:
     """Of its algorithm in the run file."""
     trainer: TrainerSection
     """With what it has otherwise."""
+    own_reference: bool = False
+    """Whether the reference, if its algorithm has one, becomes the policy that it begins with."""
     takes_rollouts: bool = True
     kind: LossKind | None = None
     """Of the demonstrations that it takes; None: none, or in a run without stages those of the algorithm."""
@@ -125,7 +127,7 @@ def _stage(config: RunConfig, number: int, section: StageSection, first: int, co
     return replace(
         common, number=number, name=section.name or name, first=first, steps=section.steps, where=where,
         trainer=replace(config.trainer, **own), takes_rollouts=LossKind.rl in kinds,
-        kind=next(iter(from_experts), None),
+        kind=next(iter(from_experts), None), own_reference=number > 0 and section.reference == "stage",
         expert_ratio=common.expert_ratio if section.experts_ratio is None else section.experts_ratio,
         experts_per_batch=section.experts_per_batch or common.experts_per_batch,
     )  # fmt: skip

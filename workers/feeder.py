@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from rftstream.algorithms.demands import has_greedy_sibling
 from rftstream.config import sampling_for
 from rftstream.rendering import open_renderer
 from rftstream.roles.feeder import FeederStep, Source
@@ -18,6 +19,7 @@ def build(context: RoleContext) -> Role:
     spec = model_spec(context)
     renderer = open_renderer(spec)
     own = own_renderers(spec, config.tasksets)
+    greedy = has_greedy_sibling(config)
     sources = {
         name: Source(
             taskset=open_taskset(name, section, config),
@@ -28,6 +30,7 @@ def build(context: RoleContext) -> Role:
             shuffle=section.shuffle,
             passes=section.passes,
             renderer=own.get(name, renderer),
+            greedy_baseline=greedy,
         )
         for name, section in config.tasksets.items()
     }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from rftstream.roles.trainer import TrainerStep
 from rftstream.roles.training import build_training
+from rftstream.roles.underway import Inline
 from rftstream.runtime.role import Role, RoleContext
 from workers.parts import held_out, model_spec
 
@@ -20,6 +23,7 @@ def build(context: RoleContext) -> Role:
         store=context.open_store(),
         final=context.folder.final,
         clock=context.clock,
+        compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
     )
     return Role(
         name="trainer",

@@ -14,6 +14,7 @@ from pages.types import in_words, toml
 from pages.words import WORDS
 from rftstream import config, plugins
 from rftstream import sections as declared
+from rftstream.algorithms.settings import CriticConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 from rftstream.plugins import KINDS
@@ -27,7 +28,7 @@ TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport":
 """Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
 SHARED = "rftstream.algorithms.settings"
 """Module with the settings that several algorithms have: they stand once, and not with each of them."""
-NAMESPACE = {"Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any}
+NAMESPACE = {"Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any, "CriticConfig": CriticConfig}
 
 
 def sections() -> str:

@@ -15,6 +15,8 @@ from rftstream.messages import Experience, Segment
 if TYPE_CHECKING:
     import numpy as np
 
+    from rftstream.algorithms.settings import CriticConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
@@ -32,10 +34,12 @@ class TrainingRow:
     """Logits are divided by it, as the sampler did."""
     group: int = 0
     """Dense number of the group inside the batch: rows of a group go into the same mini-batch."""
+    rollout: int = 0
+    """Dense number of the rollout inside the batch, where an algorithm asks for it: its rows follow one another."""
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def training_row(segment: Segment, advantage: float, temperature: float, group: int) -> TrainingRow:
+def training_row(segment: Segment, advantage: float, temperature: float, group: int, rollout: int = 0) -> TrainingRow:
     """A row of a segment all of whose sampled tokens have the same advantage."""
     import numpy as np
 
@@ -49,6 +53,7 @@ def training_row(segment: Segment, advantage: float, temperature: float, group: 
         advantages=np.full(len(token_ids_T), advantage, dtype=np.float32),
         temperature=temperature or 1.0,  # greedy sampling records the logprobs of temperature 1
         group=group,
+        rollout=rollout,
     )
 
 
@@ -104,8 +109,10 @@ class Algorithm(Protocol):
     """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants in its micro-batch;
     `no_proximal_logprobs`, if it makes do without them however many optimizer steps a batch takes; `reference_rewards`,
     if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; `row_logprobs`,
-    if `refine` (of `RefiningAlgorithm`) is to be called; `whole_groups`, if rows of a group must come to `loss` at
-    once.
+    if `refine` (of `RefiningAlgorithm`) is to be called; `values`, if it has a critic (`CriticAlgorithm`);
+    `whole_groups`, if rows of a group must come to `loss` at once.
+
+    One whose class has `greedy_baseline = True` gets groups whose first sibling was sampled at temperature 0.
 
     An algorithm that learns from demonstrations or pairs says so by `loss_kinds`, a set of LossKind (else `rl` alone),
     and may have `held_out(rows, logprobs, reference_logprobs)` -> metrics, of those that are not trained on."""
@@ -131,3 +138,18 @@ class RefiningAlgorithm(Algorithm, Protocol):
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         """The rows that `prepare` gave once more, and more metrics. `row_logprobs`: of each row's unmasked tokens, by
         the policy before the batch, float32 [T] with 0 elsewhere."""
+
+
+class CriticAlgorithm(Algorithm, Protocol):
+    """One with a critic, a network of its own that the backend holds and trains beside the policy."""
+
+    critic: CriticConfig
+
+    def estimate(
+        self, rows: Sequence[TrainingRow], values: Sequence[np.ndarray]
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """The rows that `prepare` gave once more, with advantages, and more metrics. `values`: what the critic before
+        the batch says of each row's unmasked tokens, of what stands before each; float32 [T] with 0 elsewhere."""
+
+    def value_loss(self, values_BT: Any, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
+        """The micro-batch's share of the critic's loss, and metrics, as `loss` has them."""

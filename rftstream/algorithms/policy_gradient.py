@@ -69,6 +69,14 @@ class PolicyGradient:
         """Of each rollout, float64 [N]."""
         return rewards_N
 
+    def rollout_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray) -> np.ndarray:
+        """The same, where more has to be known of a rollout than its group."""
+        return self.advantages(rewards_N, scored.groups_N)
+
+    def rows(self, scored: ScoredBatch) -> tuple[TrainingRow, ...]:
+        """One per segment, without advantages; with an empty loss mask where there is nothing to train on."""
+        return scored.rows()
+
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
         """Losses [B, T], 0 at masked positions, before weights; metrics as sums over unmasked tokens."""
         from rftstream.core.losses import policy_gradient_losses
@@ -103,6 +111,10 @@ class PolicyGradient:
         """More metrics of a batch."""
         return {}
 
+    def describe_batch(self, scored: ScoredBatch) -> dict[str, float]:
+        """Likewise, from what was scored."""
+        return {}
+
     # ----------------------------------------------------------------------------- what follows from it
 
     def prepare(
@@ -116,7 +128,7 @@ class PolicyGradient:
         if config.overlong_share:
             penalties_N = config.overlong_penalty * scored.overlong_penalties(config.overlong_share)
             rewards_N, metrics["overlong_penalty"] = rewards_N + penalties_N, float(penalties_N.mean())
-        rows, kl_R = scored.rows(), None
+        rows, kl_R = self.rows(scored), None
         if reference_logprobs is not None:
             kl_R = self._divergences(rows, reference_logprobs)
             kl_N, tokens = scored.sum_by_rollout(kl_R), float(sum(row.loss_mask.sum() for row in rows))
@@ -126,14 +138,15 @@ class PolicyGradient:
         # the reference is asked for truncated ones, too: their divergence counts in their groups
         if config.mask_truncated and (kl_R is not None or "reference_rewards" not in self.needs):
             rows, metrics["truncated_masked"] = scored.leave_out_truncated(rows)
-        advantages_N = self.advantages(rewards_N, scored.groups_N)
+        advantages_N = self.rollout_advantages(scored, rewards_N)
         advantages_R = self.token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
         additions_R = [self.additions(one, segment) for one in scored.experiences for segment in one.segments]
         rows = tuple(
             replace(row, advantages=advantages_T.astype(np.float32), additions=additions)
             for row, advantages_T, additions in zip(rows, advantages_R, additions_R, strict=True)
         )
-        return rows, scored.metrics(rewards_N, advantages_N, rows) | metrics | self.describe(advantages_N)
+        metrics |= self.describe(advantages_N) | self.describe_batch(scored)
+        return rows, scored.metrics(rewards_N, advantages_N, rows) | metrics
 
     def loss(
         self, policy_logprobs_BT: Tensor, rows: MicroBatch, denominators: Denominators

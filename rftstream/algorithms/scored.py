@@ -39,8 +39,8 @@ class ScoredBatch:
     def rows(self) -> tuple[TrainingRow, ...]:
         """One per segment, without advantages yet."""
         return tuple(
-            training_row(segment, 0.0, experience.sampling.temperature, int(group))
-            for experience, group in zip(self.experiences, self.groups_N, strict=True)
+            training_row(segment, 0.0, experience.sampling.temperature, int(group), rollout)
+            for rollout, (experience, group) in enumerate(zip(self.experiences, self.groups_N, strict=True))
             for segment in experience.segments
         )
 

@@ -83,3 +83,22 @@ class GrpoConfig(ClippedConfig, GroupRelativeConfig):
 
     normalise: Literal["token", "sequence"] = "token"
     """Mean over all tokens of the batch (DAPO; what most use now), or over rows of their means (GRPO as published)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """Of a critic, in `[algorithms.NAME.critic]`: a network of its own that says what a beginning is worth."""
+
+    model: str | None = None
+    """Folder of a reward model, relative to the run file: a Hugging Face model for sequence or token classification
+    with one output and the policy's tokenizer. Unset: the policy's own model folder, with a head that says 0."""
+    lr: Annotated[float, Meta(ge=0)] = 1e-5
+    """Of its own optimizer, which otherwise has the trainer's settings; constant. 1e-5: verl; where the policy learns
+    faster, the critic should learn faster still."""
+    max_grad_norm: Annotated[float, Meta(ge=0)] = 1.0
+    """0: no clipping."""
+    warmup_batches: Annotated[int, Meta(ge=0)] = 0
+    """In the first so many batches of a run only the critic learns: versions go on, with the same weights."""
+    value_clip: Annotated[float, Meta(ge=0)] = 0.2
+    """A value gains nothing by moving further than this from what it was before the batch; it is in units of rewards.
+    0.2: PPO in OpenAI Baselines, TRL. 0: no clipping."""

@@ -12,6 +12,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 if TYPE_CHECKING:
     import numpy as np
 
+    from rftstream.algorithms.settings import CriticConfig
     from rftstream.models import ModelSpec
     from rftstream.weights.snapshot import RawTensor
 
@@ -37,6 +38,8 @@ class UpdatePlan:
     max_grad_norm: float
     """0: no clipping."""
     tokens_per_microbatch: int
+    trains_policy: bool = True
+    """False: only the critic learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,8 @@ class Backend(Protocol):
         algorithm needs `row_logprobs`, or demonstrations are held out."""
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Likewise under the model of `model.folder`. Asked for only if the algorithm needs `reference_rewards`."""
+        """Likewise under the reference: the model of `model.folder`, or what `renew_reference` made it. Asked for only
+        if the algorithm needs `reference_rewards`."""
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
         """The weights as engines get them: served dtype, names of the model's own checkpoint, tied ones once. May give
@@ -78,3 +82,21 @@ class Backend(Protocol):
         """An ordinary Hugging Face model folder: weights, config, tokenizer, template, generation config."""
 
     def close(self) -> None: ...
+
+
+class CriticBackend(Backend, Protocol):
+    """One that can hold a critic beside the policy: a network with one output at each token, trained by its own
+    optimizer in `update`, skipped with it, saved and loaded with it."""
+
+    def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
+        """Before `open`: there is to be one, which begins as the model in `folder`."""
+
+    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """What it says of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+
+
+class RenewingBackend(Backend, Protocol):
+    """One whose reference can follow the policy."""
+
+    def renew_reference(self) -> None:
+        """The reference becomes the policy as it is now, and is saved and loaded with it from now on."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
@@ -77,6 +77,19 @@ def adapters_off(model: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+@contextlib.contextmanager
+def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with other ones, for passes without gradients."""
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = tensors[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
 
 
 def base_names(model: Any) -> list[str]:

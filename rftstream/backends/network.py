@@ -61,7 +61,7 @@ class Network:
         self._within: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._settings = settings
         self._device: torch.device = model.device
-        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
         self._head: nn.Linear | None = model.get_output_embeddings() if _has_plain_head(model) else None
         self._sizes = _Sizes.of(model)
         self._attention_size = _attention_size(model.config.get_text_config())
@@ -78,7 +78,7 @@ class Network:
         logprobs_N, entropy_N = token_logprobs(
             hidden_ND, None if head is None else head.weight, inputs.targets_N, inputs.temperatures_N,
             bias_V=None if head is None else head.bias, entropy_gradient=entropy_gradient,
-            chunk_tokens=max(self._settings.max_logits_bytes // (4 * self._vocabulary), 1),
+            chunk_tokens=max(self._settings.max_logits_bytes // (4 * self.vocabulary), 1),
             dtype=self._settings.autocast,
         )  # fmt: skip
         places = (inputs.rows_N, inputs.places_N)

@@ -38,8 +38,9 @@ class Minibatch:
     reference: Sequence[Tensor | None]
 
 
-def check_needs(algorithm: Algorithm, backend: str) -> None:
-    if missing := algorithm.needs - PROVIDED:
+def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False) -> None:
+    """`critic`: there is one."""
+    if missing := algorithm.needs - PROVIDED - ({"values"} if critic else set()):
         raise ConfigError(f"backend {backend}: the algorithm needs {', '.join(sorted(missing))}, which it can't give")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,13 @@ from msgspec import Meta
 
 from rftstream import modelfolder
 from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.critic import Critic, ValueNetwork, load_critic
+from rftstream.backends.learner import Learner, take_steps
 from rftstream.backends.network import Network, NetworkSettings, compile_layers, load_model, recompute_activations
-from rftstream.backends.optimizer import Masters, State
+from rftstream.backends.optimizer import Masters
 from rftstream.backends.passes import Passes, check_needs, row_logprobs
 from rftstream.backends.profiling import traced
 from rftstream.backends.tensors import ServedTensors, raw, write_tensors
@@ -27,6 +31,9 @@ from rftstream.models import ModelSpec
 from rftstream.weights.adapters import whole_tensors, write_adapter
 from rftstream.weights.snapshot import RawTensor
 
+log = logging.getLogger(__name__)
+
+REFERENCE_FILE = "reference.safetensors"
 ADAPTER = "adapter"
 """Folder in an exported one with the adapters alone."""
 
@@ -63,7 +70,14 @@ class TorchBackend:
         self._network: Any = None
         self._masters: Any = None
         self._reference: Network | None = None
-        """Version 0, loaded when it is first needed."""
+        """Version 0, loaded when it is first needed, or a later one."""
+        self._renewed: dict[str, torch.Tensor] = {}
+        """Weights of a later one, by the names of masters; empty: it is version 0."""
+        self._critic_from: tuple[CriticConfig, Path] | None = None
+        self._critic: Critic | None = None
+
+    def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
+        self._critic_from = settings, folder
 
     def open(self) -> None:
         torch.set_num_threads(self._spec.threads)
@@ -80,11 +94,12 @@ class TorchBackend:
             lora.hold_frozen(model, settings.autocast)
         if self._config.compile:
             compile_layers(model)
-        self._num_updates = 0
+        self._num_updates, self._parameters = 0, parameters
         self._masters = Masters(parameters, self._settings, offload=self._config.offload_optimizer)
+        self._critic = self._open_critic()
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
-        check_needs(algorithm, "torch")
+        check_needs(algorithm, "torch", critic=self._critic is not None)
         number, self._num_updates = self._num_updates, self._num_updates + 1
         if number not in self._config.profile:
             return self._update(rows, algorithm, plan)
@@ -92,40 +107,48 @@ class TorchBackend:
             return self._update(rows, algorithm, plan)
 
     def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
+        if self._critic is not None and "values" in algorithm.needs:
+            learners.append(self._critic.learner(rows, plan))
+        passes = learners[0].passes
+        num_steps = len(passes.minibatches) * plan.updates_per_batch
+        odd = take_steps(learners, algorithm, num_steps)
+        if odd is not None:
+            return Update(metrics={**odd, "num_tokens": passes.num_tokens}, skipped=True)
+        metrics = {"num_tokens": passes.num_tokens, "optimizer_steps": float(num_steps), "lr": plan.lr,
+                   "microbatches": float(passes.num_microbatches)}  # fmt: skip
+        for learner in learners if num_steps else ():
+            found = learner.metrics(algorithm)
+            metrics |= {**found, "tflop": metrics.get("tflop", 0.0) + found["tflop"]}
+        return Update(metrics=metrics)
+
+    def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
         whole_groups = "whole_groups" in algorithm.needs
         passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
-        num_steps = len(passes.minibatches) * plan.updates_per_batch
-        before: State | None = self._masters.copy() if num_steps > 1 else None
-        wanted = num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
+        several = len(passes.minibatches) * plan.updates_per_batch > 1
+        wanted = several and "no_proximal_logprobs" not in algorithm.needs
         if wanted or "proximal_logprobs" in algorithm.needs:
             passes.compute_proximal()
         if "reference_logprobs" in algorithm.needs:
             passes.compute_reference(self._open_reference())
-        norms = []
-        for step in range(num_steps):
-            loss = passes.accumulate(passes.minibatches[step % len(passes.minibatches)], algorithm)
-            norm = self._masters.norm()
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self._masters.drop_gradients()
-                if before is not None:
-                    self._masters.put(*before)
-                return Update(metrics={"loss": loss, "grad_norm": norm, "num_tokens": passes.num_tokens}, skipped=True)
-            clip = plan.max_grad_norm and norm > plan.max_grad_norm
-            self._masters.step(plan.lr, scale=plan.max_grad_norm / norm if clip else 1.0)
-            norms.append(norm)
-        metrics = {"num_tokens": passes.num_tokens, "optimizer_steps": float(num_steps), "lr": plan.lr,
-                   "microbatches": float(passes.num_microbatches)}  # fmt: skip
-        if norms:
-            metrics |= {"grad_norm": sum(norms) / len(norms), **passes.metrics(algorithm)}
-        return Update(metrics=metrics)
+        return Learner(passes, self._masters, plan.lr, plan.max_grad_norm)
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere."""
         return row_logprobs(rows, tokens_per_microbatch, self._network, self._device)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Likewise of version 0."""
+        """Likewise of the reference."""
         return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
+
+    def renew_reference(self) -> None:
+        """It becomes the policy as it is now."""
+        self._put_reference(self._masters.masters)
+
+    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """What the critic says of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+        assert self._critic is not None, "hold_critic comes first"
+        return self._critic.values(rows, tokens_per_microbatch)
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
         return ServedTensors(self._masters.masters, self._spec.dtype)
@@ -137,6 +160,10 @@ class TorchBackend:
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         write_tensors(folder / "random.safetensors", {name: raw(state) for name, state in random.items()})
+        if self._renewed:
+            write_tensors(folder / REFERENCE_FILE, {name: raw(one) for name, one in self._renewed.items()})
+        if self._critic is not None:
+            self._critic.save(folder)
         about = {"backend": "torch", "model": self._spec.name, "torch": torch.__version__}
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
@@ -148,6 +175,13 @@ class TorchBackend:
         if masters.keys() != self._masters.masters.keys():
             raise ConfigError(f"{folder}: the checkpoint is of another model than {self._spec.name}; start a new run")
         self._masters.put(masters, load_file(folder / "optimizer.safetensors", device=device))
+        if (folder / REFERENCE_FILE).is_file():
+            self._put_reference(load_file(folder / REFERENCE_FILE, device=device))
+        elif self._renewed:
+            self._reference, self._renewed = None, {}
+        if self._critic is not None and not self._critic.load(folder, device):
+            log.warning("%s: the checkpoint has no critic; it begins anew", folder)
+            self._critic = self._open_critic()
         random = load_file(folder / "random.safetensors")
         torch.set_rng_state(random["cpu"])
         if self._device.type == "cuda" and "cuda" in random:
@@ -163,18 +197,47 @@ class TorchBackend:
             write_adapter(folder / ADAPTER, self._spec, served)
 
     def close(self) -> None:
-        self._network, self._masters, self._reference = None, None, None
+        self._network, self._masters, self._reference, self._critic = None, None, None, None
+        self._renewed, self._parameters = {}, {}
 
     def _open_reference(self) -> Network:
-        """Always from the model folder, never from a checkpoint, so that a restart changes nothing; where adapters are
-        trained, it is the model without them."""
+        """From the model folder, unless it was renewed; where adapters are trained, it is the model without them."""
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
-            with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            with self._same_random():
                 model = load_model(self._spec, self._device).requires_grad_(False)
                 self._reference = Network(model, self._network_settings())
         return self._reference
+
+    @torch.no_grad()
+    def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """These weights are those of the reference from now on; of adapters a copy is held beside the policy's."""
+        if self._spec.lora is not None:
+            self._renewed = {name: one.detach().to(self._device, copy=True) for name, one in tensors.items()}
+            self._reference = self._network.within(lambda _: lora.adapters_as(self._parameters, self._renewed))
+            return
+        self._renewed = dict(self._open_reference().model.named_parameters())
+        for name, one in self._renewed.items():
+            one.copy_(tensors[name])
+
+    def _open_critic(self) -> Critic | None:
+        if self._critic_from is None:
+            return None
+        settings, folder = self._critic_from
+        with self._same_random():
+            model = load_critic(folder, self._device, vocabulary=self._network.vocabulary)
+        if self._config.gradient_checkpointing:
+            recompute_activations(model)
+        network = ValueNetwork(model, self._network_settings())
+        if self._config.compile:
+            compile_layers(model)
+        masters = Masters(dict(model.named_parameters()), self._settings, offload=self._config.offload_optimizer)
+        return Critic(network, masters, settings, self._device)
+
+    def _same_random(self) -> contextlib.AbstractContextManager[None]:
+        """Loading a model may draw; what the run draws must not depend on it."""
+        return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
 
     def _network_settings(self) -> NetworkSettings:
         wished, on_gpu = self._config.autocast, self._device.type == "cuda"

@@ -70,6 +70,22 @@ def compute_soft_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray
     return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], rewards_N - baseline_G[inverse_N], 0.0)
 
 
+def compute_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, baseline_N: np.ndarray) -> np.ndarray:
+    """A = R - R_b, with b the rollout of the group that is its baseline: ReMax (arXiv 2310.10505), where it is greedy.
+
+    0 for the baseline itself, and in a group without one; of several the first counts. rewards_N: float [N], finite.
+    groups_N: int [N]. baseline_N: bool [N]. Returns float64 [N].
+    """
+    rewards_N, inverse_N = _checked(rewards_N, groups_N)
+    if baseline_N.shape != rewards_N.shape or baseline_N.dtype != bool:
+        raise ValueError(f"advantages: got a baseline {baseline_N.dtype} {baseline_N.shape}, expected bool [N]")
+    places, first = np.unique(inverse_N[baseline_N], return_index=True)
+    baseline_G = np.full(int(inverse_N.max()) + 1 if len(inverse_N) else 0, np.nan)
+    baseline_G[places] = rewards_N[baseline_N][first]
+    found_N = rewards_N - baseline_G[inverse_N]
+    return np.where(baseline_N | np.isnan(found_N), 0.0, found_N)
+
+
 def whiten(values_N: np.ndarray, *, eps: float = 1e-8) -> np.ndarray:
     """(x - mean) / (std + eps) with n - 1; zeros where all are equal, so for a single one too. float [N] -> float64."""
     values_N = values_N.astype(np.float64)

@@ -155,6 +155,27 @@ def binary_divergence_losses(
                        "ratio": keep(ratio_BT.detach(), loss_mask_BT).sum()}  # fmt: skip
 
 
+def value_losses(
+    values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, loss_mask_BT: Tensor, *, clip: float | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Squared error of a critic that may not move far from what it said before the batch.
+
+    l = max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2, without clip (V - R)^2 / 2; V_old and R are
+    taken as constants. PPO's in OpenAI Baselines; arXiv 2006.05990 compares both.
+
+    Metrics: value_clip_share (tokens whose clipped error is the larger: they give no gradient).
+    """
+    check_rows("value_losses", values=values_BT, old_values=old_values_BT, returns=returns_BT, loss_mask=loss_mask_BT)
+    values_BT = keep(values_BT, loss_mask_BT)
+    old_BT, returns_BT = (keep(one.detach(), loss_mask_BT) for one in (old_values_BT, returns_BT))
+    plain_BT = (values_BT - returns_BT).square()
+    if clip is None:
+        return plain_BT / 2, {"value_clip_share": torch.zeros_like(plain_BT).sum()}
+    near_BT = torch.minimum(torch.maximum(values_BT, old_BT - clip), old_BT + clip)
+    clipped_BT = (near_BT - returns_BT).square()
+    return torch.maximum(plain_BT, clipped_BT) / 2, {"value_clip_share": _count(clipped_BT > plain_BT, loss_mask_BT)}
+
+
 def _constant(where: str, policy_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
     """The advantages at unmasked tokens, of the right shape and without gradient."""
     check_rows(where, policy_logprobs=policy_logprobs_BT, advantages=advantages_BT, loss_mask=loss_mask_BT)

@@ -8,40 +8,28 @@ for training on what it samples.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.client
-import json
 import math
 import queue
-import socket
-import ssl
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
-from rftstream.errors import ConfigError, PolicyError
+from rftstream.errors import PolicyError
 from rftstream.messages import VersionName, VersionSpan
 from rftstream.models import ModelSpec
+from rftstream.modelserver import Call, ModelServer, Refused, Unreachable
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
 """How long a step waits for something to finish."""
-
-PAUSE_S = 0.5
-"""Before the second try; twice as long before each further one."""
-
-BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Answers after which another try may help."""
 
 
 class OpenAiPolicy:
@@ -67,7 +55,10 @@ class OpenAiPolicy:
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self._config, self._renderer = config, renderer
-        self._server = _Server(config)
+        self._server = ModelServer(
+            config.url, "completions", api_key=config.api_key, timeout_s=config.timeout_s, tries=config.tries,
+            section="policies.openai",
+        )  # fmt: skip
         self._stop_ids = sorted(renderer.stop_token_ids)
         self._version: VersionName | None = None
         self._held: list[_Call] = []
@@ -166,103 +157,19 @@ class OpenAiPolicy:
         version = self._version
         assert version is not None
         try:
-            told: Completion | PolicyError = _completion(call.request, self._server.ask(call), version)
-        except _Refused as error:
+            told: Completion | PolicyError = _completion(call.request, self._server.ask(call.body, call), version)
+        except Refused as error:
             told = without_tokens(call.request, "error", str(error))
-        except PolicyError as error:
-            told = error
+        except Unreachable as error:
+            told = PolicyError(f"policy openai: {error}")
         self._told.put((call, told))
 
 
-class _Call:
-    """One request on its way."""
-
+class _Call(Call):
     def __init__(self, request: SampleRequest) -> None:
+        super().__init__()
         self.request = request
         self.body: dict[str, Any] = {}
-        self.cancelled = threading.Event()
-        self._lock = threading.Lock()
-        self._connection: http.client.HTTPConnection | None = None
-
-    def connect(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            self._connection = connection
-
-    def cancel(self) -> None:
-        """Its thread gives up; the server sees that nobody listens any more."""
-        self.cancelled.set()
-        with self._lock:
-            if self._connection is not None and self._connection.sock is not None:
-                with contextlib.suppress(OSError):  # it has ended already
-                    self._connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-class _Refused(Exception):
-    """This request cannot be answered; others can."""
-
-
-class _Server:
-    def __init__(self, config: OpenAiPolicy.Config) -> None:
-        url = urlsplit(config.url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
-            raise ConfigError(
-                "policies.openai.url: expected http://HOST:PORT/v1 or https://, without keys in it; those come by "
-                'api_key = "env:NAME"'
-            )
-        self._config, self._secure = config, url.scheme == "https"
-        self._host, self._port = url.hostname, url.port
-        self._path = f"{url.path.rstrip('/')}/completions"
-        self._where = f"policy openai: {url.scheme}://{url.netloc}{self._path}"
-
-    def ask(self, call: _Call) -> dict[str, Any]:
-        pause_s, last = PAUSE_S, ""
-        for number in range(self._config.tries):
-            if number and call.cancelled.wait(pause_s * 2 ** (number - 1)):
-                break
-            try:
-                status, answer = self._post(call)
-            except (OSError, http.client.HTTPException) as error:
-                last = f"{type(error).__name__}: {error}"
-                continue
-            if status == 200:
-                return _object(answer)
-            text = _object(answer).get("error", answer[:300].decode(errors="replace"))
-            last = f"{status}: {text.get('message', text) if isinstance(text, dict) else text}"
-            if status in (401, 403, 404):
-                raise PolicyError(f"{self._where}: {last}; mend url, model or api_key in [policies.openai]")
-            if status not in BUSY:
-                raise _Refused(f"the server answered {last}")
-        raise PolicyError(f"{self._where}: {last}, after {self._config.tries} tries; is the server up?")
-
-    def _post(self, call: _Call) -> tuple[int, bytes]:
-        timeout_s = self._config.timeout_s
-        connection: http.client.HTTPConnection
-        if self._secure:
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=context)
-        else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        headers = {"Content-Type": "application/json"}
-        if self._config.api_key is not None:
-            headers["Authorization"] = f"Bearer {self._config.api_key}"
-        try:
-            connection.connect()
-            call.connect(connection)
-            if call.cancelled.is_set():
-                raise _Refused("aborted")
-            connection.request("POST", self._path, json.dumps(call.body), headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
-
-
-def _object(answer: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(answer)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _completion(request: SampleRequest, answer: Mapping[str, Any], version: VersionName) -> Completion:
@@ -273,14 +180,14 @@ def _completion(request: SampleRequest, answer: Mapping[str, Any], version: Vers
         values = [float(one) for one in logprobs["token_logprobs"]]
         reason = str(choice["finish_reason"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _Refused(
+        raise Refused(
             f"the server gave no token ids with logprobs ({type(error).__name__}: {error}); vLLM's does since 0.10, "
             "others may need a setting"
         ) from None
     if len(values) != len(token_ids) or not all(map(math.isfinite, values)):
-        raise _Refused(f"the server gave {len(values)} logprobs for {len(token_ids)} tokens, or some not finite")
+        raise Refused(f"the server gave {len(values)} logprobs for {len(token_ids)} tokens, or some not finite")
     if reason not in ("stop", "length"):
-        raise _Refused(f"the server ended it: {reason}")
+        raise Refused(f"the server ended it: {reason}")
     span = VersionSpan(start=0, count=len(token_ids), trainer_epoch=version.trainer_epoch, version=version.version)
     return Completion(
         request_id=request.request_id, token_ids=np.asarray(token_ids, np.int32),

@@ -32,9 +32,8 @@ class RecordedBatches:
                     break
             else:
                 return None
-        batch = self._assembly.next()
+        batch = self._assembly.take()
         assert batch is not None, "a manifest of each share"
-        self._assembly.drop()
         return batch
 
     def close(self) -> None:

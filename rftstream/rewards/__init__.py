@@ -7,5 +7,7 @@ or, outside, any function of ours, verl's or TRL's signature (functions.py), nam
 REWARDS = {
     "exact": "rftstream.rewards.exact:ExactMatch",
     "math": "rftstream.rewards.math:MathReward",
+    "judge": "rftstream.rewards.judge:JudgeReward",
+    "teacher": "rftstream.rewards.teacher:TeacherReward",
     "reasoning_gym": "rftstream.rewards.reasoning_gym:ReasoningGymReward",
 }

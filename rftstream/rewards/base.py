@@ -6,10 +6,45 @@ that it may hang, crash or eat memory without taking anything with it.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rftstream.messages import Array
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSegment:
+    """The tokens of a segment, as bytes, little-endian: few rewards look at them."""
+
+    token_data: bytes
+    """int32 [T]."""
+    mask_data: bytes
+    """uint8 [T]: 1 where the policy sampled it."""
+    logprob_data: bytes
+    """float32 [T]: of who sampled it."""
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        import numpy as np
+
+        return np.frombuffer(self.token_data, "<i4")
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """A copy."""
+        import numpy as np
+
+        return np.frombuffer(self.mask_data, "u1").copy()
+
+    @property
+    def behavior_logprobs(self) -> np.ndarray:
+        import numpy as np
+
+        return np.frombuffer(self.logprob_data, "<f4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +65,13 @@ class RewardInput:
     truncated: bool
     num_prompt_messages: int = 1
     """So many of `messages` are the problem; the rest is what policy and environment said."""
-    token_data: bytes = b""
-    """The sampled tokens, int32, little-endian; `completion_ids` reads them."""
+    segments: tuple[TokenSegment, ...] = ()
+    """Prompt and completion as the policy saw them."""
 
     @property
     def completion_ids(self) -> list[int]:
         """The sampled tokens of all turns."""
-        return [number for (number,) in struct.iter_unpack("<i", self.token_data)]
+        return [int(one) for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +79,8 @@ class Score:
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    additions: Mapping[str, Array] = field(default_factory=dict)
+    """Finite arrays for the algorithm; with one element per token: of all segments, one after the other."""
 
 
 class Reward(Protocol):
@@ -51,7 +88,8 @@ class Reward(Protocol):
 
     One that scores several rollouts at once has `batched = True` and, beside the call, `score_all(items)`, which
     returns for each item a Score, a number, None where it does not apply, or the exception that says why there is
-    none."""
+    none. Costly preparation (a model) belongs into `open()`, which a scorer calls before the first item and
+    `rftstream check` does not. With `takes_base = True` it is built with `base=`, the folder of the run file, too."""
 
     version: str
     """Changes whenever the same input could get another score."""

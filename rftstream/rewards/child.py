@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from rftstream.errors import ConfigError, MissingChecker, RewardError
+from rftstream.errors import ConfigError, MissingChecker, RewardError, RewardTimeout
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Item, Ready, Result, Setup, pack, write_page
 from rftstream.rewards.functions import SpoiltBatch
@@ -75,6 +75,8 @@ def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, st
             return outcome, None, ""
         case MissingChecker():
             return None, "missing_checker", str(outcome)[-MAX_DETAIL:]
+        case RewardTimeout():
+            return None, "timeout", str(outcome)[-MAX_DETAIL:]
         case RewardError():
             return None, "error", str(outcome)[-MAX_DETAIL:]
         case SystemExit():

@@ -32,14 +32,17 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from rftstream.errors import ConfigError, RewardError
+from rftstream.messages import Array
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.version import source_version
 
 MAX_NUMBERS = 200
 """Parts and metrics of one score."""
 
-NOT_PASSED = ("num_prompt_messages", "token_data")
+NOT_PASSED = ("num_prompt_messages", "segments")
 INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
 OF_TRL_ALONE = frozenset({"trainer_state", "environments"})
 OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"}) | OF_TRL_ALONE
@@ -271,6 +274,9 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
         reward=_finite(score.reward, f"{where}: reward"),
         parts={str(name)[:200]: _finite(one, f"{where}: part {name!r}") for name, one in score.parts.items()},
         metrics={str(name)[:200]: _finite(one, f"{where}: metric {name!r}") for name, one in score.metrics.items()},
+        additions={
+            str(name)[:200]: _array(one, f"{where}: addition {name!r}") for name, one in score.additions.items()
+        },
     )
 
 
@@ -353,3 +359,15 @@ def _finite(value: Any, where: str) -> float:
     if not math.isfinite(number):
         raise RewardError(f"{where}: got {number}, expected a finite number")
     return number
+
+
+def _array(value: Any, where: str) -> Array:
+    if not isinstance(value, Array):
+        raise RewardError(f"{where}: got {type(value).__name__}, expected a rftstream.messages.Array")
+    try:
+        numbers_found = value.numpy()
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{where}: its bytes are not {value.dtype} {list(value.shape)}: {error}") from None
+    if numbers_found.dtype.kind == "f" and not np.isfinite(numbers_found).all():
+        raise RewardError(f"{where}: holds a number that is not finite, expected finite ones")
+    return value

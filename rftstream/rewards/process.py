@@ -26,7 +26,7 @@ from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result
 TARGET_S = 0.05
 """Work that is sent to a child ahead of time."""
 MAX_HELD = 512
-MAX_CHUNK_BYTES = 1 << 20
+MAX_CHUNK_BYTES = 8 << 20
 START_TIMEOUT_S = 120.0
 DYING_S = 0.5
 """Between the end of a child's pipe and its exit code."""

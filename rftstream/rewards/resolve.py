@@ -9,6 +9,7 @@ from typing import Any
 
 from rftstream import plugins
 from rftstream.errors import ConfigError, MissingChecker, RewardError
+from rftstream.messages import Array
 from rftstream.rewards.base import Reward, RewardInput, Score
 from rftstream.rewards.functions import FunctionReward, Outcome, SpoiltBatch, to_score
 from rftstream.rewards.version import source_version
@@ -34,6 +35,12 @@ class CompositeReward:
         self.batched = any(getattr(part.reward, "batched", False) for part in parts)
         """Whether it is worth while to hand it several rollouts at once."""
 
+    def open(self) -> None:
+        """Costly preparation."""
+        for part in self._parts:
+            if (opens := getattr(part.reward, "open", None)) is not None:
+                opens()
+
     def __call__(self, item: RewardInput) -> Score:
         outcome = self.score_all([item])[0]
         if isinstance(outcome, BaseException):
@@ -55,7 +62,8 @@ class CompositeReward:
         reward = part.weight * outcome.reward
         if not math.isfinite(reward):
             return RewardError(f"{self.scorer}: the weighted reward is {reward}, expected a finite number")
-        return Score(reward=reward, parts=outcome.parts or {part.name: outcome.reward}, metrics=outcome.metrics)
+        parts = outcome.parts or {part.name: outcome.reward}
+        return Score(reward=reward, parts=parts, metrics=outcome.metrics, additions=outcome.additions)
 
     def _nothing(self) -> RewardError:
         return RewardError(f"{self.scorer}: returned None, so no reward applies to this rollout; add one that does")
@@ -70,12 +78,15 @@ class CompositeReward:
         total = sum(part.weight * score.reward for part, score in applied)
         if not math.isfinite(total):
             return RewardError(f"{self.scorer}: the weighted sum is {total}, expected a finite number")
-        numbers_of, metrics = {}, {}
+        numbers_of, metrics, additions = {}, {}, dict[str, Array]()
         for part, score in applied:
+            if twice := additions.keys() & score.additions.keys():
+                return RewardError(f"{self.scorer}: two parts stamp {min(twice)!r}, expected one that does")
+            additions.update(score.additions)
             numbers_of[part.name] = score.reward
             numbers_of.update({f"{part.name}.{key}": value for key, value in score.parts.items()})
             metrics.update({f"{part.name}.{key}": value for key, value in score.metrics.items()})
-        return Score(reward=total, parts=numbers_of, metrics=metrics)
+        return Score(reward=total, parts=numbers_of, metrics=metrics, additions=additions)
 
 
 def build_reward(
@@ -114,7 +125,8 @@ def build_rewards(config: RunConfig) -> dict[str, CompositeReward | MissingCheck
     for name, section in _sections(config).items():
         place = f"evaluations.{name.removeprefix('eval:')}" if name.startswith("eval:") else f"tasksets.{name}"
         try:
-            rewards[name] = build_reward(section.reward, config, where=f"{place}.reward", section=section)
+            built = rewards[name] = build_reward(section.reward, config, where=f"{place}.reward", section=section)
+            built.open()
         except MissingChecker as error:
             rewards[name] = error
     return rewards
@@ -159,7 +171,8 @@ def _build_one(
         columns = {} if section is None else section.columns
         return FunctionReward(thing, options, where=name, columns=columns, conversational="messages" in columns)
     part_config = plugins.build_config(thing, options, where=f"rewards.{name}")
-    reward: Reward = thing() if part_config is None else thing(part_config)
+    base = {"base": config.base} if getattr(thing, "takes_base", False) else {}
+    reward: Reward = thing(**base) if part_config is None else thing(part_config, **base)
     if not isinstance(getattr(reward, "version", None), str):
         reward.version = source_version(thing, options)
     return reward

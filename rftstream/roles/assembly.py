@@ -79,18 +79,14 @@ class BatchAssembly:
         """Batches that are complete in every share."""
         return min(len(share.closed) for share in self._shares)
 
-    def next(self) -> Batch | None:
-        """The next complete batch, which stays until `drop`."""
+    def take(self) -> Batch | None:
+        """The next complete batch."""
         if not self.num_ready:
             return None
-        heads = [share.closed[0] for share in self._shares]
+        heads = [share.closed.pop(0) for share in self._shares]
         return Batch(
             sequence=heads[0][0].batch_sequence,
             experiences=tuple(experience for _, experiences, _ in heads for experience in experiences),
             manifests=tuple(manifest for manifest, _, _ in heads),
             positions=tuple(position for _, _, position in heads),
         )
-
-    def drop(self) -> None:
-        for share in self._shares:
-            share.closed.pop(0)

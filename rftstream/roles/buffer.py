@@ -444,6 +444,8 @@ class BufferStep:
     def draining(self) -> None:
         pass
 
+    busy = False
+
     def leave(self) -> None:
         pass
 

@@ -7,7 +7,6 @@ transaction that holds the batch, so each is in a pass once, whatever is killed.
 
 from __future__ import annotations
 
-import copy
 import logging
 from array import array
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 
 from rftstream import codec
 from rftstream.clock import Clock
-from rftstream.errors import ConfigError, ContractError, TransportError
+from rftstream.errors import ConfigError, ContractError
 from rftstream.experts.split import trained_numbers
 from rftstream.experts.tokens import Sides, kind_of, length_of, tokenise
 from rftstream.ids import derive_seed, group_id, rollout_id
@@ -173,12 +172,7 @@ class Experts:
         takes."""
         taken: list[Taken] = []
         letters: Letters = {}
-        before = copy.deepcopy(self.cursor)
-        try:
-            self._take(count, size, kind, taken, letters)
-        except TransportError:
-            self.cursor = before
-            raise
+        self._take(count, size, kind, taken, letters)
         self._dead |= letters.keys()
         return taken, list(letters.values())
 

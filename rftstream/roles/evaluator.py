@@ -392,6 +392,8 @@ class EvaluatorStep:
     def draining(self) -> None:
         pass
 
+    busy = False
+
     def leave(self) -> None:
         pass
 

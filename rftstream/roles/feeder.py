@@ -56,6 +56,11 @@ class Source:
     shuffle: bool
     passes: int | None
     renderer: Renderer
+    greedy_baseline: bool = False
+    """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
+
+    def sampling_of(self, sibling: int) -> Sampling:
+        return replace(self.sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else self.sampling
 
     @property
     def size(self) -> int | None:
@@ -259,7 +264,7 @@ class FeederStep:
                 Task(
                     ids=ids,
                     problem=problem,
-                    sampling=source.sampling,
+                    sampling=source.sampling_of(sibling),
                     seed=seed,
                     environment=source.environment,
                     stored_rollout=(stored or {}).get(sibling),
@@ -338,6 +343,8 @@ class FeederStep:
 
     def draining(self) -> None:
         self._draining = True
+
+    busy = False
 
     def leave(self) -> None:
         pass

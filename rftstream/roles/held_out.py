@@ -52,20 +52,25 @@ class HeldOut:
         if not self._experiences:
             log.warning("experts.held_out: there are too few demonstrations to hold any out")
 
-    def look(self, stage: Stage, version: int, *, last: bool) -> dict[str, float]:
-        """Metrics of the policy as it is now, which this stage has made of it, if it is time for them."""
+    def due(self, stage: Stage, version: int, *, last: bool) -> bool:
+        """Whether it is time to look at this version, which the stage has made."""
         algorithm = self._training.at(stage).algorithm
-        due = last or version == stage.end or version % self._settings.held_out_every == 0
-        if not due or not hasattr(algorithm, "held_out"):
-            return {}
+        if not self._experiences or not hasattr(algorithm, "held_out"):
+            return False
+        return last or version == stage.end or version % self._settings.held_out_every == 0
+
+    def look(self, stage: Stage) -> dict[str, float]:
+        """Metrics of the policy as it is now, by the algorithm of the stage."""
+        training = self._training.at(stage)
+        algorithm, backend, budget = training.algorithm, training.backend, training.settings.tokens_per_microbatch
         if self._rows_of != stage.number:
             self._rows, self._rows_of, self._reference = algorithm.prepare(self._experiences)[0], stage.number, None
         if not self._rows:
             return {}
-        backend, budget = self._training.backend, self._training.settings.tokens_per_microbatch
-        if "reference_logprobs" in algorithm.needs and self._reference is None:
+        stays = training.settings.reference_every is None
+        if "reference_logprobs" in algorithm.needs and not (self._reference and stays):
             self._reference = backend.reference_logprobs(self._rows, budget)
-        found: dict[str, float] = algorithm.held_out(self._rows, backend.logprobs(self._rows, budget), self._reference)
+        found: dict[str, float] = algorithm.held_out(self._rows, backend.logprobs(self._rows, budget), self._reference)  # type: ignore[attr-defined]  # `due` looks for it
         return found
 
     def _choose(self, log_: Log, numbers: Sequence[int]) -> Iterator[Experience]:

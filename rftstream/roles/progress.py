@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rftstream.roles.assembly import Batch
+
 
 @dataclass(slots=True)
 class Progress:
@@ -21,6 +23,22 @@ class Progress:
     """Of the last steps, for stop_reward."""
     last_admitted: int | None = None
     """Of the last batch, if it was marked as the run's last: how many groups there were in all."""
+
+    def after(self, batch: Batch, *, skipped: bool, rewards_kept: int) -> Progress:
+        """What it is once the batch is trained."""
+        manifest = batch.manifest
+        rewards = deque(self.rewards, maxlen=rewards_kept)
+        if "reward" in manifest.metrics:
+            rewards.append(manifest.metrics["reward"])
+        return Progress(
+            version=self.version + 1,
+            positions=batch.positions,
+            trained_groups=manifest.total_groups,
+            trained_rollouts=self.trained_rollouts + batch.num_rollouts,
+            skips_in_a_row=self.skips_in_a_row + 1 if skipped else 0,
+            rewards=rewards,
+            last_admitted=manifest.admitted if manifest.last else None,
+        )
 
     def to_state(self) -> dict[str, Any]:
         return {

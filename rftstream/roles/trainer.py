@@ -4,15 +4,20 @@ Order of writing: object durable -> announcement and StepRecord in one transacti
 before which the log is made durable. Order of starting: claim, read `steps` and `weights`, load the newest good
 checkpoint in force, publish its state as the anchor of the new epoch, train the recorded batches from there. What is
 deleted was named by a committed record before: `gone` of an announcement, or `Trimmed` (keeping.py).
+
+An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over the
+next update begins, unless a checkpoint is to be made of the version before: the object is written and announced beside
+it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from rftstream import metrics
 from rftstream.backends.numerics import computed_with
@@ -33,29 +38,36 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.models import ModelSpec
-from rftstream.roles.assembly import Batch, BatchAssembly
+from rftstream.roles.assembly import BatchAssembly
 from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import rate_at
 from rftstream.roles.training import Training, check_made_for
+from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.stages import Stages
 from rftstream.transport.base import Record, TopicPartition
-from rftstream.weights.publisher import WeightsPublisher
+from rftstream.weights.publisher import Taken, WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 LOOK_BACK_S = 60.0
 """So long without a batch, and the trainer looks whether its newest weights are still there: without them there will be
 none. Then after twice as long, and so on."""
 
-BATCHES_AHEAD = 2
+BATCHES_AHEAD = 1
 """Read while one is trained; more stay on the log, however many were recorded."""
+
+LOOK_UP_S = 0.2
+"""So long it waits for an update before it looks at the log."""
 
 
 class TrainerStep:
@@ -68,9 +80,12 @@ class TrainerStep:
         store: ObjectStore,
         final: Path,
         clock: Clock,
+        compute: Executor,
         held_out: HeldOut | None = None,
     ) -> None:
+        """`compute`: of one thread; all that the backend is asked is asked there."""
         self._config = self._given = config
+        self._compute = compute
         self._held_out = held_out
         self._settings = config.trainer
         self._model = model
@@ -84,9 +99,11 @@ class TrainerStep:
         self._opened = False
         self._touched = False
         """Whether the backend has trained or loaded anything since it was opened."""
+        self._underway: Underway | None = None
         self._reset()
 
     def _reset(self) -> None:
+        self._abandon()
         self._epoch = 0
         self._progress = Progress()
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
@@ -110,8 +127,15 @@ class TrainerStep:
         self._done = False
         self._stop: StopRule | None = None
         self._waited_since = self._clock.now()
+        """Since when the backend has had nothing to do."""
+        self._publishing_since = 0.0
         self._look_back_after_s = LOOK_BACK_S
         self._log: Log | None = None
+
+    def _abandon(self) -> None:
+        if self._underway is not None:
+            self._underway.abandon()
+            self._underway = None
 
     @property
     def done(self) -> bool:
@@ -132,7 +156,7 @@ class TrainerStep:
             for received in log_.messages(topic):
                 self.absorb(received)
         if not self._opened:
-            self._backend.open()
+            self._asked(self._backend.open)()
             self._opened = True
         self._keeping.begin(log_)
         offsets = log_.transport.admin.begin_offsets("batches")
@@ -158,14 +182,14 @@ class TrainerStep:
             with self._store.scratch() as folder:
                 self._keeping.read(name, folder)
                 self._touched = True
-                self._backend.load(folder)
+                self._asked(self._backend.load)(folder)
             self._progress = progress
             return
         if self._versions.any_recorded:
             log.warning("no usable checkpoint; training all recorded batches again from version 0")
         if self._touched:
-            self._backend.close()
-            self._backend.open()
+            self._asked(self._backend.close)()
+            self._asked(self._backend.open)()
             self._touched = False
 
     # ------------------------------------------------------------------------------------------ reading
@@ -204,19 +228,26 @@ class TrainerStep:
             return self._anchor()
         if self._trim_due and (trimming := self._trim()) is not None:
             return trimming
-        if self._paused or self._finished_said:
+        if self._finished_said:
             return None
-        if self._drains and not self._stages.at(self._progress.version).takes_rollouts:
-            return self._finish_now("drained")  # nobody else ends it: what is recorded and not trained stays for later
-        batch = self._assembly.next()
-        if batch is None:
-            # The feeder's word that there is no more may come after the batch, time passes without batches too, and a
-            # run that goes on may have been given an end that it has reached already.
-            reason = self._reason_to_end(self._progress)
-            if reason is None:
-                self._look_back()
-            return self._finish_now(reason) if reason else None
-        return self._train(batch)
+        if self._underway is None and not self._begin(self._progress):
+            return None if self._paused else self._without_batch()
+        assert self._underway is not None
+        return self._end_update(self._underway) if self._underway.ends_within(LOOK_UP_S) else None
+
+    def _without_batch(self) -> Transaction | None:
+        """The feeder's word that there is no more may come after the batch, time passes without batches too, and a run
+        that goes on may have been given an end that it has reached already."""
+        if self._ends_by_itself(self._progress):
+            return self._finish_now("drained")
+        reason = self._reason_to_end(self._progress)
+        if reason is None:
+            self._look_back()
+        return self._finish_now(reason) if reason else None
+
+    def _ends_by_itself(self, progress: Progress) -> bool:
+        """A drained run, where no last batch will come: what is recorded and not trained stays for later."""
+        return self._drains and not self._stages.at(progress.version).takes_rollouts
 
     def _has_end(self) -> bool:
         """Of a run of demonstrations alone: the feeder has counted how many steps there are, which rates depend on."""
@@ -233,7 +264,7 @@ class TrainerStep:
         """The state that this epoch starts from, as an object and a record of its own."""
         progress = self._progress
         name = VersionName(trainer_epoch=self._epoch, version=progress.version)
-        announced = self._publish(name, resumed=True)
+        announced = self._write(self._take(name, resumed=True))
         self._next = progress
         record = StepRecord(
             name=name,
@@ -250,47 +281,49 @@ class TrainerStep:
         )
         return Transaction((Publish("weights", 0, announced), Publish("steps", 0, record)))
 
-    def _train(self, batch: Batch) -> Transaction:
-        started = self._clock.now()
-        progress, manifest = self._progress, batch.manifest
-        stage = self._stages.at(progress.version)
-        training = self._training.at(stage)
+    def _begin(self, progress: Progress) -> bool:
+        """Begins the update after `progress`, if there is a batch for it."""
+        if self._paused or self._ends_by_itself(progress):
+            return False
+        batch = self._assembly.take()
+        if batch is None:
+            return False
+        self._touched = True
+        stage, lr = self._stages.at(progress.version), rate_at(self._stages, progress.version)
         if self._stages.named:
             check_made_for(batch, stage)
-        lr = rate_at(self._stages, progress.version)
-        self._touched = True
-        update, values = training.update(batch, lr)
-        trained = self._clock.now()
-        following = Progress(
-            version=progress.version + 1,
-            positions=batch.positions,
-            trained_groups=manifest.total_groups,
-            trained_rollouts=progress.trained_rollouts + batch.num_rollouts,
-            skips_in_a_row=progress.skips_in_a_row + 1 if update.skipped else 0,
-            rewards=deque(progress.rewards, maxlen=self._config.run.stop_reward_over),
-            last_admitted=manifest.admitted if manifest.last else None,
-        )
-        if "reward" in manifest.metrics:
-            following.rewards.append(manifest.metrics["reward"])
+        self._underway = Underway(
+            batch, progress, lambda: self._training.at(stage).update(batch, lr),
+            compute=self._compute, clock=self._clock, waited_s=self._clock.now() - self._waited_since,
+        )  # fmt: skip
+        return True
+
+    def _end_update(self, underway: Underway) -> Transaction:
+        update, values, step_s = underway.result()
+        self._underway = None
+        batch, progress = underway.batch, underway.progress
+        ended = self._clock.now()
+        following = progress.after(batch, skipped=update.skipped, rewards_kept=self._config.run.stop_reward_over)
         reason = self._reason_to_end(following)
-        if self._held_out is not None:
-            values |= self._held_out.look(stage, following.version, last=reason is not None)
+        stage = self._stages.at(progress.version)
         if self._stages.named:
             values["stage"] = stage.number + 1.0
+        if self._held_out is not None and self._held_out.due(stage, following.version, last=reason is not None):
+            values |= self._asked(self._held_out.look)(stage)
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
+        stops = following.skips_in_a_row >= self._settings.max_skips_in_a_row
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
-        waits = self._assembly.num_ready <= 1
+        waits = not self._assembly.num_ready
         publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
-        announced = self._publish(name) if publish_now else None
+        taken = self._take(name) if publish_now else None
+        self._waited_since = self._clock.now()
+        beside = reason is None and not stops and not self._is_due(following) and self._begin(following)
+        announced = self._write(taken) if taken is not None else None
         now = self._clock.now()
-        values |= {
-            "step_s": trained - started,
-            "publish_s": now - trained,
-            "wait_s": started - self._waited_since,
-        } | training.speeds(values, trained - started)
-        elapsed = now - self._waited_since
-        if elapsed > 0:
-            values |= {"rollouts_per_s": batch.num_rollouts / elapsed, "tokens_per_s": values["tokens"] / elapsed}
+        held_up_s = (self._waited_since if beside else now) - ended
+        values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | self._training.at(stage).speeds(
+            values, step_s
+        )
         record = StepRecord(
             name=name,
             batch_sequence=batch.sequence,
@@ -310,7 +343,7 @@ class TrainerStep:
             outputs.insert(0, Publish("weights", 0, announced))
         if reason is not None:
             outputs.append(self._finished(reason, name))
-        if following.skips_in_a_row >= self._settings.max_skips_in_a_row:
+        if stops:
             ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
             self._stop = StopRule(
                 "nan",
@@ -319,16 +352,22 @@ class TrainerStep:
             )
         return Transaction(tuple(outputs))
 
-    def _publish(self, name: VersionName, *, resumed: bool = False) -> WeightsAnnounced:
-        started = time.perf_counter()
-        announced = self._publisher.publish(
-            self._backend.served_tensors(),
-            name,
-            resumed=resumed,
+    def _take(self, name: VersionName, *, resumed: bool = False) -> Taken:
+        """What training has to wait for."""
+
+        def take() -> Taken:
+            return self._publisher.take(self._backend.served_tensors(), name, resumed=resumed)
+
+        self._publishing_since = time.perf_counter()
+        return self._asked(take)()
+
+    def _write(self, taken: Taken) -> WeightsAnnounced:
+        announced = self._publisher.write(
+            taken,
             announced_at=self._clock.now(),
-            gone=lambda parent: self._versions.to_delete(self._store, name, self._keeping.names, parent),
+            gone=lambda parent: self._versions.to_delete(self._store, taken.name, self._keeping.names, parent),
         )
-        metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - started)
+        metrics.WEIGHTS_SECONDS.labels("trainer").observe(time.perf_counter() - self._publishing_since)
         return announced
 
     def _look_back(self) -> None:
@@ -378,7 +417,7 @@ class TrainerStep:
 
     def _finished(self, reason: str, name: VersionName) -> Publish:
         """`final/` is there before the run is said to be finished."""
-        leave_final(self._final, self._backend.export)
+        leave_final(self._final, self._asked(self._backend.export))
         return Publish("control", 0, RunFinished(reason=reason, name=name, finished_at=self._clock.now()))
 
     # ------------------------------------------------------------------------------------------ afterwards
@@ -404,16 +443,18 @@ class TrainerStep:
                 case RunFinished():
                     finished = True
         self._anchor_due = False
-        if trained:
-            self._assembly.drop()
         metrics.VERSION.labels("trainer").set(self._progress.version)
-        due = self._progress.version % self._settings.checkpoint_every == 0
-        if (trained and due) or finished or self._stop is not None:
+        if (trained and self._is_due(self._progress)) or finished or self._stop is not None:
             self._checkpoint()
         self._finished_said = finished
         self._done = finished and not self._trim_due
-        self._waited_since = self._clock.now()
+        if self._underway is None:
+            self._waited_since = self._clock.now()
         self._look_back_after_s = LOOK_BACK_S
+
+    def _is_due(self, progress: Progress) -> bool:
+        """Whether a checkpoint is to be made of this version."""
+        return progress.version % self._settings.checkpoint_every == 0
 
     def _trimmed(self, transaction: Transaction) -> None:
         for output in transaction.outputs:
@@ -426,7 +467,7 @@ class TrainerStep:
     def _checkpoint(self) -> None:
         name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
         if name not in self._keeping.names:
-            self._keeping.write(name, self._backend.save, self._progress.to_state())
+            self._keeping.write(name, self._asked(self._backend.save), self._progress.to_state())
             self._trim_due = True
 
     def _trim(self) -> Transaction | None:
@@ -449,12 +490,26 @@ class TrainerStep:
 
     # ------------------------------------------------------------------------------------------ the rest
 
+    def _asked(self, what: Callable[Given, Answer]) -> Callable[Given, Answer]:
+        """The same in the thread of the backend."""
+
+        def ask(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+            return self._compute.submit(what, *args, **kwargs).result()
+
+        return ask
+
     @property
     def full(self) -> bool:
         return self._assembly.num_ready >= BATCHES_AHEAD
 
     def idle_s(self) -> float:
+        if self._underway is not None:
+            return 0.0  # it waits by itself
         return FOREVER if self._assembly.num_ready == 0 or self._paused else 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self._underway is not None
 
     def paused(self, paused: bool) -> None:
         self._paused = paused
@@ -477,5 +532,7 @@ class TrainerStep:
         return {"version": self._progress.version, "batches_ready": self._assembly.num_ready}
 
     def close(self) -> None:
+        self._abandon()
         if self._opened:
-            self._backend.close()
+            self._asked(self._backend.close)()
+        self._compute.shutdown()

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rftstream.algorithms.base import Algorithm, RefiningAlgorithm
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.backends.base import Backend, OptimizerSettings, Update, UpdatePlan
+from rftstream.algorithms.demands import check_demands, critic_folder, critic_of, has_reference, the_critic
+from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
 from rftstream.errors import ConfigError
 from rftstream.messages import LossKind
@@ -27,16 +28,27 @@ class Training:
     settings: TrainerSection
     algorithms: tuple[Algorithm, ...] = ()
     """Of each stage, in a run with stages; `algorithm` is then that of the first."""
+    first: int = 0
+    """The batch that the stage begins with."""
+    own_reference: bool = False
+    """Whether the reference, if the algorithm has one, becomes the policy before that batch."""
 
     def at(self, stage: Stage) -> Training:
         """In this stage: the same backend, and with it masters and optimizer."""
         if not self.algorithms:
             return self
-        return replace(self, algorithm=self.algorithms[stage.number], settings=stage.trainer)
+        algorithm = self.algorithms[stage.number]
+        own_reference = stage.own_reference and has_reference(algorithm)
+        return replace(
+            self, algorithm=algorithm, settings=stage.trainer, first=stage.first, own_reference=own_reference
+        )
 
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
         """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
-        settings = self.settings
+        settings, every = self.settings, self.settings.reference_every
+        due = every is not None and batch.sequence and batch.sequence % every == 0 and has_reference(self.algorithm)
+        if due or (self.own_reference and batch.sequence == self.first):
+            cast(RenewingBackend, self.backend).renew_reference()
         rows, values = self.algorithm.prepare(batch.experiences)
         if rows and "reference_rewards" in self.algorithm.needs:
             reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
@@ -45,6 +57,11 @@ class Training:
             logprobs = self.backend.logprobs(rows, settings.tokens_per_microbatch)
             rows, more = cast(RefiningAlgorithm, self.algorithm).refine(rows, logprobs)
             values = {**values, **more}
+        critic = critic_of(self.algorithm)
+        if rows and critic is not None:
+            said = cast(CriticBackend, self.backend).values(rows, settings.tokens_per_microbatch)
+            rows, more = cast(CriticAlgorithm, self.algorithm).estimate(rows, said)
+            values = {**values, **more}
         if any(row.loss_mask.any() for row in rows):
             plan = UpdatePlan(
                 lr=lr,
@@ -52,6 +69,7 @@ class Training:
                 updates_per_batch=settings.updates_per_batch,
                 max_grad_norm=settings.max_grad_norm,
                 tokens_per_microbatch=settings.tokens_per_microbatch,
+                trains_policy=critic is None or batch.sequence - self.first >= critic.warmup_batches,
             )
             update = self.backend.update(rows, self.algorithm, plan)
         else:
@@ -75,13 +93,13 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
-    algorithms = tuple(build_algorithm(config, stage.where) for stage in Stages.of(config).all)
-    return Training(
-        backend=backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed),
-        algorithm=algorithms[0],
-        settings=settings,
-        algorithms=algorithms if config.stages else (),
-    )
+    stages = Stages.of(config)
+    algorithms = tuple(build_algorithm(config, stage.where) for stage in stages.all)
+    check_demands(config, algorithms, backend_class)
+    backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
+    if (critic := the_critic(algorithms)) is not None:
+        backend.hold_critic(critic, critic_folder(config, critic, spec))
+    return Training(backend, algorithms[0], settings, algorithms if stages.named else ())
 
 
 def check_made_for(batch: Batch, stage: Stage) -> None:

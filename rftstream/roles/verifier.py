@@ -18,13 +18,13 @@ from rftstream.messages import (
     Rollout,
     RolloutIds,
     RolloutStatus,
-    Segment,
     UnscorableReason,
     Verdict,
     VerifiedRollout,
 )
-from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest
+from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest, TokenSegment
 from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received, dead_letter
+from rftstream.topics import MAX_RECORD_BYTES
 from rftstream.transport.base import Record
 
 log = logging.getLogger(__name__)
@@ -112,11 +112,14 @@ class VerifierStep:
                 scorer_version=reply.scorer_version,
                 parts=dict(reply.score.parts),
                 metrics=dict(reply.score.metrics),
+                additions=dict(reply.score.additions),
             )
             verified = self._verified(rollout.ids, rollout, verdict, None, None)
             try:
                 value = codec.encode(verified)
-            except ContractError as error:  # by a name that no record can hold
+                if len(value) > MAX_RECORD_BYTES:
+                    raise ContractError(f"with its verdict {len(value)} bytes, expected at most {MAX_RECORD_BYTES}")
+            except ContractError as error:  # by a name that no record can hold, or by its size
                 reply = replace(reply, score=None, reason="error", detail=str(error))
             else:
                 self._recent.append(False)
@@ -192,10 +195,11 @@ def reward_input(rollout: Rollout) -> RewardInput:
         num_tokens=rollout.num_tokens,
         truncated=rollout.status is RolloutStatus.truncated,
         num_prompt_messages=len(problem.messages),
-        token_data=b"".join(_sampled(segment) for segment in rollout.segments),
-    )
-
-
-def _sampled(segment: Segment) -> bytes:
-    sampled: bytes = segment.token_ids.numpy()[segment.loss_mask.numpy() != 0].astype("<i4").tobytes()
-    return sampled
+        segments=tuple(
+            TokenSegment(
+                token_data=segment.token_ids.data, mask_data=segment.loss_mask.data,
+                logprob_data=segment.behavior_logprobs.data,
+            )
+            for segment in rollout.segments
+        ),
+    )  # fmt: skip

@@ -22,11 +22,29 @@ def check_part_names(config: RunConfig) -> None:
             raise ConfigError(
                 f"{where}: unknown {name!r}; {plugins.suggest(name, known)} (or 'module:Name' of your own)"
             )
+    check_teacher(config)
     if config.transport.kind == "memory":
         raise ConfigError(
             "transport.kind: 'memory' lives in one process, expected one that workers share; use 'embedded', "
             "or drive the roles with rftstream.testing"
         )
+
+
+def check_teacher(config: RunConfig) -> None:
+    """ConfigError for an algorithm that learns from a teacher whom a taskset's rewards do not ask; what users' own
+    rewards stamp nobody knows before."""
+    named = config.algorithms_named()
+    usual = {name_of_algorithm(one, where) for where, one in named.items() if not where.startswith("tasksets.")}
+    for name, section in config.tasksets.items():
+        used = {name_of_algorithm(section.algorithm, name)} if section.algorithm else usual
+        if "opd" not in used:
+            continue
+        rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
+        if not any(reward == "teacher" or ":" in reward for reward in rewards):
+            raise ConfigError(
+                f"tasksets.{name}.reward: asks no teacher, expected one for the algorithm 'opd'; add "
+                '{ name = "teacher", weight = 0.0 }, and say in [rewards.teacher] where it is'
+            )
 
 
 def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:

@@ -166,6 +166,10 @@ class SingleStep(Protocol):
 
     def draining(self) -> None: ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has begun something of which a transaction will come, even while it is paused."""
+
     def leave(self) -> None:
         """The process was told to leave, and nothing is pending: the last chance to save a successor some work."""
 

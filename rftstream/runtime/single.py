@@ -71,8 +71,13 @@ class SingleService(Service):
 
     def drain(self) -> None:
         super().drain()
-        if self._pending is None:
+        if self._is_free():
             self._leave()
+        else:
+            self.step.paused(True)  # what it has begun it ends
+
+    def _is_free(self) -> bool:
+        return self._pending is None and not (self._recovered and self.step.busy)
 
     def _leave(self) -> None:
         if self._recovered:
@@ -98,7 +103,7 @@ class SingleService(Service):
                 ends = self._draining or self.step.done
                 if ends or self.step.full != self._full or self.clock.now() - began > SLICE_S:
                     break
-        if self._draining and self._pending is None:
+        if self._draining and self._is_free():
             self._leave()
             return 0.0
         if not self._recovered or absorbed or published:
@@ -239,9 +244,7 @@ class SingleService(Service):
         self._reader = self.transport.reader({**control, **positions})
         self._consumed = [place for place in positions if place.topic in self.declaration.consumes]
         self._full = False
-        self.step.paused(self.desired is DesiredState.paused)
-        if self.desired is DesiredState.draining:
-            self.step.draining()
+        self._tell()
         self._recovered = True
         self.progressed()
         log.info("in force with epoch %d", self.claim.epoch)
@@ -263,10 +266,14 @@ class SingleService(Service):
             raise
         if any(record.topic == "control" for record in records):
             self._check_taken_over()
-            self.step.paused(self.desired is DesiredState.paused)
-            if self.desired is DesiredState.draining:
-                self.step.draining()
+            self._tell()
         return bool(records)
+
+    def _tell(self) -> None:
+        """What the run should do."""
+        self.step.paused(self._draining or self.desired is DesiredState.paused)
+        if self.desired is DesiredState.draining:
+            self.step.draining()
 
     def _take(self, record: Record) -> None:
         received = self.decode(record)
@@ -307,8 +314,7 @@ class SingleService(Service):
     def _publish_next(self) -> bool:
         """One slice of the step's work and its transaction; False when there is nothing to publish now."""
         if self._pending is None:
-            with self._step_seconds.time(), self._unless_taken_over():
-                transaction = self.step.advance()
+            transaction = self._advance()
             if transaction is None and self._letters:
                 transaction = Transaction(())
             if transaction is None:
@@ -316,6 +322,14 @@ class SingleService(Service):
             self._pending = Transaction((*transaction.outputs, *self._letters), transaction.positions)
             self._letters = []
         return self._commit(self._pending)
+
+    def _advance(self) -> Transaction | None:
+        try:
+            with self._step_seconds.time(), self._unless_taken_over():
+                return self.step.advance()
+        except TransportError:
+            self._recovered = False  # what it has decided so far nobody knows, and it would not decide it again
+            raise
 
     def _commit(self, transaction: Transaction) -> bool:
         assert self._producer is not None and self.claim is not None

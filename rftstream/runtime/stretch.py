@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from rftstream.config import to_dict
 from rftstream.messages import EvalResult, StepRecord
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime import zygote
@@ -32,6 +33,7 @@ from rftstream.runtime.supervisor import Failure, Supervisor, worker_commands
 from rftstream.runtime.targets import Targets
 from rftstream.sections import RunConfig
 from rftstream.trackers import Tracker, open_trackers
+from rftstream.trackers.tracked import TrackedRun
 from rftstream.transport.base import Transport
 
 LOOK_EVERY_S = 0.1
@@ -114,7 +116,9 @@ class Stretch:
         self._deadline_s = deadline_s
         self._began = began
         self._progress: Progress | None = None
-        self._trackers: list[Tracker] = []
+        self._trackers: list[Tracker] | None = None
+        """None until the log says which run it is."""
+        self._untold: list[StepRecord | EvalResult] = []
         self._interrupts = 0
         self._is_answered = False
         self._notes = _notes_file(folder)
@@ -156,7 +160,6 @@ class Stretch:
         watch = Watch(self._config, transport, observer, supervisor.slots, title=self._folder.run_id)
         self._progress = open_progress(self._progress_kind, watch, self._stream)
         targets = Targets(self._folder.targets_file, self._folder.run_id)
-        self._trackers = open_trackers(self._config, self._folder.path)
         try:
             with self._signals():
                 while not supervisor.all_left:
@@ -165,30 +168,44 @@ class Stretch:
                     supervisor.poll(observer.control, observer.curve.version)
                     self._progress.update(news)
                     targets.update(supervisor.slots)
-                    self._track(news)
+                    self._track(news, observer.control)
                     transport.wait([observer.reader], LOOK_EVERY_S)
                 self._progress.update(news := observer.poll())
-                self._track(news)
+                self._track(news, observer.control)
         finally:
             if not supervisor.all_left:
                 supervisor.kill()
             self._progress.close()
             targets.close()
-            for tracker in self._trackers:
+            for tracker in self._trackers or ():
                 tracker.close()
             observer.close()
         if supervisor.failure is not None:
             self._notes.error(supervisor.failure.text)
         return self._result(observer, supervisor.failure)
 
-    def _track(self, news: Sequence[StepRecord | EvalResult]) -> None:
+    def _track(self, news: Sequence[StepRecord | EvalResult], control: ControlView) -> None:
         """A tracker that fails is given up: the log has it all, and showing it must not end a run."""
+        self._untold += news
+        if self._trackers is None:
+            if control.manifest is None:
+                return
+            self._trackers = self._open_trackers(control.manifest.created_at)
+        news, self._untold = self._untold, []
         for tracker in list(self._trackers):
             try:
                 tracker.update(news)
             except Exception as error:
                 self._trackers.remove(tracker)
                 self.note(f"{type(tracker).__name__}: {error}; no longer written, `rftstream plot --tensorboard` does")
+
+    def _open_trackers(self, created_at: float) -> list[Tracker]:
+        run = TrackedRun(folder=self._folder.path, created_at=created_at, config=to_dict(self._config))
+        try:
+            return open_trackers(self._config, run, self.note)
+        except Exception as error:
+            self.note(f"trackers: {error}; none is written")
+            return []
 
     def _heed_interrupts(self, supervisor: Supervisor) -> None:
         if self._interrupts and not supervisor.stopping:

@@ -1,20 +1,20 @@
 """Trackers: what shows a run's curves outside of it. They read `steps` and `evals`, nothing else, and nobody waits for
 them.
 
-The log is the truth: a tracker that starts writes all of it anew, so that a resumed run goes on with the same series
-and no step is there twice. Each stands behind an extra and is off by default ([trackers]).
+The log is the truth: a tracker that starts again goes on with the same series, and no step in force is missing there.
+Each stands behind an extra and is off by default ([trackers]).
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rftstream.errors import ConfigError
 from rftstream.messages import EvalResult, StepRecord
 from rftstream.sections import RunConfig
+from rftstream.trackers.tracked import TrackedRun
 
 
 class Tracker(Protocol):
@@ -25,19 +25,35 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+"""Setting, which is the name of the extra, too -> the package that it needs."""
+
+
 def check_trackers(config: RunConfig) -> None:
     """ConfigError if the package of one that the run file asks for is absent. Imports none of them."""
-    if config.trackers.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "trackers.tensorboard: needs the package tensorboard; pip install 'rftstream[tensorboard]', or leave it out"
-        )
+    for name, package in PACKAGES.items():
+        if getattr(config.trackers, name) is not None and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"trackers.{name}: needs the package {package}; pip install 'rftstream[{name}]', or leave it out"
+            )
 
 
-def open_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
-    """Those that the run file asks for; `folder`: of the run. ConfigError as from `check_trackers`."""
+def open_trackers(config: RunConfig, run: TrackedRun, say: Callable[[str], None]) -> list[Tracker]:
+    """Those that the run file asks for. ConfigError as from `check_trackers`; `say`: what goes wrong later."""
     check_trackers(config)
-    if config.trackers.tensorboard is None:
-        return []
-    from rftstream.trackers.tensorboard import TensorBoard
+    wanted, trackers = config.trackers, list[Tracker]()
+    if wanted.tensorboard is not None:
+        from rftstream.trackers.tensorboard import TensorBoard
 
-    return [TensorBoard(folder / config.trackers.tensorboard)]
+        trackers.append(TensorBoard(run.folder / wanted.tensorboard))
+    if wanted.wandb is not None:
+        from rftstream.trackers.served import ServedTracker
+        from rftstream.trackers.wandb import WeightsAndBiases
+
+        trackers.append(ServedTracker("wandb", WeightsAndBiases(wanted.wandb, run), say))
+    if wanted.mlflow is not None:
+        from rftstream.trackers.mlflow import Mlflow
+        from rftstream.trackers.served import ServedTracker
+
+        trackers.append(ServedTracker("mlflow", Mlflow(wanted.mlflow, run), say))
+    return trackers

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import plugins
+from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.algorithms.demands import check_demands, critic_folder, the_critic
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, LossKind, Problem
 from rftstream.modelfolder import for_section, prepare_model
@@ -23,6 +25,7 @@ from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.runtime.initial import fetch_initial
+from rftstream.runtime.preflight import check_teacher
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.stages import Stage, Stages
 from rftstream.tasksets.base import Taskset
@@ -33,6 +36,7 @@ from rftstream.views.check_experts import ExpertsLine, experts_line
 from rftstream.views.estimate import DiskEstimate, estimate_disk
 from rftstream.views.layout import columns, plural, size
 from rftstream.views.memory import MemoryEstimate, estimate_memory, longest_row, memory_lines, memory_warnings
+from rftstream.views.sizes import ModelSizes
 from rftstream.views.turns import first_difference
 
 RENDERED_PROMPTS = 1_000
@@ -127,6 +131,8 @@ def check(config: RunConfig) -> CheckReport:
         report.stages = list(Stages.of(config).all) if config.stages else []
     with collect("trackers"):
         check_trackers(config)
+    with collect("trainer.algorithm"):
+        check_teacher(config)
     if config.model.lora is not None and config.trainer.backend == "torch":
         from rftstream.backends import lora
 
@@ -202,8 +208,7 @@ def _algorithms(config: RunConfig, collect: _Collector) -> Iterator[PartLine]:
             kind = "algorithm" if where == "trainer.algorithm" else f"algorithm of {where.removesuffix('.algorithm')}"
             yield PartLine(kind=kind, name=name_of_algorithm(named, where), settings=_settings(options))
     with collect("algorithm"):
-        for stage in Stages.of(config).all:
-            build_algorithm(config, stage.where)
+        check_demands(config, _built(config), config.build_part("backend", config.trainer.backend)[0])
 
 
 def _settings(options: Any) -> str:
@@ -365,7 +370,8 @@ def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
     }
     if not samples or report.model is None:
         return None
-    return estimate_disk(config, report.model, report.context, samples, {line.name: line.problems for line in lines})
+    return estimate_disk(config, report.model, report.context, samples, {line.name: line.problems for line in lines},
+                         _critic(config, report.model))  # fmt: skip
 
 
 def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
@@ -379,8 +385,19 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
     built_in = {place: part for place, part in named.items() if part[1] in ("torch", "hf")}
     known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
     longest = longest_row(config, prompts, report.context)
-    needs = frozenset().union(*(build_algorithm(config, stage.where).needs for stage in Stages.of(config).all))
-    return estimate_memory(config, report.model, longest, needs, known)
+    needs = frozenset[str]().union(*(one.needs for one in _built(config)))
+    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
+
+
+def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
+    """None where no algorithm has one."""
+    critic = the_critic(_built(config))
+    return None if critic is None else ModelSizes.of(critic_folder(config, critic, spec), None)
+
+
+def _built(config: RunConfig) -> list[Algorithm]:
+    """Of each stage."""
+    return [build_algorithm(config, stage.where) for stage in Stages.of(config).all]
 
 
 # --------------------------------------------------------------------------------------------- output

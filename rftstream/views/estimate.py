@@ -43,6 +43,9 @@ MASTER_BYTES = 12
 CHARACTERS_PER_TOKEN = 4
 """Of completions that nobody has seen yet."""
 
+REFERENCE_BYTES = 4
+"""Likewise of a reference that is not version 0."""
+
 LOG_OVERHEAD = 1.15
 """Pages and indexes of the embedded log beside its records."""
 
@@ -97,8 +100,10 @@ def estimate_disk(
     context: int | None,
     samples: Mapping[str, tuple[Problem, int]],
     sizes: Mapping[str, int],
+    critic: ModelSizes | None = None,
 ) -> DiskEstimate:
-    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset."""
+    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset;
+    `critic`: of the trainer's, if it has one."""
     weights = {name: config.tasksets[name].weight for name in samples}
     total = sum(weights.values()) or 1.0
 
@@ -115,6 +120,8 @@ def estimate_disk(
     num_bytes = per_rollout(saves)
     rollouts = num_rollouts(config, sizes)
     sizes_of_model = ModelSizes.of(spec.folder, spec.lora)
+    renewed = config.trainer.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
+    of_reference = REFERENCE_BYTES * sizes_of_model.trained if renewed else 0
     local = config.weights.store.startswith("file://") or "://" not in config.weights.store
     return DiskEstimate(
         rollouts=rollouts,
@@ -125,7 +132,8 @@ def estimate_disk(
         snapshot_bytes=sizes_of_model.trained * SERVED_BYTES[spec.dtype],
         # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.
         snapshots=config.weights.keep + config.trainer.keep_checkpoints + len(config.evaluations) + 2,
-        checkpoint_bytes=sizes_of_model.trained * MASTER_BYTES,
+        checkpoint_bytes=(sizes_of_model.trained + (0 if critic is None else critic.parameters)) * MASTER_BYTES
+        + of_reference,
         checkpoints=config.trainer.keep_checkpoints + 1,
         store_is_local=local,
         free_bytes=free_bytes(Path(config.base) / config.run.folder),

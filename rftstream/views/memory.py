@@ -17,6 +17,7 @@ import psutil
 from rftstream.config import sampling_for
 from rftstream.models import ModelSpec
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.views.layout import columns, size
 from rftstream.views.sizes import SERVED_BYTES, ModelSizes
 
@@ -73,10 +74,12 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    config: RunConfig, spec: ModelSpec, longest: int, needs: Collection[str], options: Mapping[str, Any]
-) -> MemoryEstimate:
+    config: RunConfig, spec: ModelSpec, longest: int, needs: Collection[str], options: Mapping[str, Any],
+    critic: ModelSizes | None = None,
+) -> MemoryEstimate:  # fmt: skip
     """`longest`: tokens of the longest prompt and completion; `needs`: the algorithm's; `options`: `backend`, `policy`
-    and `evaluator`, each part's Config, of those that are built in and hold a model of their own (torch, hf)."""
+    and `evaluator`, each part's Config, of those that are built in and hold a model of their own (torch, hf);
+    `critic`: of the trainer's, if it has one."""
     sizes = ModelSizes.of(spec.folder, spec.lora)
     given = islice(cycle(config.explorer.devices), config.explorer.count)
     at_once = config.explorer.max_concurrent
@@ -88,7 +91,7 @@ def estimate_memory(
                    parts={MAIN: {"process": PROCESS_BYTES}}),
         RoleMemory(role="buffer", count=1,
                    parts={MAIN: {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}}),
-        _trainer(config, sizes, spec, longest, needs, options.get("backend")),
+        _trainer(config, sizes, spec, longest, needs, options.get("backend"), critic),
     ]  # fmt: skip
     if config.evaluations and config.evaluator.count:
         roles.append(_sampler("evaluator", 1, config.evaluator.device, config.evaluator.max_concurrent,
@@ -131,8 +134,9 @@ def memory_lines(memory: MemoryEstimate) -> list[str]:
 
 
 def _trainer(
-    config: RunConfig, sizes: ModelSizes, spec: ModelSpec, longest: int, needs: Collection[str], options: Any
-) -> RoleMemory:
+    config: RunConfig, sizes: ModelSizes, spec: ModelSpec, longest: int, needs: Collection[str], options: Any,
+    critic: ModelSizes | None,
+) -> RoleMemory:  # fmt: skip
     settings = config.trainer
     if options is None:
         return RoleMemory(role="trainer", count=1, parts={MAIN: {"process": TORCH_BYTES}})
@@ -141,20 +145,29 @@ def _trainer(
     rows = config.feeder.groups_per_batch * config.feeder.group_size
     tokens = max(min(settings.tokens_per_microbatch, rows * longest), longest)
     steps = settings.minibatches * settings.updates_per_batch
-    reference = any(name.startswith("reference_") for name in needs) and spec.lora is None
+    reference = any(name.startswith("reference_") for name in needs)
+    renewed = settings.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
+    held_again = sizes.parameters if spec.lora is None else sizes.trained if renewed else 0
+    networks = [sizes] if critic is None else [sizes, critic]  # one after the other
+    activations = max(
+        network.activation_bytes(half=half, recomputed=options.gradient_checkpointing) for network in networks
+    )
+    num_critic = 0 if critic is None else critic.parameters
     logits = min(options.max_logits_bytes, 4 * tokens * sizes.vocabulary) // (2 if half else 1)
     on_device = {
         "weights": 4 * sizes.parameters - (2 * sizes.adapted if half else 0),
         "weights in bfloat16": 2 * sizes.parameters if half and spec.lora is None else 0,  # autocast keeps them
         "gradients": 4 * sizes.trained + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
-        "activations": tokens * sizes.activation_bytes(half=half, recomputed=options.gradient_checkpointing),
+        "activations": tokens * activations,
         "logits": logits,
-        "reference": 4 * sizes.parameters if reference else 0,
+        "reference": 4 * held_again if reference else 0,
+        "critic with gradients": (10 if half else 8) * num_critic,
     }
     of_optimizer = {
         "masters": 4 * sizes.trained if options.offload_optimizer else 0,
         "moments": 8 * sizes.trained,
-        "state before the batch": 12 * sizes.trained if steps > 1 else 0,
+        "state before the batch": 12 * (sizes.trained + num_critic) if steps > 1 else 0,
+        "critic's optimizer": (12 if options.offload_optimizer else 8) * num_critic,
     }
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     parts: dict[str, dict[str, int]] = {MAIN: in_main}

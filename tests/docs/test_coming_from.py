@@ -12,6 +12,8 @@ import pytest
 
 from rftstream.algorithms.dppo import Dppo
 from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.ppo import Ppo
+from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.torch import TorchBackend
 from rftstream.sections import EvaluationSection, ModelSection, RunConfig, RunSection, TasksetSection
 from tests.docs.reading import ROOT, blocks, read
@@ -26,6 +28,8 @@ OF_PARTS = {
     "evaluations.NAME": EvaluationSection,
     "algorithms.grpo": Grpo.Config,
     "algorithms.dppo": Dppo.Config,
+    "algorithms.ppo": Ppo.Config,
+    "algorithms.ppo.critic": CriticConfig,
     "backends.torch": TorchBackend.Config,
 }
 ROWS = [

@@ -391,3 +391,21 @@ def test_no_fault_at_a_commit_changes_what_is_admitted(
         happens()
     assert [(one.ids, one.problem, one.seed, one.sampling) for one in tasks_of(scene)] == undisturbed
     assert count > 8
+
+
+def test_the_first_sibling_is_greedy_where_the_algorithm_compares_with_it(tmp_path: Path) -> None:
+    """And after a restart, and for a group that is put back; nothing else of its sampling changes."""
+    scene = scene_of(tmp_path, trainer__algorithm="remax", sampling={"max_tokens": 7, "top_p": 0.9})
+    feeder = RoleDriver(scene, "feeder")
+    feeder.work()
+    scene.step(1)
+    feeder.restart()
+    feeder.work()
+    tasks = tasks_of(scene)
+    assert len(tasks) > 8
+    for task in tasks:
+        assert task.sampling.temperature == (0.0 if task.ids.sibling == 0 else 1.0)
+        assert (task.sampling.max_tokens, task.sampling.top_p) == (7, 0.9)
+    plain = scene_of(tmp_path / "plain")
+    RoleDriver(plain, "feeder").work()
+    assert {task.sampling.temperature for task in tasks_of(plain)} == {1.0}

@@ -18,6 +18,8 @@ from rftstream.core.packing import pad_rows
 from rftstream.messages import Array, Experience, LossKind, RolloutIds, Sampling, Segment, VersionSpan
 
 END = 0
+TEACHER = 0.9
+"""What a teacher, who knows the answers, gives to a right token; it shares the rest evenly."""
 ANSWERS = ((1, END), (2, 3, END), (4, 1, 2, END), (3, 3, 1, END))
 LONGEST, VOCABULARY, SIBLINGS, PASSES, LR = 4, 5, 8, 2, 0.1
 
@@ -33,22 +35,28 @@ def play(algorithm: Any, *, steps: int, seed: int = 0) -> Iterator[Step]:
     """Each batch is sampled from the table of one version before, and trained twice."""
     logits_PTV = torch.zeros((len(ANSWERS), LONGEST, VOCABULARY), dtype=torch.float64, requires_grad=True)
     reference_PTV = logits_PTV.detach().clone()
-    optimizer = torch.optim.Adam([logits_PTV], lr=LR)
+    values_PT = torch.zeros((len(ANSWERS), LONGEST), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([logits_PTV, values_PT], lr=LR)
     random, older_PTV = np.random.default_rng(seed), reference_PTV
     for version in range(steps):
-        batch = sample(older_PTV, max(version - 1, 0), version, random)
+        greedy = getattr(algorithm, "greedy_baseline", False)
+        batch = sample(older_PTV, max(version - 1, 0), version, random, greedy=greedy)
         older_PTV = logits_PTV.detach().clone()
-        rows, metrics = prepare(algorithm, batch, older_PTV, reference_PTV)
+        rows, metrics = prepare(algorithm, batch, older_PTV, reference_PTV, values_PT)
         proximal_BT = token_logprobs(older_PTV, rows)
         losses = []
         for _ in range(PASSES):
-            losses.append(step(algorithm, rows, logits_PTV, proximal_BT, token_logprobs(reference_PTV, rows)))
+            reference_BT = token_logprobs(reference_PTV, rows)
+            losses.append(step(algorithm, rows, logits_PTV, proximal_BT, reference_BT, values_PT))
             optimizer.step()
             optimizer.zero_grad()
         yield Step(metrics["reward"], losses[0])
 
 
-def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.random.Generator) -> list[Experience]:
+def sample(
+    logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.random.Generator, *, greedy: bool = False
+) -> list[Experience]:
+    """`greedy`: the first sibling of each problem says what is likeliest."""
     logprobs_PTV = logits_PTV.log_softmax(-1).numpy()
     batch = []
     for problem, answer in enumerate(ANSWERS):
@@ -56,7 +64,9 @@ def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.r
             tokens: list[int] = []
             while len(tokens) < LONGEST and tokens[-1:] != [END]:
                 shares = np.exp(logprobs_PTV[problem, len(tokens)]).cumsum()
-                tokens.append(min(int(np.searchsorted(shares, random.random())), VOCABULARY - 1))
+                drawn = min(int(np.searchsorted(shares, random.random())), VOCABULARY - 1)
+                likeliest = int(logprobs_PTV[problem, len(tokens)].argmax())
+                tokens.append(likeliest if greedy and sibling == 0 else drawn)
             right = sum(one == other for one, other in zip(tokens, answer, strict=False))
             logprobs = [logprobs_PTV[problem, place, token] for place, token in enumerate(tokens)]
             segment = Segment(
@@ -70,13 +80,25 @@ def sample(logits_PTV: torch.Tensor, sampled_by: int, version: int, random: np.r
             batch.append(Experience(
                 ids=ids, batch_sequence=version, share=0, position=len(batch), loss_kind=LossKind.rl,
                 segments=(segment,), reward=right / max(len(answer), len(tokens)),
-                sampling=Sampling(max_tokens=LONGEST),
+                sampling=Sampling(max_tokens=LONGEST, temperature=0.0 if greedy and sibling == 0 else 1.0),
+                additions={"teacher_logprobs": Array.of([0.0, *taught(answer, tokens)], "float32")},
             ))  # fmt: skip
     return batch
 
 
+def taught(answer: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Logprobs of the teacher, who says the end wherever the answer is over."""
+    right = [answer[place] if place < len(answer) else END for place in range(len(tokens))]
+    return [float(np.log(TEACHER if one == other else (1 - TEACHER) / (VOCABULARY - 1)))
+            for one, other in zip(tokens, right, strict=True)]  # fmt: skip
+
+
 def prepare(
-    algorithm: Any, batch: list[Experience], logits_PTV: torch.Tensor, reference_PTV: torch.Tensor
+    algorithm: Any,
+    batch: list[Experience],
+    logits_PTV: torch.Tensor,
+    reference_PTV: torch.Tensor,
+    values_PT: torch.Tensor,
 ) -> tuple[Sequence[TrainingRow], dict[str, float]]:
     """As the trainer does."""
     rows, metrics = algorithm.prepare(batch)
@@ -85,12 +107,15 @@ def prepare(
     if "row_logprobs" in algorithm.needs:
         rows, more = algorithm.refine(rows, row_logprobs(logits_PTV, rows))
         metrics |= more
+    if "values" in algorithm.needs:
+        rows, more = algorithm.estimate(rows, by_row(token_values(values_PT, rows), rows))
+        metrics |= more
     return rows, metrics
 
 
 def step(
     algorithm: Any, rows: Sequence[TrainingRow], logits_PTV: torch.Tensor, proximal_BT: torch.Tensor,
-    reference_BT: torch.Tensor,
+    reference_BT: torch.Tensor, values_PT: torch.Tensor,
 ) -> float:  # fmt: skip
     """Gradients of one pass, in two micro-batches; the loss."""
     mask_BT = padded([row.loss_mask for row in rows])
@@ -112,6 +137,8 @@ def step(
         loss, _ = algorithm.loss(policy_BT[part], micro, denominators)
         loss.backward(retain_graph=True)
         total += float(loss.detach())
+        if "values" in algorithm.needs:
+            algorithm.value_loss(token_values(values_PT, rows)[part], micro, denominators)[0].backward()
     return total
 
 
@@ -127,7 +154,17 @@ def token_logprobs(logits_PTV: torch.Tensor, rows: Sequence[TrainingRow]) -> tor
 
 
 def row_logprobs(logits_PTV: torch.Tensor, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
-    table_BT = token_logprobs(logits_PTV, rows).detach().numpy().astype(np.float32)
+    return by_row(token_logprobs(logits_PTV, rows), rows)
+
+
+def token_values(values_PT: torch.Tensor, rows: Sequence[TrainingRow]) -> torch.Tensor:
+    """Before each of a row's tokens [B, T]: a critic that knows problem and place, and not what was said."""
+    longest = max(len(row.token_ids) for row in rows)
+    return torch.nn.functional.pad(values_PT[[int(row.token_ids[0]) for row in rows]], (1, 0))[:, :longest]
+
+
+def by_row(found_BT: torch.Tensor, rows: Sequence[TrainingRow]) -> list[np.ndarray]:
+    table_BT = found_BT.detach().numpy().astype(np.float32)
     return [found[: len(row.token_ids)] for found, row in zip(table_BT, rows, strict=True)]
 
 

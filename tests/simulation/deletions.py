@@ -117,13 +117,14 @@ class Deletions:
         self._begins[place] = begin
 
     def _checkpoints(self) -> None:
-        """The newest ones in force can be begun with."""
+        """The newest ones in force can be begun with. There may be none of a short run that was killed when it had
+        ended: it would begin with its first batch, if that is still there."""
         retention = self._laws.config.retention
         assert retention is not None
         store = CheckpointStore(self._laws.simulation.store)
         names = [one for one in store.names() if one in self._recorded and self._lineage.in_force(one)]
         names = [one for one in names if not is_gone(one, self.said)][-retention.checkpoints :]
-        assert names
+        assert names or not any(self._begins.values()), "deleted, and there is no checkpoint to begin with"
         for name in names:
             positions = store.state(name)["positions"]
             for share, position in enumerate(positions):

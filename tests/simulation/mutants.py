@@ -475,14 +475,8 @@ def passes_forgotten() -> Iterator[None]:
         yield
 
 
-def passes_half_taken() -> Iterator[None]:
-    def take(self: Experts, count: int, size: int | None = None, kind: Any = None) -> Any:
-        taken: list[Any] = []
-        letters: dict[Any, Any] = {}
-        self._take(count, size, kind, taken, letters)
-        return taken, list(letters.values())
-
-    with changed(Experts, "take", take):
+def half_decided_kept() -> Iterator[None]:
+    with changed(SingleService, "_advance", lambda self: self.step.advance()):
         yield
 
 
@@ -499,7 +493,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "pieces-read-too-early": Mutant("pieces are read before their end is certain", pieces_read_too_early, SAVERS),
     "pieces-saved-again": Mutant("what may have been saved is saved again", pieces_saved_again, SAVERS),
     "passes-forgotten": Mutant("a restart begins the passes through demonstrations anew", passes_forgotten),
-    "passes-half-taken": Mutant("what was taken when a question failed is left out", passes_half_taken,
+    "half-decided-kept": Mutant("a role whose question failed in the middle of its work goes on", half_decided_kept,
                                 Faults(share=0.2, roles=("buffer",), silences=30)),
     "claim-read-before-start": Mutant("control is read before the producer's start", claim_read_before_start, SINGLES),
     "claims-hidden": Mutant("a claim behind an open transaction is overlooked", claims_hidden, SINGLES),

@@ -317,7 +317,7 @@ def test_export_is_an_ordinary_folder(spec, grpo, tmp_path):
 
 def test_an_algorithm_that_needs_more_is_refused(spec, grpo):
     grpo.needs = frozenset({"values"})
-    with pytest.raises(ConfigError, match="values"):
+    with pytest.raises(ConfigError, match="values"):  # there is no critic
         tiny.backend(spec).update(tiny.rows(), grpo, tiny.plan())
 
 

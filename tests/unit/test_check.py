@@ -101,6 +101,22 @@ def test_what_the_trainer_holds_in_memory(write: Write, algorithms: dict[str, An
     assert "main memory: up to " in report.to_text()
 
 
+def test_a_critic_is_counted(write: Write) -> None:
+    """Weights and gradients 8, moments 8; in a checkpoint masters and moments 12, as of the policy."""
+    settings = {"trainer__backend": "torch", "explorer__policy": "hf", "model": {"make": {}}}
+    without, with_one = fine(write(**settings)), fine(write(**settings, trainer__algorithm="ppo"))
+    num = without.disk.parameters
+    assert with_one.memory.total(MAIN) - without.memory.total(MAIN) == 16 * num
+    assert with_one.disk.checkpoint_bytes == 2 * without.disk.checkpoint_bytes == 24 * num
+
+
+def test_a_backend_without_a_critic_is_refused(write: Write) -> None:
+    report = check(write(trainer__algorithm="ppo"))
+    assert report.errors == [
+        "trainer.backend: 'fake' cannot hold a critic, which 'ppo' has; use 'torch', or an algorithm without one"
+    ]
+
+
 def test_memory_by_hand(write: Write) -> None:
     """Made models have no grouped heads: 2 layers, width 64, MLP 128, 19 tokens."""
     config = write(

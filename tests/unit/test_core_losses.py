@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.core.losses import clip_losses
+from rftstream.core.losses import clip_losses, value_losses
 from rftstream.core.masks import keep, weigh
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -148,3 +148,53 @@ def test_odd_arrays_are_named():
         clip_losses(good_BT, good_BT, good_BT[:, :1], good_BT, **CLIP)
     with pytest.raises(TypeError, match=r"loss_mask is torch\.int64"):
         clip_losses(good_BT, good_BT, good_BT, good_BT.long(), **CLIP)
+
+
+# --------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "expected", "cut"),
+    [
+        (1.0, 1.0, 3.0, 2.0, 0),  # (1 - 3)^2 / 2
+        (1.1, 1.0, 3.0, 1.805, 0),
+        (2.0, 1.0, 3.0, 1.62, 1),  # counted as 1.2, where it was allowed to go: (1.2 - 3)^2 / 2, no gradient
+        (0.0, 1.0, 3.0, 4.5, 0),  # went the wrong way: its own error is the larger
+        (4.0, 1.0, 1.1, 4.205, 0),
+        (0.5, 1.0, 0.0, 0.32, 1),
+    ],
+)  # fmt: skip
+def test_value_losses_by_hand(value, old, target, expected, cut):
+    values_BT = rows([value]).requires_grad_()
+    losses_BT, metrics = value_losses(values_BT, rows([old]), rows([target]), rows([1.0]), clip=0.2)
+    losses_BT.sum().backward()
+    assert float(losses_BT.detach()) == pytest.approx(expected)
+    assert float(metrics["value_clip_share"]) == cut
+    assert float(values_BT.grad) == pytest.approx(0.0 if cut else value - target)
+    plain_BT, metrics = value_losses(values_BT.detach(), rows([old]), rows([target]), rows([1.0]), clip=None)
+    assert float(plain_BT) == pytest.approx((value - target) ** 2 / 2)
+    assert float(metrics["value_clip_share"]) == 0
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("fill", [math.nan, 1e6])
+def test_masked_values_do_not_leak(clip, fill):
+    values_BT, old_BT, returns_BT, mask_BT = random_rows()
+    found = []
+    for odd in (0.0, fill):
+        some = [torch.where(mask_BT > 0, one, odd) for one in (values_BT, old_BT, returns_BT)]
+        leaf_BT = some[0].requires_grad_()
+        losses_BT, metrics = value_losses(leaf_BT, some[1], some[2], mask_BT, clip=clip)
+        losses_BT.sum().backward()
+        assert not losses_BT[mask_BT == 0].any()
+        found.append((losses_BT.detach(), leaf_BT.grad, metrics))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_gradient_of_value_losses(clip):
+    values_BT, old_BT, returns_BT, mask_BT = random_rows(seed=3)
+    values_BT.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda values: value_losses(values, old_BT, returns_BT, mask_BT, clip=clip)[0].sum(), values_BT, eps=1e-6
+    )

@@ -27,9 +27,12 @@ def segment(mask, logprob=-1.0):
 def experience(group, reward, *segments, temperature=1.0, truncated=False):
     ids = RolloutIds(rollout_id=f"{group}/0", group_id=group, taskset="t", sibling=0, group_size=2, sequence=0,
                      min_version=0)  # fmt: skip
+    segments = segments or (segment([0, 1]),)
+    teacher = np.concatenate([one.behavior_logprobs.numpy() for one in segments])  # one that agrees
     return Experience(
-        ids=ids, batch_sequence=0, share=0, position=0, loss_kind=LossKind.rl, segments=segments or (segment([0, 1]),),
+        ids=ids, batch_sequence=0, share=0, position=0, loss_kind=LossKind.rl, segments=segments,
         reward=reward, sampling=Sampling(temperature=temperature), truncated=truncated,
+        additions={"teacher_logprobs": Array.of(teacher, "float32")},
     )  # fmt: skip
 
 

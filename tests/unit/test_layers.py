@@ -61,6 +61,8 @@ OWNERS = {
     "tomllib": "rftstream.config",
     "matplotlib": "rftstream.views.plot",
     "tensorboard": "rftstream.trackers.tensorboard",
+    "wandb": "rftstream.trackers.wandb",
+    "mlflow": "rftstream.trackers.mlflow",
     "pyarrow": "rftstream.tasksets.arrow",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""

@@ -8,19 +8,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from rftstream import modelserver
 from rftstream.clock import SystemClock
 from rftstream.errors import ConfigError, PolicyError
 from rftstream.messages import VersionSpan
-from rftstream.policies import openai
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.rendering import FakeRenderer
 from tests.unit import tiny
 
 
 class Server:
-    """Answers with the prompt's ids, one by one; `answers` are given first, as (status, object)."""
+    """Answers with the prompt's ids, one by one, or as it is told; `answers` are given first, as (status, object)."""
 
-    def __init__(self):
+    def __init__(self, usual=None):
+        self.usual = usual or echo
         self.requests, self.keys, self.answers = [], [], []
         self.hold = threading.Event()
         self.hold.set()
@@ -43,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.requests.append((self.path, body))
         self.owner.keys.append(self.headers.get("Authorization"))
         self.owner.hold.wait(10)
-        status, answer = self.owner.answers.pop(0) if self.owner.answers else (200, echo(body))
+        status, answer = self.owner.answers.pop(0) if self.owner.answers else (200, self.owner.usual(body))
         data = json.dumps(answer).encode()
         try:
             self.send_response(status)
@@ -68,7 +69,7 @@ def echo(body, *, ids=True):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(openai, "PAUSE_S", 0.001)
+    monkeypatch.setattr(modelserver, "PAUSE_S", 0.001)
     opened = Server()
     yield opened
     opened.close()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rftstream.config import from_dict
 from rftstream.errors import ConfigError, RewardError
 from rftstream.messages import RolloutIds
-from rftstream.rewards.base import RewardInput, Score, ScoreRequest
+from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegment
 from rftstream.rewards.child import score_items
 from rftstream.rewards.functions import FunctionReward, find_convention
 from rftstream.rewards.resolve import build_reward
@@ -33,7 +33,10 @@ def item(completion: str, answer: str | None = "7", *, system: str | None = None
     return RewardInput(
         completion=completion, answer=answer, prompt="3+4=",
         messages=(*prompt, {"role": "assistant", "content": completion}), num_prompt_messages=len(prompt),
-        info=info, data_source="sums", num_tokens=2, truncated=False, token_data=np.asarray([5, 6], "<i4").tobytes(),
+        info=info, data_source="sums", num_tokens=2, truncated=False, segments=(
+            TokenSegment(token_data=np.asarray([9, 5, 6], "<i4").tobytes(), mask_data=b"\0\1\1",
+                         logprob_data=np.zeros(3, "<f4").tobytes()),
+        ),
     )  # fmt: skip
 
 

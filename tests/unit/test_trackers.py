@@ -14,6 +14,7 @@ from rftstream.errors import ConfigError
 from rftstream.messages import EvalResult, StepRecord, VersionName
 from rftstream.trackers import check_trackers, open_trackers
 from rftstream.trackers.tensorboard import TensorBoard
+from rftstream.trackers.tracked import TrackedRun
 
 BASE = {"run": {"name": "t", "steps": 1}, "model": {"make": {}}, "tasksets": {"t": {"source": "arithmetic"}}}
 
@@ -115,17 +116,19 @@ def test_an_evaluation_of_an_older_version_waits_for_the_next_start(tmp_path: Pa
 
 
 def test_it_is_off_by_default_and_lies_in_the_run_folder(tmp_path: Path) -> None:
-    assert open_trackers(from_dict(BASE), tmp_path) == []
-    (tracker,) = open_trackers(from_dict({**BASE, "trackers": {"tensorboard": "board"}}), tmp_path)
+    run = TrackedRun(folder=tmp_path, created_at=1.0, config={})
+    assert open_trackers(from_dict(BASE), run, print) == []
+    (tracker,) = open_trackers(from_dict({**BASE, "trackers": {"tensorboard": "board"}}), run, print)
     tracker.close()
     assert (tmp_path / "board").is_dir()
 
 
 def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = from_dict({**BASE, "trackers": {"tensorboard": "board"}})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"trackers.tensorboard: needs the package tensorboard; .*rftstream\[tensor"):
-        check_trackers(wanted)
+    for name in ("tensorboard", "wandb", "mlflow"):
+        wanted = from_dict({**BASE, "trackers": {name: "board"}})
+        with pytest.raises(ConfigError, match=rf"trackers.{name}: needs the package {name}; .*rftstream\[{name}\]"):
+            check_trackers(wanted)
     check_trackers(from_dict(BASE))
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     with pytest.raises(ConfigError, match="needs the package tensorboard"):
@@ -133,5 +136,6 @@ def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_imports_it_unless_it_is_asked_for() -> None:
-    code = "import sys, rftstream.runtime.launch, rftstream.cli.views; sys.exit('tensorboard' in sys.modules)"
+    names = "{'tensorboard', 'wandb', 'mlflow'}"
+    code = f"import sys, rftstream.runtime.launch, rftstream.cli.views; sys.exit(bool({names} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,98 @@
+"""On-policy distillation: the policy samples, a teacher says how likely each of these tokens is to it, and the gap is
+the advantage, so that the gradient is that of KL(policy || teacher) on the policy's own samples.
+
+    A_t = clip(logp_teacher - logp_behavior, -max_gap, max_gap) + reward_weight A_grpo
+
+GKD (arXiv 2306.13649) with reverse KL and all data on-policy; per token, without what comes after it (a discount of
+0), as thinkingmachines.ai/blog/on-policy-distillation does it. Clip, correction and means are those of `grpo`. The
+teacher's logprobs come with the verdicts: reward `teacher`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream.algorithms.base import TrainingRow
+from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.scored import ScoredBatch, collect_scored
+from rftstream.algorithms.settings import GrpoConfig
+from rftstream.core.distillation import compute_teacher_gaps
+from rftstream.errors import ConfigError
+from rftstream.messages import Experience
+
+TEACHER = "teacher_logprobs"
+"""Addition of an experience: float32, of the tokens of all segments, one after the other."""
+
+
+class Opd(Grpo):
+    name = "opd"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(GrpoConfig):
+        reward_weight: Annotated[float, Meta(ge=0)] = 0.0
+        """Weight of the advantage that grpo would make of the rewards. 0: the teacher alone is followed."""
+        max_gap: Annotated[float, Meta(gt=0)] = 20.0
+        """Gaps beyond are cut off: to tokens that it would never say a teacher gives whatever its engine has for 0."""
+
+    def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Those of the rewards."""
+        if not self.config.reward_weight:
+            return np.zeros(len(rewards_N))
+        return self.config.reward_weight * super().advantages(rewards_N, groups_N)
+
+    def token_advantages(
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
+        kl_R: Sequence[np.ndarray] | None,
+    ) -> list[np.ndarray]:  # fmt: skip
+        base_R = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
+        limit = self.config.max_gap
+        return [base_T + np.clip(gaps_T, -limit, limit) for base_T, gaps_T in zip(base_R, _gaps(scored), strict=True)]
+
+    def prepare(
+        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
+    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        rows, metrics = super().prepare(batch, reference_logprobs)
+        scored = collect_scored(batch)
+        if scored is None:
+            return rows, metrics
+        trained = [row.loss_mask > 0 for row in rows]
+        gaps = np.concatenate([gaps_T[kept] for gaps_T, kept in zip(_gaps(scored), trained, strict=True)])
+        given = np.concatenate([row.advantages[kept] for row, kept in zip(rows, trained, strict=True)])
+        if not len(gaps):
+            return rows, metrics
+        return rows, metrics | {
+            "teacher_kl": float(-gaps.mean()),
+            "teacher_gap_max": float(np.abs(gaps).max()),
+            "token_advantage_std": float(given.std()),
+        }
+
+
+def _gaps(scored: ScoredBatch) -> list[np.ndarray]:
+    """Of each row, float64 [T], 0 where not sampled."""
+    gaps: list[np.ndarray] = []
+    for experience in scored.experiences:
+        teacher_T = _of_teacher(experience)
+        lengths = [len(segment.token_ids.numpy()) for segment in experience.segments]
+        parts = np.split(teacher_T, np.cumsum(lengths)[:-1])
+        gaps += [
+            compute_teacher_gaps(part_T, segment.behavior_logprobs.numpy(), segment.loss_mask.numpy())
+            for segment, part_T in zip(experience.segments, parts, strict=True)
+        ]
+    return gaps
+
+
+def _of_teacher(experience: Experience) -> np.ndarray:
+    num_tokens = sum(len(segment.token_ids.numpy()) for segment in experience.segments)
+    stamped = experience.additions.get(TEACHER)
+    if stamped is None or stamped.shape != (num_tokens,):
+        found = "no" if stamped is None else f"{list(stamped.shape)}"
+        raise ConfigError(
+            f"algorithms.opd: rollout {experience.ids.rollout_id} has {found} {TEACHER}, expected one for each of its "
+            f"{num_tokens} tokens; add the reward 'teacher' to tasksets.{experience.ids.taskset}.reward"
+        )
+    return stamped.numpy()

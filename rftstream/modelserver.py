@@ -1,0 +1,133 @@
+"""A client of a served model: any server with OpenAI's HTTP API. Standard library alone; keys go nowhere but there."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+from rftstream import secrets
+from rftstream.errors import ConfigError
+
+PAUSE_S = 0.5
+"""Before the second try; twice as long before each further one."""
+
+BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+"""Answers after which another try may help."""
+
+MISTAKEN = frozenset({401, 403, 404})
+"""Answers that every request would get."""
+
+
+class Refused(Exception):
+    """This request cannot be answered; others can."""
+
+
+class Unreachable(Exception):
+    """No request can be answered now. `timed_out`: the last try had no answer within its time."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+
+
+class Call:
+    """One request on its way."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._connection: http.client.HTTPConnection | None = None
+
+    def connect(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            self._connection = connection
+
+    def cancel(self) -> None:
+        """Its thread gives up; the server sees that nobody listens any more."""
+        self.cancelled.set()
+        with self._lock:
+            if self._connection is not None and self._connection.sock is not None:
+                with contextlib.suppress(OSError):  # it has ended already
+                    self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class ModelServer:
+    """May be used by many threads at once."""
+
+    def __init__(
+        self, url: str, resource: str, *, api_key: str | None, timeout_s: float, tries: int, section: str
+    ) -> None:
+        """`url`: where the API begins; `resource`: what of it is asked, e.g. `completions`; `section`: of the run
+        file, for errors. ConfigError for a url that is none."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ConfigError(
+                f"{section}.url: expected http://HOST:PORT/v1 or https://, without keys in it; those come by "
+                'api_key = "env:NAME"'
+            )
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._path = f"{parts.path.rstrip('/')}/{resource}"
+        self._where = f"{parts.scheme}://{parts.netloc}{self._path}"
+        self._api_key, self._timeout_s, self._tries, self._section = api_key, timeout_s, tries, section
+
+    def ask(self, body: dict[str, Any], call: Call | None = None) -> dict[str, Any]:
+        """The answer to a POST. Refused, or Unreachable after all tries."""
+        call = call or Call()
+        pause_s, last, timed_out = PAUSE_S, "", False
+        for number in range(self._tries):
+            if number and call.cancelled.wait(pause_s * 2 ** (number - 1)):
+                break
+            try:
+                status, answer = self._post(body, call)
+            except (OSError, http.client.HTTPException) as error:
+                last, timed_out = self._hidden(f"{type(error).__name__}: {error}"), isinstance(error, TimeoutError)
+                continue
+            if status == 200:
+                return _object(answer)
+            text = _object(answer).get("error", answer[:300].decode(errors="replace"))
+            said = text.get("message", text) if isinstance(text, dict) else text
+            last, timed_out = self._hidden(f"{status}: {said}"), False
+            if status in MISTAKEN:
+                raise Unreachable(f"{self._where}: {last}; mend url, model or api_key in [{self._section}]")
+            if status not in BUSY:
+                raise Refused(f"the server answered {last}")
+        raise Unreachable(f"{self._where}: {last}, after {self._tries} tries; is the server up?", timed_out=timed_out)
+
+    def _hidden(self, text: str) -> str:
+        """Servers repeat keys that they refuse."""
+        return secrets.hidden(text if not self._api_key else text.replace(self._api_key, "***"))
+
+    def _post(self, body: dict[str, Any], call: Call) -> tuple[int, bytes]:
+        connection: http.client.HTTPConnection
+        if self._secure:
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        headers = {"Content-Type": "application/json"}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        try:
+            connection.connect()
+            call.connect(connection)
+            if call.cancelled.is_set():
+                raise Refused("aborted")
+            connection.request("POST", self._path, json.dumps(body), headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def _object(answer: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,81 @@
+"""What rewards have in common that ask a served model: settings, errors, several rollouts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from rftstream.errors import ConfigError, RewardError, RewardTimeout
+from rftstream.modelserver import ModelServer, Refused, Unreachable
+from rftstream.rewards.base import RewardInput, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedConfig:
+    url: str | None = None
+    """Of the server, where the API begins: `http://127.0.0.1:8000/v1`."""
+    model: str | None = None
+    """What the server calls it."""
+    api_key: str | None = None
+    """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+    max_concurrent: Annotated[int, Meta(ge=1)] = 32
+    """Requests on the way at once, of each of `verifier.processes` children."""
+    timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    """Of one answer. A call takes no longer than `verifier.timeout_s` in any case: raise that as well."""
+    tries: Annotated[int, Meta(ge=1)] = 3
+    """Of a request that meets no server, or a busy one."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as the server knows them."""
+
+
+UNSEEN = {"api_key": None, "max_concurrent": 1, "timeout_s": 1.0, "tries": 1}
+"""Settings that change no score."""
+
+
+class AskedModel:
+    """`resource` of a server. RewardErrors begin with `name`."""
+
+    def __init__(self, name: str, config: ServedConfig, resource: str) -> None:
+        if not config.url or not config.model:
+            raise ConfigError(f"rewards.{name}: expected url and model, where the model is served and its name there")
+        self._name = name
+        self._fixed = {"model": config.model, "temperature": 0.0}
+        self._extra = config.extra
+        self._server = ModelServer(
+            config.url, resource, api_key=config.api_key, timeout_s=config.timeout_s, tries=config.tries,
+            section=f"rewards.{name}",
+        )  # fmt: skip
+
+    def ask(self, body: dict[str, Any], *, hint: str = "") -> dict[str, Any]:
+        """`hint`: what to look at where the server refuses."""
+        try:
+            return self._server.ask({**self._fixed, **body, **self._extra})
+        except Refused as error:
+            raise RewardError(f"{self._name}: {error}{hint}") from None
+        except Unreachable as error:
+            raise (RewardTimeout if error.timed_out else RewardError)(f"{self._name}: {error}") from None
+
+
+class Concurrent:
+    """A reward whose calls may run at once; a subclass says `__call__`."""
+
+    batched = True
+
+    def __init__(self, threads: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=type(self).__name__)
+
+    def __call__(self, item: RewardInput) -> Score:
+        raise NotImplementedError
+
+    def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
+        return list(self._threads.map(self._outcome, items))
+
+    def _outcome(self, item: RewardInput) -> Score | BaseException:
+        try:
+            return self(item)
+        except Exception as error:
+            return error

@@ -1,0 +1,156 @@
+"""A teacher: the log-probabilities that another model gives to exactly the tokens of a rollout, stamped into its
+verdict as `teacher_logprobs`, for algorithms that learn from them (`opd`).
+
+It is served (vLLM's `/v1/completions`, which takes token ids and gives `prompt_logprobs`; SGLang's form is another one
+and not spoken here), or a folder, computed in the verifier's children. Its tokenizer must be that of the run's model:
+ids are compared, never texts. Its logprobs are those of temperature 1.
+
+As a reward it is the mean over sampled tokens of logp_teacher - logp_behavior, an estimate of -KL(policy || teacher).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from rftstream.errors import ConfigError, RewardError
+from rftstream.messages import Array
+from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig
+from rftstream.rewards.version import config_version
+
+ADDITION = "teacher_logprobs"
+"""float32 [T]: of every token of all segments, one after the other; 0 where not sampled."""
+
+
+class TeacherReward(Concurrent):
+    takes_base = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(ServedConfig):
+        """`url` and `model` of a served one, or `path`."""
+
+        path: str | None = None
+        """Of a small teacher: a Hugging Face model folder, relative to the run file. Each of `verifier.processes`
+        children holds it."""
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+        """What one in a folder computes in."""
+
+    def __init__(self, config: Config, *, base: str = ".") -> None:
+        if (config.url is None) == (config.path is None):
+            raise ConfigError("rewards.teacher: expected url and model of a served teacher, or the path of a folder")
+        self._teacher: Teacher
+        if config.path is None:
+            self._teacher, files = ServedTeacher(config), ""
+        else:
+            folder = Path(base, config.path).expanduser()
+            self._teacher, files = LocalTeacher(folder, config.dtype), _fingerprint(folder)
+        self.version = config_version("1", (replace(config, **UNSEEN), files))  # type: ignore[arg-type]
+        super().__init__(1 if config.path else config.max_concurrent)
+
+    def open(self) -> None:
+        self._teacher.open()
+
+    def __call__(self, item: RewardInput) -> Score:
+        stamped, gaps = [np.zeros(0)], [np.zeros(0)]
+        for segment in item.segments:
+            ids_T, sampled_T = segment.token_ids, segment.loss_mask != 0
+            sampled_T[:1] = False  # nothing comes before the first token
+            found_T = self._teacher.logprobs(ids_T) if sampled_T.any() else np.zeros(len(ids_T), np.float32)
+            _check(found_T, sampled_T)
+            stamped.append(np.where(sampled_T, found_T, 0.0))
+            gaps.append(found_T[sampled_T].astype(np.float64) - segment.behavior_logprobs[sampled_T])
+        gap_N = np.concatenate(gaps)
+        if not len(gap_N):
+            raise RewardError("teacher: the rollout has no sampled token, expected at least one to compare")
+        return Score(reward=float(gap_N.mean()), additions={ADDITION: Array.of(np.concatenate(stamped), "float32")})
+
+
+def _check(logprobs_T: np.ndarray, sampled_T: np.ndarray) -> None:
+    """RewardError unless there is a finite one for each sampled token."""
+    if logprobs_T.shape != sampled_T.shape:
+        raise RewardError(f"teacher: got logprobs {logprobs_T.shape}, expected one for each of {len(sampled_T)} tokens")
+    odd = np.flatnonzero(sampled_T & ~np.isfinite(logprobs_T))
+    if len(odd):
+        raise RewardError(f"teacher: the logprob of token {odd[0]} is {logprobs_T[odd[0]]}, expected a finite number")
+
+
+class Teacher(Protocol):
+    def open(self) -> None: ...
+
+    def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
+        """Of each token, given those before it: float32 [T], 0 for the first. RewardError."""
+
+
+class ServedTeacher:
+    def __init__(self, config: TeacherReward.Config) -> None:
+        self._model = AskedModel("teacher", config, "completions")
+
+    def open(self) -> None:
+        pass
+
+    def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
+        body = {"prompt": token_ids_T.tolist(), "max_tokens": 1, "prompt_logprobs": 1}
+        answer = self._model.ask(body, hint="; is its context longer than the rollout, its tokenizer the same?")
+        return _prompt_logprobs(answer, token_ids_T)
+
+
+def _prompt_logprobs(answer: Mapping[str, Any], token_ids_T: np.ndarray) -> np.ndarray:
+    """vLLM's form: for each token of the prompt a map from ids to what is said of them, none for the first."""
+    try:
+        places = answer["choices"][0]["prompt_logprobs"]
+        if len(places) != len(token_ids_T):
+            raise RewardError(f"teacher: the server gave {len(places)} prompt_logprobs for {len(token_ids_T)} tokens")
+        values = [
+            0.0,
+            *(float(place[str(token)]["logprob"]) for token, place in zip(token_ids_T[1:], places[1:], strict=True)),
+        ]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RewardError(
+            f"teacher: the server gave no prompt_logprobs of these tokens ({type(error).__name__}: {error}); "
+            "vLLM's does"
+        ) from None
+    return np.asarray(values, np.float32)
+
+
+class LocalTeacher:
+    def __init__(self, folder: Path, dtype: str) -> None:
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"rewards.teacher.path: found no config.json in {folder}, expected a model folder")
+        self._folder, self._dtype = folder, dtype
+        self._model: Any = None
+
+    def open(self) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        loader: Any = AutoModelForCausalLM
+        self._model = loader.from_pretrained(self._folder, dtype=getattr(torch, self._dtype), local_files_only=True)
+        self._model.eval()
+
+    def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
+        import torch
+
+        if self._model is None:
+            self.open()
+        vocabulary = self._model.config.get_text_config().vocab_size
+        if int(token_ids_T.max()) >= vocabulary:
+            raise RewardError(
+                f"teacher: knows {vocabulary} tokens, got token {int(token_ids_T.max())}; another tokenizer?"
+            )
+        ids_T = torch.from_numpy(token_ids_T.astype(np.int64))
+        with torch.no_grad():
+            logprobs_TV = self._model(ids_T[None]).logits[0, :-1].float().log_softmax(-1)
+        found = logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
+        return np.concatenate([np.zeros(1, np.float32), found])
+
+
+def _fingerprint(folder: Path) -> str:
+    """Changes with the files, so that another teacher in its place is another scorer."""
+    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    return ",".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)

@@ -1,0 +1,92 @@
+"""MLflow: a run of the experiment, found again by its tag; steps in force as metrics `train/...`, evaluations as
+`eval/...`.
+
+What is there already says a tag of the run, written after the metrics that it speaks of. Cut off between the two,
+those metrics are written once more with equal steps and times, which a store in a database holds once. Of a trainer
+that went back the steps that were trained again stand beside the first ones, for MLflow deletes no point; the metric
+`train/trainer_epoch` tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rftstream.errors import ConfigError
+from rftstream.trackers.served import News, Written
+from rftstream.trackers.tracked import TrackedRun, point
+
+RUN_TAG, WRITTEN_TAG = "rftstream.run", "rftstream.written"
+MAX_METRICS, MAX_PARAMS, MAX_VALUE = 1000, 100, 6000
+"""Of one request; characters of a parameter."""
+
+
+class Mlflow:
+    def __init__(self, experiment: str, run: TrackedRun) -> None:
+        self._experiment, self._tracked = experiment, run
+        self._client: Any = None
+        self._run_id = ""
+
+    def open(self) -> Written:
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise ConfigError(
+                "trackers.mlflow: MLFLOW_TRACKING_URI is not set, expected where the store is; export it, e.g. "
+                "http://HOST:5000 or sqlite:////FOLDER/mlflow.db"
+            )
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise ConfigError(
+                f"trackers.mlflow: needs the package mlflow-skinny or mlflow ({error}); pip install 'rftstream[mlflow]'"
+            ) from None
+        self._client = MlflowClient()
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+        wanted = f"tags.`{RUN_TAG}` = '{self._tracked.key}'"
+        runs = self._client.search_runs([experiment], filter_string=wanted, max_results=1)
+        run = runs[0] if runs else self._create(experiment)
+        self._run_id = run.info.run_id
+        self._client.update_run(self._run_id, status="RUNNING")
+        return Written(*json.loads(run.data.tags.get(WRITTEN_TAG, "[]")))
+
+    def _create(self, experiment: str) -> Any:
+        from mlflow.entities import Param
+
+        run = self._client.create_run(experiment, tags={RUN_TAG: self._tracked.key}, run_name=self._tracked.name)
+        params = [Param(_name(key), str(value)[:MAX_VALUE]) for key, value in _flat(self._tracked.config)]
+        for start in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(run.info.run_id, params=params[start : start + MAX_PARAMS])
+        return run
+
+    def write(self, news: Sequence[News], written: Written) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        metrics = [
+            Metric(_name(name), value, round(1000 * at), version)
+            for version, at, values in map(point, news) for name, value in values.items()
+        ]  # fmt: skip
+        tag = RunTag(WRITTEN_TAG, json.dumps([written.epoch, written.version, written.evaluations]))
+        for start in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + MAX_METRICS])
+        self._client.log_batch(self._run_id, tags=[tag])
+
+    def close(self, *, ended: bool) -> None:
+        """KILLED is MLflow's word for what was left before its end."""
+        self._client.set_terminated(self._run_id, "FINISHED" if ended else "KILLED")
+
+
+def _name(name: str) -> str:
+    """As MLflow takes it: other characters become _, and but one / since no name may be a folder of another."""
+    section, slash, rest = name.partition("/")
+    return re.sub(r"[^\w\-. :/]", "_", section + slash + rest.replace("/", "."), flags=re.ASCII)[:250]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value

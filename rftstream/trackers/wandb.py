@@ -1,0 +1,94 @@
+"""Weights & Biases: one run there for each run here, also over resumes; steps in force as `train/...`, evaluations as
+`eval/...`, both over `version`.
+
+What was written is kept beside the run (`wandb/written.json`), since offline there is nobody to ask. Each row has a
+dense number as W&B's own step: rows that are written again after a cut are dropped there by it. Of a trainer that went
+back the steps that were trained again stand beside the first ones; `train/trainer_epoch` tells them apart.
+
+Neither the command line nor the environment, packages, code or console output go there: keys may stand in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import netrc
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from rftstream.errors import ConfigError
+from rftstream.trackers.served import CLOSE_S, News, Written
+from rftstream.trackers.tracked import TrackedRun, point
+
+LOCAL_MODES = ("offline", "disabled", "dryrun")
+
+
+class WeightsAndBiases:
+    def __init__(self, project: str, run: TrackedRun) -> None:
+        self._entity, _, self._project = project.rpartition("/")
+        self._tracked = run
+        self._state = run.folder / "wandb" / "written.json"
+        self._rows = 0
+        """Written so far."""
+        self._run: Any = None
+
+    def open(self) -> Written:
+        if os.environ.get("WANDB_MODE") not in LOCAL_MODES and not _has_key(os.environ):
+            raise ConfigError(
+                "trackers.wandb: WANDB_API_KEY is not set, expected the key in the environment; export it, run `wandb "
+                "login`, or set WANDB_MODE=offline"
+            )
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError(
+                f"trackers.wandb: needs the package wandb ({error}); pip install 'rftstream[wandb]'"
+            ) from None
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_save_requirements=False,
+            x_disable_meta=True, finish_timeout=CLOSE_S, finish_timeout_raises=False,
+        )  # fmt: skip
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            entity=self._entity or None, project=self._project, id=self._tracked.key, name=self._tracked.name,
+            resume="allow", dir=os.environ.get("WANDB_DIR", str(self._tracked.folder)), settings=settings,
+        )  # fmt: skip
+        self._run.config.update(dict(self._tracked.config), allow_val_change=True)
+        self._run.define_metric("version", hidden=True)
+        for series in ("train/*", "eval/*"):
+            self._run.define_metric(series, step_metric="version")
+        return self._remembered()
+
+    def _remembered(self) -> Written:
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            state = json.loads(self._state.read_text())
+            if state["id"] == self._tracked.key:
+                self._rows = int(state["rows"])
+                return Written(*map(int, state["written"]))
+        return Written()
+
+    def write(self, news: Sequence[News], written: Written) -> None:
+        for number, (version, at, values) in enumerate(map(point, news), self._rows):
+            self._run.log({**values, "version": version, "_timestamp": at}, step=number)
+        self._rows += len(news)
+        state = {"id": self._tracked.key, "written": [written.epoch, written.version, written.evaluations],
+                 "rows": self._rows}  # fmt: skip
+        new = self._state.with_suffix(".new")
+        new.write_text(json.dumps(state))
+        os.replace(new, self._state)
+
+    def close(self, *, ended: bool) -> None:
+        self._run.finish()
+
+
+def _has_key(environment: Mapping[str, str]) -> bool:
+    """In the environment, or where `wandb login` puts it: without one, wandb would ask for it at the terminal."""
+    if environment.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(environment.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(environment.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

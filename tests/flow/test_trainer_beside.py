@@ -1,0 +1,147 @@
+"""The trainer writes a version while it computes the next one, in a thread that the test holds up."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.backends.fake import FakeBackend
+from rftstream.errors import ProducerLost
+from rftstream.messages import DesiredState
+from rftstream.runtime.role import Role, RoleContext
+from rftstream.testing import RoleDriver
+from tests.flow.scene import Scene
+from tests.flow.trained import announced_of, checkpoints_of, names, steps_of
+from workers.trainer import build
+
+WAIT_S = 60.0
+TICKS = 600
+
+
+class Gate:
+    """Updates that wait for a word; they say where they are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self._allowed = threading.Semaphore(0)
+        update = FakeBackend.update
+
+        def held(backend: FakeBackend, *args: Any) -> Any:
+            self.begun.append(threading.current_thread().name)
+            assert self._allowed.acquire(timeout=WAIT_S)
+            return update(backend, *args)
+
+        monkeypatch.setattr(FakeBackend, "update", held)
+
+    def let(self, count: int) -> None:
+        self._allowed.release(count)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.let(100)  # a thread that still waits ends
+
+
+def in_a_thread(context: RoleContext) -> Role:
+    return build(dataclasses.replace(context, simulated=False))
+
+
+def until(trainer: RoleDriver, what: Callable[[], bool]) -> None:
+    for _ in range(TICKS):
+        if what():
+            return
+        trainer.tick()
+    raise AssertionError(f"it did not come to that: {trainer.service.health()}")
+
+
+def scene_of(tmp_path: Path, batches: int, **settings: Any) -> tuple[Scene, RoleDriver]:
+    scene = Scene(tmp_path, **settings)
+    for number in range(batches):
+        scene.batch(number)
+    return scene, RoleDriver(scene, "trainer", build=in_a_thread)
+
+
+def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, gate: Gate) -> None:
+    scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2)
+    gate.let(1)
+    until(trainer, lambda: (1, 1) in announced_of(scene) and len(gate.begun) == 2)
+    trainer.tick()
+    assert names(steps_of(scene)) == announced_of(scene) == [(1, 0), (1, 1)]
+    assert len(gate.begun) == 2, "one at a time"
+    gate.let(2)
+    until(trainer, lambda: (1, 3) in announced_of(scene))
+    assert set(gate.begun) == {gate.begun[0]} != {threading.current_thread().name}
+    alone = Scene(tmp_path / "alone", feeder__max_staleness=2)
+    gate.let(100)
+    for number in range(3):
+        alone.batch(number)
+    RoleDriver(alone, "trainer").work()
+    digests = [[step.weights_digest for step in steps_of(one) if not step.resumed] for one in (scene, alone)]
+    assert digests[0] == digests[1]
+    trainer.stop()
+
+
+def test_it_looks_at_the_log_while_it_computes(tmp_path: Path, gate: Gate) -> None:
+    scene, trainer = scene_of(tmp_path, 3)
+    until(trainer, lambda: len(gate.begun) == 1)
+    scene.ask(DesiredState.paused)
+    trainer.tick()
+    gate.let(3)
+    until(trainer, lambda: (1, 1) in announced_of(scene))
+    for _ in range(3):
+        assert trainer.tick() > 0, "what is underway ends, and nothing is begun while the run is paused"
+    assert names(steps_of(scene)) == [(1, 0), (1, 1)]
+    scene.ask(DesiredState.running)
+    until(trainer, lambda: (1, 3) in announced_of(scene))
+    trainer.stop()
+
+
+def test_a_checkpoint_is_of_its_version(tmp_path: Path, gate: Gate) -> None:
+    scene, trainer = scene_of(tmp_path, 4, feeder__max_staleness=3, trainer__checkpoint_every=2)
+    gate.let(4)
+    until(trainer, lambda: (1, 4) in announced_of(scene))
+    digests = {step.name.version: step.weights_digest for step in steps_of(scene)}
+    assert checkpoints_of(scene) == [(1, 2), (1, 4)]
+    trainer.restart()
+    until(trainer, lambda: len(announced_of(scene)) == 6)
+    assert steps_of(scene)[-1].weights_digest == digests[4]
+
+
+def test_told_to_leave_it_ends_what_it_has_begun_and_saves_it(tmp_path: Path, gate: Gate) -> None:
+    scene, trainer = scene_of(tmp_path, 4, feeder__max_staleness=3, trainer__checkpoint_every=100)
+    gate.let(1)
+    until(trainer, lambda: (1, 1) in announced_of(scene) and len(gate.begun) == 2)
+    trainer.service.drain()
+    assert not trainer.done
+    gate.let(3)
+    until(trainer, lambda: trainer.done)
+    assert names(steps_of(scene)) == [(1, 0), (1, 1), (1, 2)]
+    assert checkpoints_of(scene) == [(1, 2)]
+    assert len(gate.begun) == 2
+    trainer.service.close()
+
+
+def test_a_commit_that_failed_takes_back_what_was_begun(tmp_path: Path, gate: Gate) -> None:
+    scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2)
+    lost = []
+
+    def lose(point: str, process: str) -> None:
+        if point == "before_commit" and gate.begun and not lost:
+            lost.append(point)
+            raise ProducerLost("the transaction coordinator does not know it")
+
+    scene.log.fault = lose
+    gate.let(100)
+    until(trainer, lambda: len(steps_of(scene)) == 5)
+    assert lost
+    steps = steps_of(scene)
+    assert [step.name.version for step in steps] == [0, 0, 1, 2, 3]
+    assert [step.name.trainer_epoch for step in steps] == [1, 2, 2, 2, 2]
+    trainer.stop()
