@@ -70,7 +70,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Plain values, None left out: what is written beside the run and recorded in its manifest."""
+    """Plain values, None and no stages left out: what is written beside the run and recorded in its manifest."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -81,7 +81,10 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
             return [plain(item) for item in value]
         return value
 
-    return plain(config)  # type: ignore[no-any-return]
+    values: dict[str, Any] = plain(config)
+    if not config.stages:
+        del values["stages"]
+    return values
 
 
 def from_toml(text: str) -> RunConfig:
@@ -162,9 +165,10 @@ def _check_whole(config: RunConfig) -> None:
         raise ConfigError("tasksets.experts: the name of demonstrations beside [experts]; call the taskset otherwise")
     if config.tasksets and not any(section.weight for section in config.tasksets.values()):
         raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")
+    _check_stages(config)
     if config.feeder.group_size == 1 and config.buffer.zero_variance == "replace":
         raise ConfigError("buffer.zero_variance: 'replace' would filter every group of size 1; use 'keep'")
-    if not (config.run.steps or config.run.hours or config.run.stop_reward is not None) and not all(
+    if not (config.steps or config.run.hours or config.run.stop_reward is not None) and not all(
         section.passes for section in config.tasksets.values()
     ):
         raise ConfigError("run: nothing ends it; give steps, hours, stop_reward, or passes for every taskset")
@@ -179,6 +183,22 @@ def _check_whole(config: RunConfig) -> None:
         )
         if max(evaluation.k, default=1) > evaluation.n:
             raise ConfigError(f"evaluations.{name}.k: got {max(evaluation.k)}, expected at most n = {evaluation.n}")
+
+
+def _check_stages(config: RunConfig) -> None:
+    """What needs no part to be looked up."""
+    if not config.stages:
+        return
+    if config.run.steps is not None:
+        raise ConfigError(
+            f"run.steps: got {config.run.steps:,}, expected none beside [[stages]], which say how long the run is "
+            f"({config.steps:,} steps); leave it out"
+        )
+    if config.experts is not None and config.experts.passes is not None:
+        raise ConfigError(
+            f"experts.passes: got {config.experts.passes}, expected none beside [[stages]], which take each "
+            "demonstration as often as their steps need; leave it out"
+        )
 
 
 def check_sampling(sampling: Sampling, *, where: str) -> None:
@@ -229,8 +249,9 @@ def _absolute(config: RunConfig) -> RunConfig:
         }
 
     experts = config.experts
-    if experts is not None and experts.source is not None:
-        experts = dataclasses.replace(experts, source=source(experts_source(experts.source, base)))
+    if experts is not None:
+        sources = [source(experts_source(one, base)) for one in experts.sources]
+        experts = dataclasses.replace(experts, source=sources[0] if len(sources) == 1 else tuple(sources) or None)
     return dataclasses.replace(
         config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"), experts=experts
     )
@@ -288,12 +309,19 @@ def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:
 
 
 def _set(target: dict[str, Any], path: Sequence[str], value: Any, *, where: str) -> None:
-    for part in path[:-1]:
-        inner = target.setdefault(part, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{where}: {part} is a value, not a section")
-        target = inner
-    target[path[-1]] = value
+    part, *rest = path
+    if not rest:
+        target[part] = value
+        return
+    inner = target.setdefault(part, {})
+    if isinstance(inner, list) and len(rest) > 1:  # stages.0.steps
+        number, *rest = rest
+        if not (number.isdigit() and int(number) < len(inner)):
+            raise ConfigError(f"{where}: got {part}.{number}, expected {part}.0 to {part}.{len(inner) - 1}")
+        inner = inner[int(number)]
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{where}: {part} is a value, not a section")
+    _set(inner, rest, value, where=where)
 
 
 def _split_key(key: str) -> list[str]:

@@ -138,6 +138,8 @@ def _pairs(values: Any, target: Any) -> list[tuple[str, Any, Any]]:
     plain = _type_info(target)
     if isinstance(plain, msgspec.inspect.DictType) and isinstance(values, dict):
         return [(key, value, plain.value_type) for key, value in values.items()]
+    if isinstance(plain, msgspec.inspect.VarTupleType) and isinstance(values, list):
+        return [(str(number), value, plain.item_type) for number, value in enumerate(values)]
     return []
 
 

@@ -132,9 +132,10 @@ class ExpertsSection:
     """Demonstrations or preference pairs, for algorithms that take them: `mix` and `chord` beside rollouts, `sft` and
     `dpo` alone."""
 
-    source: str | None = None
+    source: str | tuple[str, ...] | None = None
     """Loaded when the run is made, and again, what is new of it, by `resume`: `jsonl:PATH`, `parquet:PATH`,
-    `hf:FOLDER-OR-NAME`, or the path alone. More can be added at any time by `rftstream experts load`."""
+    `hf:FOLDER-OR-NAME`, or the path alone; or several of them, chats for one stage and pairs for another. More can be
+    added at any time by `rftstream experts load`."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name (messages, prompt, completion, chosen, rejected, system, tools, weight) -> the source's, or the path of
     a field in it."""
@@ -146,9 +147,10 @@ class ExpertsSection:
     """Demonstrations in each batch, beside its rollouts: this share of `groups_per_batch` times `group_size`, rounded
     up. 0.2: MIX."""
     per_batch: Positive = 16
-    """Demonstrations or pairs in each batch of a run without tasksets."""
+    """Demonstrations or pairs in each batch of a run without tasksets, or of a stage without rollouts."""
     passes: Positive | None = None
-    """How often each is taken; default: once in a run without tasksets, else as often as the run needs."""
+    """How often each is taken; default: once in a run without tasksets, else as often as the run needs, as always in a
+    run with stages."""
     shuffle: bool = True
     """Each pass in another order, derived from the run's seed."""
     held_out: Annotated[float, Meta(ge=0, lt=1)] = 0.0
@@ -159,6 +161,10 @@ class ExpertsSection:
     """Looks at no more of them."""
     too_long: Literal["error", "skip"] = "error"
     """Longer than the context: refuse to load them all, or leave them out."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,) if isinstance(self.source, str) else self.source or ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,6 +308,37 @@ class TrainerSection(WorkerSection):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageSection:
+    """[[stages]]: a run in several parts, one after the other, with one lineage of versions: an SFT warm-up, then GRPO,
+    then DPO. A stage without rollouts (`sft`, `dpo`) takes `experts.per_batch` demonstrations or pairs a batch, and
+    nothing is sampled that it would not take. Masters and optimizer go on from one stage to the next. Stages say how
+    long the run is; `run.steps` is left out."""
+
+    steps: Positive
+    """Batches, of which each makes a version."""
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$")] | None = None
+    """In what is shown; default: its algorithm's."""
+    algorithm: str | dict[str, Any] | None = None
+    """A name, or a name with differences from the settings in [algorithms.NAME], `{ name = "sft", normalise =
+    "sequence" }`; default: `trainer.algorithm`. Tasksets with an algorithm of their own keep it."""
+    lr: NotNegative | None = None
+    """This and the following default to what [trainer] says; a schedule goes from the stage's first step to its
+    last."""
+    lr_schedule: Literal["constant", "linear", "cosine"] | None = None
+    warmup_steps: Count | None = None
+    min_lr_share: Fraction | None = None
+    minibatches: Positive | None = None
+    updates_per_batch: Positive | None = None
+    reference: Literal["stage", "run"] = "stage"
+    """Of a divergence (`kl_coef`) or of DPO: the policy that the stage begins with, or what it was before the stage,
+    version 0 if no other stage renewed it. Of the first stage it is version 0 in any case."""
+    experts_ratio: Annotated[float, Meta(gt=0)] | None = None
+    """Where it takes demonstrations beside rollouts; default: `experts.ratio`."""
+    experts_per_batch: Positive | None = None
+    """Where it takes them alone; default: `experts.per_batch`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluatorSection(WorkerSection):
     count: Annotated[int, Meta(ge=0, le=1)] = 1
     policy: str | None = None
@@ -391,6 +428,7 @@ class RunConfig:
     verifier: VerifierSection = field(default_factory=VerifierSection)
     buffer: BufferSection = field(default_factory=BufferSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
+    stages: tuple[StageSection, ...] = ()
     evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
     transport: TransportSection = field(default_factory=TransportSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
@@ -410,6 +448,16 @@ class RunConfig:
         """Whether there is nothing to explore: it learns from demonstrations or pairs alone."""
         return not self.tasksets
 
+    @property
+    def experts_alone(self) -> bool:
+        """Whether the run is as long as its demonstrations last."""
+        return self.without_tasks and not self.stages
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of the whole run, where the run file says it."""
+        return sum(stage.steps for stage in self.stages) if self.stages else self.run.steps
+
     def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
         """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf], with secrets looked up."""
         section = "policies" if kind == "policy" else f"{kind}s"
@@ -425,7 +473,10 @@ class RunConfig:
     def algorithms_named(self) -> dict[str, str | dict[str, Any]]:
         """Where in the run file algorithms are named -> each, as it stands there."""
         own = {f"tasksets.{name}.algorithm": one.algorithm for name, one in self.tasksets.items() if one.algorithm}
-        return {"trainer.algorithm": self.trainer.algorithm, **own}
+        stages = {
+            f"stages.{number}.algorithm": one.algorithm for number, one in enumerate(self.stages) if one.algorithm
+        }
+        return {"trainer.algorithm": self.trainer.algorithm, **own, **stages}
 
     def build_algorithm(self, where: str) -> tuple[Any, Any]:
         """As `build_part`, of the algorithm that is named there."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from rftstream.roles.buffer import BufferStep
 from rftstream.runtime.role import Role, RoleContext
+from rftstream.stages import Stages
 from workers.parts import demonstrations
 
 
 def build(context: RoleContext) -> Role:
     config = context.config
-    experts = demonstrations(context)
-    section = config.experts if experts is not None else None
+    stages = Stages.recorded(config) if config.run.imported_versions is not None else Stages.of(config)
     step = BufferStep(
         feeder=config.feeder,
         buffer=config.buffer,
         shares=config.trainer.shares,
         clock=context.clock,
         imported=config.run.imported_from is not None,
-        experts=experts,
-        expert_ratio=section.ratio if section is not None else 0.0,
-        experts_per_batch=section.per_batch if section is not None and config.without_tasks else None,
+        stages=stages,
+        experts=demonstrations(context),
     )
     return Role(
         name="buffer",

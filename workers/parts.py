@@ -16,9 +16,9 @@ from rftstream.roles.demonstrations import Experts
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.training import Training
 from rftstream.roles.turn_loop import TurnLoop
-from rftstream.runtime.experts import taken_kinds
 from rftstream.runtime.role import RoleContext
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.stages import taken_kinds
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.store import ObjectStore
@@ -71,7 +71,7 @@ def demonstrations(context: RoleContext) -> Experts | None:
         return None  # or its batches are there already
     spec = model_spec(context)
     renderer = open_renderer(spec)
-    passes = section.passes or (1 if config.without_tasks else None)
+    passes = section.passes or (1 if config.experts_alone else None)
     return Experts(
         section, seed=config.run.seed, passes=passes, kinds=taken_kinds(config), renderer=renderer,
         context=context_length(spec, renderer), clock=context.clock,

@@ -146,15 +146,15 @@ class ByTaskset:
         return _means(list(found.values())) | rest | shares | named
 
 
-def build_algorithm(config: RunConfig) -> Algorithm:
-    """Of all tasksets; those with the same algorithm and settings have one together."""
+def build_algorithm(config: RunConfig, where: str = "trainer.algorithm") -> Algorithm:
+    """Of all tasksets; those with the same algorithm and settings have one together. `where`: the place in the run file
+    that says what those without one of their own have."""
     kinds: list[tuple[Any, Any]] = []
     tasksets: list[list[str]] = []
     own = {name: f"tasksets.{name}.algorithm" for name, section in config.tasksets.items() if section.algorithm}
-    places: dict[str | None, str] = {None: "trainer.algorithm"}
-    places |= {name: own.get(name, "trainer.algorithm") for name in config.tasksets}
-    for name, where in places.items():
-        if (kind := config.build_algorithm(where)) not in kinds:
+    places: dict[str | None, str] = {None: where, **{name: own.get(name, where) for name in config.tasksets}}
+    for name, place in places.items():
+        if (kind := config.build_algorithm(place)) not in kinds:
             kinds.append(kind)
             tasksets.append([])
         tasksets[kinds.index(kind)] += [name] if name is not None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,8 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.config import sampling_for
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
-from rftstream.sections import RunConfig
+from rftstream.sections import RunConfig, name_of_algorithm
+from rftstream.stages import Stages
 
 
 def critic_of(algorithm: Algorithm) -> CriticConfig | None:
@@ -23,16 +25,33 @@ def has_reference(algorithm: Algorithm) -> bool:
     return any(name.startswith("reference_") for name in algorithm.needs)
 
 
-def check_demands(config: RunConfig, algorithm: Algorithm, backend_class: type) -> None:
-    """ConfigError if the backend, or the run, cannot give what the algorithm or the run file asks for."""
+def the_critic(algorithms: Sequence[Algorithm]) -> CriticConfig | None:
+    """Of all stages, if any has one. ConfigError if they have different ones."""
+    critics = [critic for one in algorithms if (critic := critic_of(one)) is not None]
+    if any(one != critics[0] for one in critics):
+        raise ConfigError("stages: critics of different settings, expected one for the whole run; set them alike")
+    return critics[0] if critics else None
+
+
+def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_class: type) -> None:
+    """ConfigError if the backend, or the run, cannot give what the algorithms, one for each stage, or the run file ask
+    for."""
     named, backend = config.trainer.algorithm, config.trainer.backend
-    if critic_of(algorithm) is not None and not hasattr(backend_class, "hold_critic"):
+    renews = [
+        stage for stage in Stages.of(config).all if stage.own_reference and has_reference(algorithms[stage.number])
+    ]
+    if renews and not hasattr(backend_class, "renew_reference"):
+        raise ConfigError(
+            f"stages.{renews[0].number} ({renews[0].name}): the backend {backend!r} cannot renew a reference, which it "
+            "would begin with; set its reference = \"run\", or use 'torch'"
+        )
+    if the_critic(algorithms) is not None and not hasattr(backend_class, "hold_critic"):
         raise ConfigError(
             f"trainer.backend: {backend!r} cannot hold a critic, which {named!r} has; use 'torch', or an algorithm "
             "without one"
         )
     if config.trainer.reference_every is not None:
-        if not has_reference(algorithm):
+        if not any(map(has_reference, algorithms)):
             raise ConfigError(
                 f"trainer.reference_every: {named!r} has no reference as it is set, expected one; set its kl_coef, or "
                 "leave this out"
@@ -60,10 +79,18 @@ def critic_folder(config: RunConfig, critic: CriticConfig, spec: ModelSpec) -> P
 
 def has_greedy_sibling(config: RunConfig) -> bool:
     """Whether the first sibling of each group is sampled greedily, as a baseline. ConfigError where that leaves nothing
-    to train on."""
+    to train on, or where other groups of the run have none."""
     name = config.trainer.algorithm
-    if not getattr(plugins.resolve("algorithm", name, where="trainer.algorithm"), "greedy_baseline", False):
+    named = {where: name_of_algorithm(one, where) for where, one in config.algorithms_named().items()}
+    greedy = [where for where, one in named.items()
+              if getattr(plugins.resolve("algorithm", one, where=where), "greedy_baseline", False)]  # fmt: skip
+    if not greedy:
         return False
+    if len(named) > 1 or config.stages:
+        raise ConfigError(
+            f"{greedy[0]}: each group of {named[greedy[0]]!r} has a greedy sibling, expected it for all groups of a "
+            "run, as trainer.algorithm alone, without stages"
+        )
     if config.feeder.group_size < 2:
         raise ConfigError(
             f"feeder.group_size: got 1, expected at least 2: with {name!r} one sibling of each group is its baseline, "

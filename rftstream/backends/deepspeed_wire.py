@@ -35,15 +35,18 @@ def row_out(row: TrainingRow) -> dict[str, Any]:
         **{name: array_out(getattr(row, name)) for name in ARRAYS},
         "temperature": float(row.temperature),
         "group": int(row.group),
+        "rollout": int(row.rollout),
         "additions": {name: array_out(array) for name, array in row.additions.items()},
     }
 
 
 def row_in(value: Mapping[str, Any]) -> TrainingRow:
+    arrays: dict[str, Any] = {name: array_in(value[name]) for name in ARRAYS}
     return TrainingRow(
-        **{name: array_in(value[name]) for name in ARRAYS},
+        **arrays,
         temperature=value["temperature"],
         group=value["group"],
+        rollout=value["rollout"],
         additions={name: array_in(array) for name, array in value["additions"].items()},
     )
 

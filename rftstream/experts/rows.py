@@ -40,22 +40,27 @@ class Place:
 
 
 class Demonstrations:
-    """Those of a file, a folder or a dataset, by their number; every row was looked at when it was opened."""
+    """Those of files, folders or datasets, by their number; every row was looked at when it was opened."""
 
     def __init__(self, section: ExpertsSection) -> None:
         """ConfigError names the file and line of the first row that is none."""
-        source = section.source or ""
-        self._reader = ExpertColumns(section.columns, system=section.system, source=_name(source))
-        self._rows = _open(source, section, self._reader)
+        self._sources = []
+        for source in section.sources:
+            reader = ExpertColumns(section.columns, system=section.system, source=_name(source))
+            self._sources.append((reader, _open(source, section, reader)))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return sum(len(rows) for _, rows in self._sources)
 
     def __getitem__(self, index: int) -> Place:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        where = self._rows.where(index)
-        return Place(where, self._reader.demonstration(self._rows.row(index), where))
+        for reader, rows in self._sources:
+            if index < len(rows):
+                where = rows.where(index)
+                return Place(where, reader.demonstration(rows.row(index), where))
+            index -= len(rows)
+        raise AssertionError("it lies below the sum of them")
 
 
 class ExpertColumns:

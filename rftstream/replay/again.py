@@ -19,11 +19,12 @@ from rftstream.replay.batches import RecordedBatches
 from rftstream.replay.recorded import Recorded, read_recorded, settings_of
 from rftstream.roles.assembly import Batch
 from rftstream.roles.progress import Progress
-from rftstream.roles.schedule import learning_rate
+from rftstream.roles.schedule import rate_at
 from rftstream.roles.training import Training, build_training
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.snapshot import state_digest
 
@@ -234,8 +235,10 @@ class _Again:
     def _step(self, version: int, batch: Batch, found: ReplayReport) -> None:
         assert self._training is not None and self._config is not None
         record = self._recorded.steps.get(version)
-        lr = learning_rate(self._config.trainer, version - 1, self._config.run.steps)
-        update, values = self._update(batch, lr, skip=record is not None and record.skipped)
+        stages = Stages.of(self._config)
+        training = self._training.at(stages.at(version - 1))
+        lr = rate_at(stages, version - 1)
+        update, values = self._update(training, batch, lr, skip=record is not None and record.skipped)
         found.num_batches += 1
         if record is None:
             found.differs(Difference(version=version, batch=batch.sequence, what="record",
@@ -247,16 +250,15 @@ class _Again:
         self._compare_metrics(record, values, found)
         self._compare_weights(version, batch.sequence, found)
 
-    def _update(self, batch: Batch, lr: float, *, skip: bool) -> tuple[Update, dict[str, float]]:
+    def _update(self, training: Training, batch: Batch, lr: float, *, skip: bool) -> tuple[Update, dict[str, float]]:
         """A batch that was skipped leaves the weights alone, whatever it gives now."""
-        assert self._training is not None
         if not skip:
-            return self._training.update(batch, lr)
+            return training.update(batch, lr)
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
-            self._training.backend.save(Path(scratch))
-            update, values = self._training.update(batch, lr)
+            training.backend.save(Path(scratch))
+            update, values = training.update(batch, lr)
             if not update.skipped:
-                self._training.backend.load(Path(scratch))
+                training.backend.load(Path(scratch))
         return update, values
 
     def _compare_weights(self, version: int, batch: int | None, found: ReplayReport) -> None:
@@ -325,6 +327,6 @@ def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:
 
 def _trains_alike(one: RunConfig, other: RunConfig) -> bool:
     """Whether a backend and an algorithm built by one serve for the other; rates and rhythms are read anew anyway."""
-    return (one.trainer, one.algorithms, one.backends, one.algorithms_named()) == (
-        other.trainer, other.algorithms, other.backends, other.algorithms_named()
+    return (one.trainer, one.stages, one.algorithms, one.backends, one.algorithms_named()) == (
+        other.trainer, other.stages, other.algorithms, other.backends, other.algorithms_named()
     )  # fmt: skip

@@ -40,14 +40,15 @@ from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 
-CHANGEABLE = ("trainer", "algorithms", "backends", "evaluations", "evaluator", "policies", "weights", "trackers", "log",
-              "transport", "run.steps", "run.hours", "run.stop_reward", "run.stop_reward_over")  # fmt: skip
+CHANGEABLE = ("trainer", "stages", "algorithms", "backends", "evaluations", "evaluator", "policies", "weights",
+              "trackers", "log", "transport",
+              "run.steps", "run.hours", "run.stop_reward", "run.stop_reward_over")  # fmt: skip
 """Sections and settings that do not tell how the data came to be."""
 FIXED = ("trainer.shares", "transport.partitions")
 """Of these, all the same, how the data lies on the log."""
 
 
-TRAINED_BY = ("trainer.", "algorithms.", "backends.", "run.steps ")
+TRAINED_BY = ("trainer.", "stages.", "algorithms.", "backends.", "run.steps ")
 """Settings on which the weights depend; a resume may have changed them in between."""
 OF_TASKSET = re.compile(r"tasksets\.[a-z0-9_-]+\.algorithm\b")
 """Beside them, which a replay may change, too: how a taskset is learned from."""
@@ -143,8 +144,8 @@ class Replay:
                 f"trainer.backend: version {first} is a state of {self._source.config.trainer.backend!r}, which "
                 f"{config.trainer.backend!r} cannot go on from; replay from version 0"
             )
-        if config.run.steps is not None and config.run.steps <= first:
-            raise ConfigError(f"run.steps: got {config.run.steps}, expected more than the {first} versions that it "
+        if config.steps is not None and config.steps <= first:
+            raise ConfigError(f"run.steps: got {config.steps}, expected more than the {first} versions that it "
                               "begins with")  # fmt: skip
         add_import_paths(config)
         check_part_names(config)

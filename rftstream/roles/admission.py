@@ -4,6 +4,8 @@
 
 with the group that is being admitted included. Counting rejected groups as accepted would starve the trainer, not
 counting them lets staleness grow, counting in memory opens the gate at a restart; so all of it comes from records.
+
+With stages, of the `max_staleness + 1` batches from the version in force on only those count that take rollouts.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rftstream.messages import GroupOutcome, GroupResult, StepRecord, VersionName
+from rftstream.stages import Stages
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class Admission:
     """Groups; also the sequence of the next one."""
     rejected: int = 0
     """Expired, filtered or dead."""
+    stages: Stages | None = None
+    """None: every batch takes rollouts."""
 
     def absorb(self, outcome: GroupOutcome) -> None:
         if not outcome.late and outcome.result is not GroupResult.batched:
@@ -51,17 +56,22 @@ class Admission:
 
     def allowed(self, in_force: InForce) -> int:
         """How many groups may be admitted now."""
-        limit = in_force.trained_groups + (self.max_staleness + 1) * self.groups_per_batch + self.rejected
+        version, batches = in_force.name.version, self.max_staleness + 1
+        if self.stages is not None:
+            batches = self.stages.batches_of_rollouts(version, version + batches)
+        limit = in_force.trained_groups + batches * self.groups_per_batch + self.rejected
         return max(0, limit - self.admitted)
 
     def wanted(self, in_force: InForce, steps: int | None) -> int:
-        """As `allowed`, and no more than `steps` batches need."""
+        """As `allowed`, and no more than `steps` batches need; stages know that by themselves."""
         allowed = self.allowed(in_force)
-        if steps is None:
+        if steps is None or self.stages is not None:
             return allowed
         return max(0, min(allowed, steps * self.groups_per_batch + self.rejected - self.admitted))
 
     def min_version(self, in_force: InForce) -> int:
         """Of the next group: the oldest version that can still be fresh enough when its batch is trained."""
         ahead = self.admitted - in_force.trained_groups - self.rejected
-        return max(0, in_force.name.version + ahead // self.groups_per_batch - self.max_staleness)
+        version, number = in_force.name.version, ahead // self.groups_per_batch
+        batch = version + number if self.stages is None else self.stages.batch_of_rollouts(version, number)
+        return max(0, batch - self.max_staleness)

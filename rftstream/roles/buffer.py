@@ -36,6 +36,7 @@ from rftstream.roles.groups import DecidedSequences, Group, OpenGroups, late_out
 from rftstream.roles.tally import Tally
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import BufferSection, FeederSection
+from rftstream.stages import Stage, Stages
 from rftstream.transport.base import Position, Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -48,15 +49,13 @@ class BufferStep:
 
     def __init__(
         self, *, feeder: FeederSection, buffer: BufferSection, shares: int, clock: Clock, imported: bool = False,
-        experts: Experts | None = None, expert_ratio: float = 0.0, experts_per_batch: int | None = None,
+        stages: Stages, experts: Experts | None = None,
     ) -> None:  # fmt: skip
-        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's.
-        `expert_ratio`: demonstrations beside the rollouts of a batch, relative to their number. `experts_per_batch`:
-        where there are no rollouts."""
+        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's. `stages`: what
+        batches are made of."""
         self._imported = imported
         self._experts = experts
-        self._expert_ratio = expert_ratio
-        self._alone = experts_per_batch
+        self._stages = stages
         self._feeder = feeder
         self._settings = buffer
         self._shares = shares
@@ -76,7 +75,7 @@ class BufferStep:
         self._ended: TasksEnded | None = None
         """The feeder's word that there are no more groups."""
         self._in_force = InForce()
-        """Told where there are no rollouts: then nobody else keeps it from running ahead."""
+        """Told where batches may have no rollouts: then nobody else keeps it from running ahead."""
         self._next_batch = 0
         self._total_groups = 0
         self._refilled = 0
@@ -103,19 +102,19 @@ class BufferStep:
         for received in log_.messages("control"):
             self._absorb_control(received)
         positions: dict[TopicPartition, int] = {}
-        cursor = (0, 0, 0, 0)
+        cursor: tuple[int, ...] = ()
         for place, position in log_.committed("buffer").items():
             positions[place] = position.offset
             read, next_batch, last, *passes = map(int, (position.metadata or f"{position.offset} 0 0").split())
             self._read_before[place] = read
             self._next_batch = max(self._next_batch, next_batch)
             self._last_written = self._last_written or bool(last)
-            cursor = max(cursor, tuple(passes))  # type: ignore[assignment]  # four numbers, or none
-        self._kept = Cursor(*cursor)
+            cursor = max(cursor, tuple(passes))
+        self._kept = Cursor.of(cursor)
         self._read = dict(positions)
         if self._experts is not None:
             positions |= self._experts.begin(log_, self._kept)
-        if self._alone is not None:
+        if not self._stages.always_explores:
             positions |= log_.transport.admin.begin_offsets("steps")
             for received in log_.messages("steps"):
                 self.absorb(received)
@@ -229,12 +228,10 @@ class BufferStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
-        if self._alone is not None:
-            return self._batch([]) if self._may_go_on() else None
         if self._last_written and self._all_in(0):
             return None
         self._close_overdue()
-        batch = self._choose()
+        batch = self._choose() if self._stage.takes_rollouts else [] if self._may_go_on() else None
         if batch is not None:
             return self._batch(batch)
         if self._decisions or self._late:
@@ -258,26 +255,39 @@ class BufferStep:
             return chosen
         if len(chosen) < size:
             return None
-        if self._experts is not None and not self._experts.known:
-            if not self._said_waiting:
-                log.warning("waits for demonstrations, there are none yet; `rftstream experts load` brings some")
-            self._said_waiting = True
-            return None
-        return chosen
+        return None if self._lacks_experts() else chosen
+
+    @property
+    def _stage(self) -> Stage:
+        """Of the next batch."""
+        return self._stages.at(self._next_batch)
+
+    def _takes_experts(self) -> bool:
+        return self._experts is not None and (not self._stages.named or self._stage.kind is not None)
+
+    def _lacks_experts(self) -> bool:
+        if not self._takes_experts() or self._experts is None or self._experts.known:
+            return False
+        if not self._said_waiting:
+            log.warning("waits for demonstrations, there are none yet; `rftstream experts load` brings some")
+        self._said_waiting = True
+        return True
 
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
         return self._ended is not None and len(self._decided) + num_chosen >= self._ended.admitted
 
     def _may_go_on(self) -> bool:
-        """Of demonstrations alone: as many batches as the feeder has counted, no further ahead of the trainer than
-        rollouts would be."""
+        """Of demonstrations alone: as many batches as the stages say, or else the feeder has counted, no further ahead
+        of the trainer than rollouts would be."""
+        if self._next_batch > self._in_force.name.version + self._feeder.max_staleness:
+            return False
+        if self._stages.named:
+            return self._next_batch < (self._stages.steps or 0) and not self._lacks_experts()
         assert self._experts is not None, "there is nothing else"
         if self._ended is None or self._next_batch >= (self._ended.batches or 0):
             return False
-        if self._experts.known < self._ended.experts:
-            return False
-        return self._next_batch <= self._in_force.name.version + self._feeder.max_staleness
+        return self._experts.known >= self._ended.experts
 
     def _staleness(self, group: Group) -> int:
         oldest = group.oldest_version
@@ -296,15 +306,16 @@ class BufferStep:
         for group in groups:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
         outcomes = self._outcomes()
-        last = self._alone is None and self._all_in(0)
+        explores = self._stage.takes_rollouts
+        last = explores and self._all_in(0)
         experiences_of = {share: self._experiences(by_share[share], share, bodies) for share in range(self._shares)}
-        values = self._tally.metrics() if self._alone is None else {}
+        values = self._tally.metrics() if explores else {}
         for share, some in enumerate(spread(taken, self._shares)):
             for one in some:
                 experiences_of[share] += one.experiences(self._next_batch, share, len(experiences_of[share]))
         if taken:
             values["experts"] = float(len(taken))
-        if self._alone is None and not self._imported:
+        if explores and not self._imported:
             values["staleness_max"] = float(staleness)
         if groups and not self._imported:
             values["staleness_mean"] = sum(map(self._staleness, groups)) / len(groups)
@@ -335,12 +346,17 @@ class BufferStep:
         return self._kept if self._experts is None else self._experts.cursor
 
     def _take_experts(self, num_groups: int) -> tuple[list[Taken], list[Publish]]:
-        if self._experts is None:
+        if self._experts is None or not self._takes_experts():
             return [], []
-        if self._alone is not None:
-            assert self._ended is not None, "it waits for that"
-            return self._experts.take(self._alone, self._ended.experts)
-        return self._experts.take(math.ceil(self._expert_ratio * num_groups * self._feeder.group_size))
+        stage, size = self._stage, None
+        if stage.takes_rollouts:
+            count = math.ceil(stage.expert_ratio * num_groups * self._feeder.group_size)
+        else:
+            count = stage.experts_per_batch
+            if not self._stages.named:
+                assert self._ended is not None, "it waits for that"
+                size = self._ended.experts
+        return self._experts.take(count, size, stage.kind)
 
     def _experiences(
         self, groups: Sequence[Group], share: int, bodies: Mapping[tuple[TopicPartition, int], VerifiedRollout]
@@ -399,10 +415,12 @@ class BufferStep:
         self._written = []
         manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
         if manifests:
+            explored = self._stage.takes_rollouts
             self._next_batch += 1
             self._total_groups = manifests[0].total_groups
             self._last_written = manifests[0].last
-            self._tally, self._refilled = Tally(), 0
+            if explored:
+                self._tally, self._refilled = Tally(), 0
         elif self._settings.zero_variance == "replace" and self._refilled >= self._settings.max_refill:
             self._stop = StopRule(
                 "no_signal",

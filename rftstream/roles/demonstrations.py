@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,8 +39,8 @@ Letters = dict[Place, Publish]
 
 
 @dataclass(slots=True)
-class Cursor:
-    """Where the passes stand."""
+class Walk:
+    """Where passes stand."""
 
     begun: int = 0
     """Passes, this one included."""
@@ -48,11 +48,31 @@ class Cursor:
     """Demonstrations that there were when it began."""
     taken: int = 0
     """Of this pass."""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the passes stand. In a run with stages chats and pairs have passes of their own, each over all numbers."""
+
+    first: Walk = field(default_factory=Walk)
     total: int = 0
     """In batches so far."""
+    pairs: Walk = field(default_factory=Walk)
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.first.begun or self.pairs.begun)
 
     def to_text(self) -> str:
-        return f"{self.begun} {self.size} {self.taken} {self.total}"
+        walks = [self.first, self.pairs] if self.pairs.begun else [self.first]
+        numbers = [number for one in walks for number in (one.begun, one.size, one.taken)]
+        return " ".join(map(str, [*numbers[:3], self.total, *numbers[3:]]))
+
+    @staticmethod
+    def of(numbers: Sequence[int]) -> Cursor:
+        """Of what `to_text` wrote, or of nothing."""
+        begun, size, taken, total, *pairs = numbers or (0, 0, 0, 0)
+        return Cursor(Walk(begun, size, taken), total, Walk(*pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +110,7 @@ class Experts:
         self, settings: ExpertsSection, *, seed: int, passes: int | None, kinds: frozenset[str], renderer: Renderer,
         context: int | None, clock: Clock,
     ) -> None:  # fmt: skip
-        """`kinds`: loss kinds that the algorithm takes; of others nothing can be learned here."""
+        """`kinds`: loss kinds that the run takes, in any stage; of others nothing can be learned here."""
         self._settings, self._seed, self._passes = settings, seed, passes
         self._kinds, self._renderer, self._context, self._clock = kinds, renderer, context, clock
 
@@ -102,7 +122,7 @@ class Experts:
         self._partitions = len(positions)
         self._offsets = [array("q") for _ in positions]
         """Of each partition's demonstrations, in order: number n is the (n div partitions)-th of its partition."""
-        self._numbers_of = (-1, np.empty(0, np.int64))
+        self._numbers_of: dict[int, np.ndarray] = {}
         self._dead = {
             (int(partition), int(offset))
             for record in log_.read("dead", bodies=False)
@@ -134,60 +154,76 @@ class Experts:
         return min(len(offsets) * self._partitions + place for place, offsets in enumerate(self._offsets))
 
     def health(self) -> dict[str, object]:
-        return {"experts": self.known, "experts_taken": self.cursor.total, "experts_pass": self.cursor.begun,
+        passes = self.cursor.first.begun + self.cursor.pairs.begun
+        return {"experts": self.known, "experts_taken": self.cursor.total, "experts_pass": passes,
                 "experts_dead": len(self._dead)}  # fmt: skip
 
-    def finished(self, size: int | None = None) -> bool:
+    def finished(self, walk: Walk, size: int | None = None) -> bool:
         """Whether no pass has anything left. `size`: as for `take`."""
-        full = self.cursor.taken >= len(self._numbers(self.cursor.size))
-        last = self._passes is not None and self.cursor.begun >= self._passes
+        full = walk.taken >= len(self._numbers(walk.size))
+        last = self._passes is not None and walk.begun >= self._passes
         return full and (last or not len(self._numbers(self.known if size is None else size)))
 
-    def take(self, count: int, size: int | None = None) -> tuple[list[Taken], list[Publish]]:
+    def take(
+        self, count: int, size: int | None = None, kind: LossKind | None = None
+    ) -> tuple[list[Taken], list[Publish]]:
         """The next ones, fewer where the passes end, and letters about those that are of no use. `size`: how many a
-        new pass goes through; default: all there are by then."""
+        new pass goes through; default: all there are by then. `kind`: passes over the others, which another stage
+        takes."""
         taken: list[Taken] = []
         letters: Letters = {}
-        self._take(count, size, taken, letters)
+        self._take(count, size, kind, taken, letters)
         self._dead |= letters.keys()
         return taken, list(letters.values())
 
-    def _take(self, count: int, size: int | None, taken: list[Taken], letters: Letters) -> None:
-        while len(taken) < count and not self.finished(size):
-            cursor = self.cursor
-            if cursor.taken >= len(self._numbers(cursor.size)):
-                self._begin_pass(self.known if size is None else size, letters)
+    def _take(self, count: int, size: int | None, kind: LossKind | None, taken: list[Taken], letters: Letters) -> None:
+        cursor, barren = self.cursor, False
+        walk = cursor.pairs if kind is LossKind.dpo else cursor.first
+        while len(taken) < count and not self.finished(walk, size):
+            if walk.taken >= len(self._numbers(walk.size)):
+                self._begin_pass(walk, self.known if size is None else size, letters, barren=barren, kind=kind)
+                barren = True
                 continue
-            numbers = self._next_numbers(count - len(taken))
+            numbers = self._next_numbers(walk, count - len(taken))
             records = self._read([number for number in numbers if not self._is_dead(number, letters)])
             for number in numbers:
-                found = self._open(number, records[number], letters) if number in records else None
+                found = self._open(walk, number, records[number], kind, letters) if number in records else None
                 if found is not None:
                     taken.append(found)
                     cursor.total += 1
+                    barren = False
 
-    def _begin_pass(self, size: int, letters: Letters) -> None:
-        self.cursor.begun, self.cursor.size, self.cursor.taken = self.cursor.begun + 1, size, 0
+    def _begin_pass(self, walk: Walk, size: int, letters: Letters, *, barren: bool, kind: LossKind | None) -> None:
+        """`barren`: a whole pass has just given nothing."""
+        before, walk.begun, walk.size, walk.taken = walk.size, walk.begun + 1, size, 0
         if all(self._is_dead(int(number), letters) for number in self._numbers(size)):
             raise ConfigError(
                 f"experts: none of {size:,} demonstrations can be used, expected some; the log of the buffer says why"
             )
+        if barren:
+            wanted = "pair" if kind is LossKind.dpo else "chat"
+            raise ConfigError(
+                f"experts: none of {before:,} demonstrations is a {wanted} that can be used, expected some for this "
+                "stage; `rftstream experts load` brings some"
+            )
 
-    def _next_numbers(self, count: int) -> list[int]:
+    def _next_numbers(self, walk: Walk, count: int) -> list[int]:
         """Of this pass, at most so many."""
-        cursor, numbers = self.cursor, self._numbers(self.cursor.size)
-        end = min(cursor.taken + count, len(numbers))
-        places: Iterable[int] = range(cursor.taken, end)
-        cursor.taken = end
+        numbers = self._numbers(walk.size)
+        end = min(walk.taken + count, len(numbers))
+        places: Iterable[int] = range(walk.taken, end)
+        walk.taken = end
         if self._settings.shuffle:
-            places = map(order(len(numbers), cursor.begun - 1, derive_seed(self._seed, "order", EXPERTS)), places)
+            places = map(order(len(numbers), walk.begun - 1, derive_seed(self._seed, "order", EXPERTS)), places)
         return [int(numbers[place]) for place in places]
 
     def _numbers(self, size: int) -> np.ndarray:
         """Of the first `size` those that are trained on."""
-        if self._numbers_of[0] != size:
-            self._numbers_of = size, trained_numbers(size, self._settings.held_out)
-        return self._numbers_of[1]
+        if size not in self._numbers_of:
+            held = {walk.size for walk in (self.cursor.first, self.cursor.pairs)}
+            self._numbers_of = {one: numbers for one, numbers in self._numbers_of.items() if one in held}
+            self._numbers_of[size] = trained_numbers(size, self._settings.held_out)
+        return self._numbers_of[size]
 
     def _place(self, number: int) -> Place:
         rank, partition = divmod(number, self._partitions)
@@ -209,9 +245,14 @@ class Experts:
             found |= {places[partition, offset]: record for offset, record in records.items()}
         return found
 
-    def _open(self, number: int, record: Record, letters: Letters) -> Taken | None:
+    def _open(self, walk: Walk, number: int, record: Record, wanted: LossKind | None, letters: Letters) -> Taken | None:
         try:
-            demonstration, sides = self._tokens(record)
+            demonstration = codec.from_record(record)
+            assert isinstance(demonstration, Demonstration)
+            kind = kind_of(demonstration)
+            if wanted is not None and kind is not wanted and kind in self._kinds:
+                return None
+            sides = self._tokens(demonstration, kind)
         except (ContractError, ConfigError) as error:
             log.error("%s: %s; message sent to dead", record, error)
             reason = "undecodable" if isinstance(error, ContractError) else "unusable"
@@ -219,17 +260,15 @@ class Experts:
                 record, role="buffer", reason=reason, detail=str(error), tries=1, now=self._clock.now()
             )
             return None
-        return Taken(ids_of(self.cursor.begun - 1, number, self.cursor.total), demonstration, sides)
+        return Taken(ids_of(walk.begun - 1, number, self.cursor.total), demonstration, sides)
 
-    def _tokens(self, record: Record) -> tuple[Demonstration, Sides]:
-        demonstration = codec.from_record(record)
-        assert isinstance(demonstration, Demonstration)
-        if (kind := kind_of(demonstration)) not in self._kinds:
+    def _tokens(self, demonstration: Demonstration, kind: LossKind) -> Sides:
+        if kind not in self._kinds:
             raise ConfigError(f"{'a pair' if kind is LossKind.dpo else 'a chat'}, which the algorithm does not take")
         sides = tokenise(demonstration, self._renderer)
         if self._context is not None and length_of(sides) > self._context:
             raise ConfigError(f"{length_of(sides):,} tokens, expected at most the context of {self._context:,}")
-        return demonstration, sides
+        return sides
 
 
 def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:

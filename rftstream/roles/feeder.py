@@ -33,6 +33,7 @@ from rftstream.roles.admission import Admission, InForce
 from rftstream.roles.retries import Retries
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import mix, order
 from rftstream.transport.base import Position, Record, TopicPartition
@@ -93,7 +94,10 @@ class FeederStep:
 
     def _reset(self) -> None:
         self._in_force = InForce()
-        self._admission = Admission(self._config.feeder.groups_per_batch, self._config.feeder.max_staleness)
+        stages = Stages.of(self._config) if self._config.stages else None
+        self._admission = Admission(
+            self._config.feeder.groups_per_batch, self._config.feeder.max_staleness, stages=stages
+        )
         metrics.MAX_STALENESS.set(self._config.feeder.max_staleness)
         self._drawn: dict[str, int] = dict.fromkeys(self._sources, 0)
         """Problems taken from each taskset, left-out ones included."""
@@ -115,7 +119,7 @@ class FeederStep:
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         self._reset()
         self._retries.begin(log_)
-        if self._config.without_tasks:
+        if self._config.experts_alone:
             records = log_.read("experts", bodies=False)
             self._num_experts = sum(not codec.is_foreign(record) for record in records)
         for received in log_.messages("control"):
@@ -173,7 +177,7 @@ class FeederStep:
             return Transaction((Publish("control", 0, self._pending_manifest),))
         if self._paused or self._ended or self._config.run.imported_from is not None:
             return None
-        if self._config.without_tasks:
+        if self._config.experts_alone:
             return Transaction((Publish("control", 0, self._experts_alone()),))
         if self._draining:
             return self._end("draining")
@@ -240,10 +244,7 @@ class FeederStep:
         self, cursor: _Cursor, name: str, source: Source, group: str, problem: Problem,
         stored: Mapping[int, str] | None = None,
     ) -> list[Task]:  # fmt: skip
-        admission = Admission(
-            self._admission.groups_per_batch, self._admission.max_staleness, cursor.admitted, self._admission.rejected
-        )
-        min_version = admission.min_version(self._in_force)
+        min_version = replace(self._admission, admitted=cursor.admitted).min_version(self._in_force)
         size = self._config.feeder.group_size
         now = self._clock.now()
         tasks = []

@@ -5,6 +5,13 @@ from __future__ import annotations
 import math
 
 from rftstream.sections import TrainerSection
+from rftstream.stages import Stages
+
+
+def rate_at(stages: Stages, version: int) -> float:
+    """Of the batch that is trained at `version`: each stage has its schedule to itself."""
+    stage = stages.at(version)
+    return learning_rate(stage.trainer, version - stage.first, stage.steps)
 
 
 def learning_rate(settings: TrainerSection, version: int, steps: int | None) -> float:

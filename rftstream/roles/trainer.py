@@ -44,12 +44,13 @@ from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.mismatch import MismatchWatch
 from rftstream.roles.progress import Progress
-from rftstream.roles.schedule import learning_rate
-from rftstream.roles.training import Training
+from rftstream.roles.schedule import rate_at
+from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import Taken, WeightsPublisher
 from rftstream.weights.store import ObjectStore
@@ -123,6 +124,7 @@ class TrainerStep:
         """What `committed` makes the progress, once the transaction is on the log."""
         self._anchor_due = True
         self._config = self._given
+        self._stages = Stages.of(self._config)
         self._end_of_steps = "steps"
         self._done = False
         self._stop: StopRule | None = None
@@ -222,7 +224,7 @@ class TrainerStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
-        if self._config.without_tasks and not self._has_end():
+        if self._config.experts_alone and not self._has_end():
             return None
         if self._anchor_due:
             return self._anchor()
@@ -238,12 +240,16 @@ class TrainerStep:
     def _without_batch(self) -> Transaction | None:
         """The feeder's word that there is no more may come after the batch, time passes without batches too, and a run
         that goes on may have been given an end that it has reached already."""
-        if self._drains and self._config.without_tasks:
-            return self._finish_now("drained")  # nobody else ends it: what is recorded and not trained stays for later
+        if self._ends_by_itself(self._progress):
+            return self._finish_now("drained")
         reason = self._reason_to_end(self._progress)
         if reason is None:
             self._look_back()
         return self._finish_now(reason) if reason else None
+
+    def _ends_by_itself(self, progress: Progress) -> bool:
+        """A drained run, where no last batch will come: what is recorded and not trained stays for later."""
+        return self._drains and not self._stages.at(progress.version).takes_rollouts
 
     def _has_end(self) -> bool:
         """Of a run of demonstrations alone: the feeder has counted how many steps there are, which rates depend on."""
@@ -252,6 +258,7 @@ class TrainerStep:
         steps, counted = self._config.run.steps, self._ended.batches
         if counted is not None and (steps is None or counted < steps):
             self._config = replace(self._config, run__steps=counted)
+            self._stages = Stages.of(self._config)
             self._end_of_steps = "experts"
         return True
 
@@ -278,15 +285,17 @@ class TrainerStep:
 
     def _begin(self, progress: Progress) -> bool:
         """Begins the update after `progress`, if there is a batch for it."""
-        if self._paused or (self._drains and self._config.without_tasks):
+        if self._paused or self._ends_by_itself(progress):
             return False
         batch = self._assembly.take()
         if batch is None:
             return False
         self._touched = True
-        lr = learning_rate(self._settings, progress.version, self._config.run.steps)
+        stage, lr = self._stages.at(progress.version), rate_at(self._stages, progress.version)
+        if self._stages.named:
+            check_made_for(batch, stage)
         self._underway = Underway(
-            batch, progress, lambda: self._training.update(batch, lr),
+            batch, progress, lambda: self._training.at(stage).update(batch, lr),
             compute=self._compute, clock=self._clock, waited_s=self._clock.now() - self._waited_since,
         )  # fmt: skip
         return True
@@ -299,8 +308,11 @@ class TrainerStep:
         ended = self._clock.now()
         following = progress.after(batch, skipped=update.skipped, rewards_kept=self._config.run.stop_reward_over)
         reason = self._reason_to_end(following)
-        if self._held_out is not None and self._held_out.due(following.version, last=reason is not None):
-            values |= self._asked(self._held_out.look)()
+        stage = self._stages.at(progress.version)
+        if self._stages.named:
+            values["stage"] = stage.number + 1.0
+        if self._held_out is not None and self._held_out.due(stage, following.version, last=reason is not None):
+            values |= self._asked(self._held_out.look)(stage)
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
         stops = following.skips_in_a_row >= self._settings.max_skips_in_a_row
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
@@ -312,7 +324,9 @@ class TrainerStep:
         announced = self._write(taken) if taken is not None else None
         now = self._clock.now()
         held_up_s = (self._waited_since if beside else now) - ended
-        values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | self._training.speeds(values, step_s)
+        values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | self._training.at(stage).speeds(
+            values, step_s
+        )
         record = StepRecord(
             name=name,
             batch_sequence=batch.sequence,
@@ -378,8 +392,8 @@ class TrainerStep:
     # ------------------------------------------------------------------------------------------ ending
 
     def _reason_to_end(self, progress: Progress) -> str | None:
-        run = self._config.run
-        if run.steps is not None and progress.version >= run.steps:
+        run, steps = self._config.run, self._config.steps
+        if steps is not None and progress.version >= steps:
             return self._end_of_steps
         full = len(progress.rewards) >= run.stop_reward_over
         if run.stop_reward is not None and full and sum(progress.rewards) / len(progress.rewards) >= run.stop_reward:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
+from rftstream.algorithms.demands import check_demands, critic_folder, critic_of, has_reference, the_critic
 from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
+from rftstream.errors import ConfigError
+from rftstream.messages import LossKind
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch
 from rftstream.sections import RunConfig, TrainerSection
+from rftstream.stages import Stage, Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,28 @@ class Training:
     backend: Backend
     algorithm: Algorithm
     settings: TrainerSection
+    algorithms: tuple[Algorithm, ...] = ()
+    """Of each stage, in a run with stages; `algorithm` is then that of the first."""
+    first: int = 0
+    """The batch that the stage begins with."""
+    own_reference: bool = False
+    """Whether the reference, if the algorithm has one, becomes the policy before that batch."""
+
+    def at(self, stage: Stage) -> Training:
+        """In this stage: the same backend, and with it masters and optimizer."""
+        if not self.algorithms:
+            return self
+        algorithm = self.algorithms[stage.number]
+        own_reference = stage.own_reference and has_reference(algorithm)
+        return replace(
+            self, algorithm=algorithm, settings=stage.trainer, first=stage.first, own_reference=own_reference
+        )
 
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
         """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
         settings, every = self.settings, self.settings.reference_every
-        if every is not None and batch.sequence and batch.sequence % every == 0:
+        due = every is not None and batch.sequence and batch.sequence % every == 0 and has_reference(self.algorithm)
+        if due or (self.own_reference and batch.sequence == self.first):
             cast(RenewingBackend, self.backend).renew_reference()
         rows, values = self.algorithm.prepare(batch.experiences)
         if rows and "reference_rewards" in self.algorithm.needs:
@@ -49,7 +69,7 @@ class Training:
                 updates_per_batch=settings.updates_per_batch,
                 max_grad_norm=settings.max_grad_norm,
                 tokens_per_microbatch=settings.tokens_per_microbatch,
-                trains_policy=critic is None or batch.sequence >= critic.warmup_batches,
+                trains_policy=critic is None or batch.sequence - self.first >= critic.warmup_batches,
             )
             update = self.backend.update(rows, self.algorithm, plan)
         else:
@@ -73,9 +93,22 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
+    stages = Stages.of(config)
+    algorithms = tuple(build_algorithm(config, stage.where) for stage in stages.all)
+    check_demands(config, algorithms, backend_class)
     backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
-    algorithm = build_algorithm(config)
-    check_demands(config, algorithm, backend_class)
-    if (critic := critic_of(algorithm)) is not None:
+    if (critic := the_critic(algorithms)) is not None:
         backend.hold_critic(critic, critic_folder(config, critic, spec))
-    return Training(backend=backend, algorithm=algorithm, settings=settings)
+    return Training(backend, algorithms[0], settings, algorithms if stages.named else ())
+
+
+def check_made_for(batch: Batch, stage: Stage) -> None:
+    """The buffer made it by the stages of its time. ConfigError if these were others."""
+    kinds = {one.loss_kind for one in batch.experiences}
+    alone = batch.manifest.num_groups == 0 and not batch.manifest.last
+    if alone == stage.takes_rollouts or kinds - {LossKind.rl, stage.kind}:
+        found = " and ".join(sorted(kinds)) or "nothing"
+        raise ConfigError(
+            f"stages.{stage.number} ({stage.to_text()}): batch {batch.sequence} was made for another stage and holds "
+            f"{found}; stages that batches were made for keep their place: set them as they were"
+        )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rftstream import codec, plugins
+from rftstream import codec
 from rftstream.errors import ConfigError, ProducerLost
 from rftstream.experts.rows import Demonstrations
 from rftstream.experts.tokens import Sides, kind_of, length_of, tokenise
@@ -23,6 +23,7 @@ from rftstream.rendering import Renderer, open_renderer
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder
 from rftstream.sections import ExpertsSection, RunConfig, name_of_algorithm
+from rftstream.stages import FROM_EXPERTS, Stages, loss_kinds, taken_kinds
 from rftstream.transport.base import NewRecord, Producer, Transport
 
 MAX_RECORDS, MAX_BYTES = 512, 4 << 20
@@ -69,23 +70,17 @@ class Loaded:
         return f"{text}\n{self.total:,} on `experts` {'then' if self.dry_run else 'now'}"
 
 
-def taken_kinds(config: RunConfig) -> frozenset[str]:
-    """Loss kinds that the run's algorithm takes."""
-    return _kinds_of(config.trainer.algorithm, "trainer.algorithm")
-
-
-def _kinds_of(algorithm: str, where: str) -> frozenset[str]:
-    part = plugins.resolve("algorithm", algorithm, where=where)
-    return frozenset(str(kind) for kind in getattr(part, "loss_kinds", (LossKind.rl,)))
-
-
 def check_experts(config: RunConfig) -> None:
-    """ConfigError if the algorithm cannot learn from what the run has."""
-    name, kinds, experts = config.trainer.algorithm, taken_kinds(config), config.experts
-    from_experts = kinds & {LossKind.sft, LossKind.dpo}
+    """ConfigError if the algorithms cannot learn from what the run has."""
     for where, named in config.algorithms_named().items():
-        if where != "trainer.algorithm" and LossKind.rl not in _kinds_of(own := name_of_algorithm(named, where), where):
+        own = name_of_algorithm(named, where)
+        if where.startswith("tasksets.") and LossKind.rl not in loss_kinds(own, where):
             raise ConfigError(f"{where}: {own!r} learns nothing from rollouts, expected one that does")
+    if config.stages:
+        _check_stages(config)
+        return
+    name, kinds, experts = config.trainer.algorithm, taken_kinds(config), config.experts
+    from_experts = kinds & FROM_EXPERTS
     if experts is None:
         if LossKind.rl not in kinds:
             raise ConfigError(
@@ -109,7 +104,22 @@ def check_experts(config: RunConfig) -> None:
         )
 
 
-def look_at_experts(section: ExpertsSection, spec: ModelSpec, kinds: frozenset[str]) -> tuple[Loaded, Sides]:
+def _check_stages(config: RunConfig) -> None:
+    stages = Stages.of(config).all
+    for stage in stages:
+        if stage.takes_rollouts and not config.tasksets:
+            raise ConfigError(f"stages.{stage.number} ({stage.name}): learns from rollouts, but there are no tasksets; "
+                              "add one")  # fmt: skip
+        if stage.kind is not None and config.experts is None:
+            raise ConfigError(f"stages.{stage.number} ({stage.name}): learns from demonstrations, but there are none; "
+                              "name some by experts.source")  # fmt: skip
+    if config.tasksets and not any(one.takes_rollouts for one in stages):
+        raise ConfigError("tasksets: no stage learns from rollouts, expected one that does, or no tasksets")
+    if config.experts is not None and not any(one.kind is not None for one in stages):
+        raise ConfigError("experts: no stage takes any, expected one with sft, dpo, mix or chord, or no [experts]")
+
+
+def look_at_experts(section: ExpertsSection, spec: ModelSpec, kinds: frozenset[LossKind]) -> tuple[Loaded, Sides]:
     """What a load into a new run would find, and the first one's tokens. ConfigError names the first row that is no
     good."""
     rows, renderer = Demonstrations(section), open_renderer(spec)
@@ -159,7 +169,7 @@ def load_experts(
 
 def _choose(
     rows: Demonstrations, known: set[bytes], loaded: Loaded, section: ExpertsSection, renderer: Renderer,
-    context: int | None, kinds: frozenset[str], progress: Callable[[int], None],
+    context: int | None, kinds: frozenset[LossKind], progress: Callable[[int], None],
 ) -> list[int]:  # fmt: skip
     """Rows that are new."""
     chosen = []
@@ -171,10 +181,10 @@ def _choose(
             loaded.known += 1
             continue
         kind = kind_of(one)
-        if kinds & {LossKind.sft, LossKind.dpo} and kind not in kinds:
+        if kinds & FROM_EXPERTS and kind not in kinds:
             found, expected = ("a chat", "a pair") if kind is LossKind.sft else ("a pair", "a chat")
             raise ConfigError(
-                f"{where}: {found}, expected {expected}, as trainer.algorithm takes; load another file, or train by "
+                f"{where}: {found}, expected {expected}, as the run's algorithm takes; load another file, or train by "
                 f"{'sft' if kind is LossKind.sft else 'dpo'}"
             )
         try:

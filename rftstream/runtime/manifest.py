@@ -99,6 +99,7 @@ def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, 
         "trainer.shares": (manifest.shares, config.trainer.shares),
         "run.seed": (manifest.seed, config.run.seed),
         "model.dtype": (then.get("model.dtype", config.model.dtype), config.model.dtype),
+        "stages": (_in_stages(then), bool(config.stages)),
     }
     if config.experts is not None:  # half a pass cannot go on in another order
         for name in ("held_out", "shuffle"):
@@ -108,6 +109,11 @@ def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, 
     for key in sorted({key for key in (*then, *now) if key.startswith("model.lora.")}):
         fixed[key] = (then.get(key), now.get(key))
     return [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
+
+
+def _in_stages(settings: Mapping[str, Any]) -> bool:
+    """Whether the run has any: batches of one that has are made in another way, and passes have other places."""
+    return any(key.startswith("stages.") for key in settings)
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
@@ -167,6 +173,8 @@ def _value(values: Mapping[str, Any], key: str) -> str:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            value = {str(number): one for number, one in enumerate(value)}
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         else:

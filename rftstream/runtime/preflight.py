@@ -33,13 +33,16 @@ def check_part_names(config: RunConfig) -> None:
 def check_teacher(config: RunConfig) -> None:
     """ConfigError for an algorithm that learns from a teacher whom a taskset's rewards do not ask; what users' own
     rewards stamp nobody knows before."""
-    if config.trainer.algorithm != "opd":
-        return
+    named = config.algorithms_named()
+    usual = {name_of_algorithm(one, where) for where, one in named.items() if not where.startswith("tasksets.")}
     for name, section in config.tasksets.items():
+        used = {name_of_algorithm(section.algorithm, name)} if section.algorithm else usual
+        if "opd" not in used:
+            continue
         rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
         if not any(reward == "teacher" or ":" in reward for reward in rewards):
             raise ConfigError(
-                f"tasksets.{name}.reward: asks no teacher, expected one for trainer.algorithm = 'opd'; add "
+                f"tasksets.{name}.reward: asks no teacher, expected one for the algorithm 'opd'; add "
                 '{ name = "teacher", weight = 0.0 }, and say in [rewards.teacher] where it is'
             )
 
@@ -122,9 +125,10 @@ def nothing_more(
     """Why a finished run has nothing to go on with under its changed settings; None if it has. `retries`: dead groups
     were asked to be put back."""
     old, new = before.run, config.run
-    if new.steps is not None and version >= new.steps:
-        return (f"is finished with {version} of {new.steps} steps; give more, "
-                f"e.g. --set run.steps={max(2 * version, version + 1)}")  # fmt: skip
+    if config.steps is not None and version >= config.steps:
+        more = (f"run.steps={max(2 * version, version + 1)}" if not config.stages else
+                f"stages.{len(config.stages) - 1}.steps={config.stages[-1].steps + 10}")  # fmt: skip
+        return f"is finished with {version} of {config.steps} steps; give more, e.g. --set {more}"
     if finished.reason == "imported":
         return "has trained all that was imported into it"
     if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):

@@ -87,7 +87,7 @@ class Watch:
         """Of the whole run, where that is known."""
         ended = self.observer.control.ended
         counted = ended.batches if ended is not None else None
-        return min(filter(None, (self.config.run.steps, counted)), default=None)
+        return min(filter(None, (self.config.steps, counted)), default=None)
 
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
         for one in news:

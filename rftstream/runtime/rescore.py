@@ -57,7 +57,13 @@ def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]
     if source.config.without_tasks:
         raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with rollouts to score")
     rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
-    return derive_config(source, folder, [*rewards, *sets])
+    config = derive_config(source, folder, [*rewards, *sets])
+    if config.stages:
+        raise ConfigError(
+            "stages: rollouts that are scored again are trained on as they come, expected a run without stages; add "
+            "--set stages=[] --set trainer.algorithm=NAME"
+        )
+    return config
 
 
 def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> None:

@@ -44,6 +44,7 @@ def trial_config(
         config,
         run=dataclasses.replace(config.run, steps=1, seed=config.run.seed if seed is None else seed),
         tasksets=tasksets,
+        stages=(),
         evaluations={},
         feeder=dataclasses.replace(config.feeder, groups_per_batch=num_tasks, group_size=samples, max_staleness=0),
         buffer=dataclasses.replace(config.buffer, zero_variance="keep"),

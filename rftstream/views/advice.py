@@ -8,7 +8,9 @@ from typing import Protocol
 
 from rftstream import plugins
 from rftstream.config import sampling_for
+from rftstream.errors import ConfigError
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
+from rftstream.stages import Stages
 from rftstream.views.estimate import DiskEstimate
 from rftstream.views.layout import plural, size
 
@@ -177,14 +179,18 @@ def _characters(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator
 
 def _end(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
     drawn = {f"tasksets.{name}": section for name, section in config.tasksets.items() if section.weight}
-    if config.run.steps is None or not all(place in measured and one.passes for place, one in drawn.items()):
+    if config.steps is None or not all(place in measured and one.passes for place, one in drawn.items()):
         return
     groups = sum((section.passes or 0) * measured[place].problems for place, section in drawn.items())
     batches = groups // config.feeder.groups_per_batch
-    if batches < config.run.steps:
+    try:
+        wanted = Stages.of(config).batches_of_rollouts(0, config.steps)
+    except ConfigError:  # an algorithm that is not known, which is said elsewhere
+        return
+    if batches < wanted:
         yield (
-            f"run.steps: {config.run.steps:,}, but the tasksets end after {plural(groups, 'group')}, which make "
-            f"{batches:,} batches; raise passes or lower steps"
+            f"{'stages' if config.stages else 'run.steps'}: {wanted:,}, but the tasksets end after "
+            f"{plural(groups, 'group')}, which make {batches:,} batches; raise passes or lower steps"
         )
 
 

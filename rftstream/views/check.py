@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import plugins
+from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.algorithms.demands import check_demands, critic_folder, critic_of
+from rftstream.algorithms.demands import check_demands, critic_folder, the_critic
 from rftstream.errors import ConfigError, RftError
-from rftstream.messages import ChatMessage, Problem
+from rftstream.messages import ChatMessage, LossKind, Problem
 from rftstream.modelfolder import for_section, prepare_model
 from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
@@ -26,6 +27,7 @@ from rftstream.rewards.resolve import build_reward
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.preflight import check_teacher
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
+from rftstream.stages import Stage, Stages
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
 from rftstream.trackers import check_trackers
@@ -102,6 +104,7 @@ class CheckReport:
     model: ModelSpec | None = None
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
     experts: ExpertsLine | None = None
     disk: DiskEstimate | None = None
     memory: MemoryEstimate | None = None
@@ -124,6 +127,8 @@ def check(config: RunConfig) -> CheckReport:
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
     report.parts = _parts(config, collect)
+    with collect("stages"):
+        report.stages = list(Stages.of(config).all) if config.stages else []
     with collect("trackers"):
         check_trackers(config)
     with collect("trainer.algorithm"):
@@ -203,7 +208,7 @@ def _algorithms(config: RunConfig, collect: _Collector) -> Iterator[PartLine]:
             kind = "algorithm" if where == "trainer.algorithm" else f"algorithm of {where.removesuffix('.algorithm')}"
             yield PartLine(kind=kind, name=name_of_algorithm(named, where), settings=_settings(options))
     with collect("algorithm"):
-        check_demands(config, build_algorithm(config), config.build_part("backend", config.trainer.backend)[0])
+        check_demands(config, _built(config), config.build_part("backend", config.trainer.backend)[0])
 
 
 def _settings(options: Any) -> str:
@@ -380,14 +385,19 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
     built_in = {place: part for place, part in named.items() if part[1] in ("torch", "hf")}
     known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
     longest = longest_row(config, prompts, report.context)
-    needs = build_algorithm(config).needs
+    needs = frozenset[str]().union(*(one.needs for one in _built(config)))
     return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
 
 
 def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
-    """None where the algorithm has none."""
-    critic = critic_of(build_algorithm(config))
+    """None where no algorithm has one."""
+    critic = the_critic(_built(config))
     return None if critic is None else ModelSizes.of(critic_folder(config, critic, spec), None)
+
+
+def _built(config: RunConfig) -> list[Algorithm]:
+    """Of each stage."""
+    return [build_algorithm(config, stage.where) for stage in Stages.of(config).all]
 
 
 # --------------------------------------------------------------------------------------------- output
@@ -416,6 +426,11 @@ def _json(report: CheckReport) -> dict[str, Any]:
             }
             for line in report.tasksets
         ],
+        "stages": [
+            {"name": stage.name, "first": stage.first, "end": stage.end, "rollouts": stage.takes_rollouts,
+             "experts": stage.kind, "lr": stage.trainer.lr}
+            for stage in report.stages
+        ],
         "experts": None if report.experts is None else report.experts.to_json(),
         "disk": None if report.disk is None else report.disk.to_json(),
         "memory": None if report.memory is None else report.memory.to_json(),
@@ -433,6 +448,8 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"]
     for line in report.tasksets:
         lines += ["", *_taskset_lines(line)]
+    if report.stages:
+        lines += ["", "stages:", *columns([_stage_row(stage) for stage in report.stages], left=4, indent="  ")]
     if report.experts is not None:
         lines += ["", *report.experts.to_lines()]
     if report.disk is not None:
@@ -443,6 +460,17 @@ def _text(report: CheckReport) -> list[str]:
         if sentences:
             lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]
     return [*lines, "", "not ready: see the errors above" if report.errors else "ready to run"]
+
+
+def _stage_row(stage: Stage) -> tuple[str, ...]:
+    taken = ["rollouts"] if stage.takes_rollouts else []
+    if stage.kind is not None:
+        what = "pairs" if stage.kind is LossKind.dpo else "demonstrations"
+        taken.append(
+            f"{stage.expert_ratio:g} {what} for each" if taken else f"{stage.experts_per_batch:,} {what} a batch"
+        )
+    steps = plural(stage.steps or 0, "step")
+    return f"{stage.number + 1}", stage.name, f"{steps}, versions {stage.first:,} to {stage.end:,}", ", ".join(taken)
 
 
 def _taskset_lines(line: TasksetLine) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from rftstream.messages import Segment
 from rftstream.models import ModelSpec
-from rftstream.runtime.experts import Loaded, check_experts, look_at_experts, taken_kinds
+from rftstream.runtime.experts import Loaded, check_experts, look_at_experts
 from rftstream.sections import RunConfig
+from rftstream.stages import taken_kinds
 
 Show = Callable[[int], str]
 """Text of a token."""
@@ -45,7 +46,7 @@ def experts_line(config: RunConfig, spec: ModelSpec | None, show: Show) -> Exper
         return None
     loaded, sides = look_at_experts(section, spec, taken_kinds(config))
     first = {side or "": [part for one in segments for part in _parts(one, show)] for side, segments in sides.items()}
-    return ExpertsLine(source=section.source, loaded=loaded, first=first)
+    return ExpertsLine(source=", ".join(section.sources), loaded=loaded, first=first)
 
 
 def _parts(segment: Segment, show: Show) -> list[tuple[bool, str]]:

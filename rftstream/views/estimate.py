@@ -34,6 +34,7 @@ from rftstream.messages import (
 )
 from rftstream.models import ModelSpec
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.views.sizes import SERVED_BYTES, ModelSizes
 
 MASTER_BYTES = 12
@@ -119,7 +120,8 @@ def estimate_disk(
     num_bytes = per_rollout(saves)
     rollouts = num_rollouts(config, sizes)
     sizes_of_model = ModelSizes.of(spec.folder, spec.lora)
-    of_reference = 0 if config.trainer.reference_every is None else REFERENCE_BYTES * sizes_of_model.trained
+    renewed = config.trainer.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
+    of_reference = REFERENCE_BYTES * sizes_of_model.trained if renewed else 0
     local = config.weights.store.startswith("file://") or "://" not in config.weights.store
     return DiskEstimate(
         rollouts=rollouts,
@@ -141,8 +143,8 @@ def estimate_disk(
 def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
     """Of the whole run, as far as steps or passes say; filtered groups come on top."""
     groups: list[int] = []
-    if config.run.steps is not None:
-        groups.append(config.run.steps * config.feeder.groups_per_batch)
+    if config.steps is not None:
+        groups.append(Stages.of(config).batches_of_rollouts(0, config.steps) * config.feeder.groups_per_batch)
     drawn = {name: section for name, section in config.tasksets.items() if section.weight}
     if all(section.passes is not None and name in sizes for name, section in drawn.items()):
         groups.append(sum((section.passes or 0) * sizes[name] for name, section in drawn.items()))

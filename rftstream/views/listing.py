@@ -231,7 +231,7 @@ def _run_line(folder: RunFolder) -> RunLine:
             folder=str(folder.path),
             state=state_of(control, folder.is_live()),
             version=history.version,
-            steps=config.run.steps,
+            steps=config.steps,
             reward=rewards[-1] if rewards else None,
             created_at=control.manifest.created_at if control.manifest else None,
         )

@@ -17,6 +17,7 @@ import psutil
 from rftstream.config import sampling_for
 from rftstream.models import ModelSpec
 from rftstream.sections import RunConfig
+from rftstream.stages import Stages
 from rftstream.views.layout import columns, size
 from rftstream.views.sizes import SERVED_BYTES, ModelSizes
 
@@ -145,7 +146,8 @@ def _trainer(
     tokens = max(min(settings.tokens_per_microbatch, rows * longest), longest)
     steps = settings.minibatches * settings.updates_per_batch
     reference = any(name.startswith("reference_") for name in needs)
-    held_again = sizes.parameters if spec.lora is None else sizes.trained if settings.reference_every else 0
+    renewed = settings.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
+    held_again = sizes.parameters if spec.lora is None else sizes.trained if renewed else 0
     networks = [sizes] if critic is None else [sizes, critic]  # one after the other
     activations = max(
         network.activation_bytes(half=half, recomputed=options.gradient_checkpointing) for network in networks

@@ -18,6 +18,7 @@ from rftstream.messages import DesiredState, GroupResult
 from rftstream.runtime.observer import ControlView, read_control
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder
+from rftstream.stages import stage_line
 from rftstream.transport.base import TopicPartition
 from rftstream.views.history import NUM_SMOOTHED, History, read_history
 from rftstream.views.layout import columns, duration, moment, number, plural, size
@@ -48,6 +49,8 @@ class Status:
     history: History
     num_steps: int | None
     """The configured end."""
+    stage: str | None
+    """In which it is, of a run with stages."""
     groups: Mapping[str, int]
     left_out: int
     """Problems that the feeder did not admit: their prompts are too long."""
@@ -83,7 +86,8 @@ def read_status(run: OpenRun) -> Status:
         origin=origin_of(run.config, control.manifest),
         control=control,
         history=history,
-        num_steps=min(filter(None, (run.config.run.steps, ended.batches if ended is not None else None)), default=None),
+        num_steps=min(filter(None, (run.config.steps, ended.batches if ended is not None else None)), default=None),
+        stage=stage_line(run.config, history.version),
         groups={
             "admitted": cursor.get("admitted", 0),
             "trained": 0 if history.current is None else history.current.trained_groups,
@@ -215,6 +219,7 @@ def _json(status: Status) -> dict[str, Any]:
         "trainer_epoch": 0 if history.current is None else history.current.name.trainer_epoch,
         "step": len(history.steps),
         "steps": status.num_steps,
+        "stage": status.stage,
         "reward": _reward(history),
         "evaluations": _evaluations(history),
         "groups": dict(status.groups),
@@ -250,6 +255,8 @@ def _text(status: Status, now: float) -> list[str]:
     if history.current is not None and history.current.recorded_at:
         version += f", recorded {duration(now - history.current.recorded_at)} ago"
     rows.append(("version", version))
+    if status.stage is not None:
+        rows.append(("stage", status.stage))
     reward = data["reward"]
     if reward["last"] is not None:
         mean = reward[f"mean_{NUM_SMOOTHED}"]

@@ -294,7 +294,7 @@ def test_pairs_are_not_for_an_algorithm_of_chats(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.rows.write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n', encoding="utf-8")
     section = ExpertsSection(source=f"jsonl:{scene.rows}")
-    with pytest.raises(ConfigError, match=r"rows.jsonl:1: a pair, expected a chat, as trainer.algorithm takes"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: a pair, expected a chat, as the run's algorithm takes"):
         load_experts(scene.transport(), scene.config, scene.folder, section, say=print)
 
 

@@ -10,13 +10,15 @@ from typing import Any
 
 from rftstream import config as configs
 from rftstream.errors import RewardError
-from rftstream.messages import Rollout
+from rftstream.messages import LossKind, Rollout
 from rftstream.roles.verifier import reward_input
 from rftstream.runtime.experts import load_experts
 from rftstream.sections import ExpertsSection, RunConfig
+from rftstream.stages import taken_kinds
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
 from tests.simulation.laws import Judge, Laws
+from tests.simulation.staged import PAIRS, TAKES
 
 SLOW = 20.0
 """Tokens a second of each rollout: whole steps go by meanwhile."""
@@ -114,6 +116,7 @@ def draw_config(random: Random) -> RunConfig:
     values["backends"]["fake"]["elements"] = aside.choice([64, 2048])  # too few for deltas to be smaller, and enough
     _draw_saving(random, values)
     _draw_experts(random, values)
+    _draw_stages(random, values)
     return configs.from_dict(values)
 
 
@@ -141,6 +144,24 @@ def _draw_experts(random: Random, values: dict[str, Any]) -> None:
         values["trainer"]["algorithm"] = own.choice(["mix", "chord"])
 
 
+def _draw_stages(random: Random, values: dict[str, Any]) -> None:
+    """Stages with and without rollouts, and an algorithm for a taskset alone. Likewise."""
+    own = Random(f"stages {random.getstate()}")
+    if "more" in values["tasksets"] and own.random() < 0.7:
+        values["tasksets"]["more"] = {**values["tasksets"]["more"], "algorithm": "rloo"}
+    if own.random() < 0.7:
+        return
+    values["run"].pop("steps", None)
+    experts = values.setdefault("experts", {"ratio": 0.5, "held_out": own.choice([0.0, 0.2])})
+    experts.pop("passes", None)
+    experts["per_batch"] = own.randint(1, 5)
+    names = [own.choice(["sft", "sft", PAIRS, "grpo", "rloo", "mix"]) for _ in range(own.randint(1, 4))]
+    names.insert(own.randint(0, len(names)), own.choice(["grpo", "mix"]))
+    if all(TAKES[name] is None for name in names):
+        names.insert(own.randint(0, len(names)), "sft")
+    values["stages"] = [{"steps": own.randint(1, 4), "algorithm": name} for name in names]
+
+
 def load_some(simulation: Simulation, own: Random) -> None:
     """What a user loads: some anew, some of it twice."""
     path = simulation.folder.path / "demonstrations.jsonl"
@@ -149,6 +170,11 @@ def load_some(simulation: Simulation, own: Random) -> None:
         {"prompt": f"{len(known) + row}+1=", "completion": str(len(known) + row + 1)}
         for row in range(own.randint(1, 12))
     ]
+    kinds = taken_kinds(simulation.config)
+    if LossKind.dpo in kinds:
+        pairs = [{"prompt": f"{len(known) + row}+1=", "chosen": str(len(known) + row + 1), "rejected": "0"}
+                 for row in range(own.randint(1, 6))]  # fmt: skip
+        rows = [*rows, *pairs] if LossKind.sft in kinds else pairs
     path.write_text("\n".join([*known, *map(json.dumps, rows)]) + "\n", encoding="utf-8")
     section = ExpertsSection(source=f"jsonl:{path}")
     transport, folder = simulation.transport("user"), simulation.folder

@@ -37,6 +37,7 @@ from rftstream.transport.base import Record, TopicPartition
 from rftstream.transport.memory_transactions import Transaction
 from tests.simulation.deletions import Deletions
 from tests.simulation.demonstrations import Demonstrations
+from tests.simulation.staged import batches_of
 from tests.simulation.unfinished import Unfinished
 
 STEPS = TopicPartition("steps", 0)
@@ -58,6 +59,8 @@ class Laws:
         self.simulation = simulation
         self._judge = judge
         self.config = simulation.config
+        self.made = batches_of(self.config)
+        """Of each batch, in a run with stages."""
         self._num_changes = -1
         self._audit_at = AUDIT_EVERY
         self._reads_again = False
@@ -227,13 +230,21 @@ class Laws:
             assert [one.ids.sibling for one in siblings] == list(range(feeder.group_size))
             self.admitted[group_id] = siblings
             self._attempt(group_id)
-            limit = trained + (feeder.max_staleness + 1) * feeder.groups_per_batch + self.num_rejected
+            batches = self._batches_of_rollouts(version)
+            near = [one for one in batches if one <= version + feeder.max_staleness]
+            limit = trained + len(near) * feeder.groups_per_batch + self.num_rejected
             assert len(self.admitted) <= limit, f"admitted {len(self.admitted)} groups, the limit is {limit}"
             ahead = ids.sequence - trained - self.num_rejected
-            least = max(0, version + ahead // feeder.groups_per_batch - feeder.max_staleness)
+            least = max(0, batches[ahead // feeder.groups_per_batch] - feeder.max_staleness)
             assert {one.ids.min_version for one in siblings} == {ids.min_version}
             assert ids.min_version >= least, f"{group_id}: min_version {ids.min_version}, expected at least {least}"
             assert ids.min_version <= version, "nobody has to wait for what is not trained yet"
+
+    def _batches_of_rollouts(self, version: int) -> list[int]:
+        """From this version on; without stages all, as many as may matter."""
+        if not self.made:
+            return list(range(version, version + self.config.feeder.max_staleness + 2 + self.num_rejected))
+        return [one for one in range(version, len(self.made)) if self.made[one].explores]
 
     def _attempt(self, group_id: str) -> None:
         """Only what is dead is put back, and each attempt stands on the one before."""
@@ -299,7 +310,8 @@ class Laws:
         self.demonstrations.manifest(manifest)
         held = [group for group, where in self.batched.items() if where == place]
         assert set(held) <= set(manifest.groups)
-        full = 0 if self.config.without_tasks else self.config.feeder.groups_per_batch
+        explores = self.made[manifest.batch_sequence].explores if self.made else not self.config.without_tasks
+        full = self.config.feeder.groups_per_batch if explores else 0
         assert manifest.last or manifest.num_groups == full
         if self.config.feeder.on_stale == "wait":
             before = [self.sequence(group) for (batch, share), one in self.manifests.items() for group in one.groups
@@ -397,7 +409,10 @@ class Laws:
         for role in ("feeder", "buffer", "trainer"):
             assert 0 in [one.exit_code for one in self.simulation.processes if one.role == role], f"{role}: all gone"
         if self.finished.reason == "steps":
-            assert self.version == self.config.run.steps
+            assert self.version == self.config.steps
+            assert not self.made or self.config.feeder.on_stale == "drop" or report.groups.pending == 0
+        elif self.finished.reason == "drained" and self.made and not self.made[self.version].explores:
+            pass  # what was admitted for a later stage waits for whoever goes on
         elif self.finished.reason in ("taskset", "drained"):
             assert self.ended is not None
             assert self.ended.admitted == len(self.outcomes) == len(self.admitted)

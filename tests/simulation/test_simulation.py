@@ -98,6 +98,7 @@ def test_the_grid_has_all_that_may_matter() -> None:
             "groups_per_batch": config.feeder.groups_per_batch, "shares": config.trainer.shares,
             "partitions": config.transport.partitions, "minibatches": config.trainer.minibatches,
             "publish_every": config.trainer.publish_every, "explorers": config.explorer.count,
+            "stages": bool(config.stages), "taskset's own": any(one.algorithm for one in config.tasksets.values()),
             "ends": config.run.steps is None, "deterministic": is_deterministic(config),
             "deadline": config.buffer.group_deadline_s is None, "fails": config.policies["fake"]["fail_share"],
             "nan": bool(config.backends["fake"]["nan_at"]), "evaluations": bool(config.evaluations),
