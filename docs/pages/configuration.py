@@ -26,6 +26,10 @@ SUBTABLES = {"model": {"make": declared.MakeModel, "lora": declared.LoraSection}
 """Section -> keys that are tables with keys of their own."""
 TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
 """Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
+SEVERAL: dict[str, type] = {
+    "tasksets": declared.TasksetSection, "evaluations": declared.EvaluationSection, "stages": declared.StageSection,
+}  # fmt: skip
+"""Sections of which a run file may have more than one."""
 SHARED = "rftstream.algorithms.settings"
 """Module with the settings that several algorithms have: they stand once, and not with each of them."""
 NAMESPACE = {"Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any, "CriticConfig": CriticConfig}
@@ -56,8 +60,8 @@ def keys() -> set[str]:
 def _section_classes() -> Iterator[tuple[str, type]]:
     hints = declared.RunConfig.__annotations__
     for item in dataclasses.fields(declared.RunConfig):
-        if item.name in ("tasksets", "evaluations"):
-            yield item.name, {"tasksets": declared.TasksetSection, "evaluations": declared.EvaluationSection}[item.name]
+        if item.name in SEVERAL:
+            yield item.name, SEVERAL[item.name]
         elif "Section" in hints[item.name] or item.name == "sampling":
             yield (
                 item.name,
@@ -70,7 +74,8 @@ def _section(name: str, cls: type) -> str:
     rows = [_row(item, cls, section) for item in dataclasses.fields(cls) if (name, item.name) not in _subtable_keys()]
     found = find_class(tree(cls.__module__).body, cls.__name__)
     about = ast.get_docstring(found) if found is not None and cls is not Sampling else None
-    text = f"### [{section}]\n\n" + (f"{' '.join(about.split())}\n\n" if about else "") + table(HEAD, rows)
+    heading = f"[[{section}]]" if name == "stages" else f"[{section}]"
+    text = f"### {heading}\n\n" + (f"{' '.join(about.split())}\n\n" if about else "") + table(HEAD, rows)
     for key, inner in SUBTABLES.get(name, {}).items():
         about = first_paragraph(inner.__doc__)
         inner_rows = [_row(item, inner, f"{name}.{key}") for item in dataclasses.fields(inner)]

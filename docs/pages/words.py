@@ -36,6 +36,11 @@ WORDS = {
     "trainer.lr_schedule": "From lr, after the warm-up, to `min_lr_share` of it at `run.steps`; without `run.steps` "
     "each is constant.",
     "trainer.warmup_steps": "Versions over which the learning rate rises from 0 to lr.",
+    "stages.lr_schedule": "Default: `trainer.lr_schedule`.",
+    "stages.warmup_steps": "Default: `trainer.warmup_steps`.",
+    "stages.min_lr_share": "Default: `trainer.min_lr_share`.",
+    "stages.minibatches": "Default: `trainer.minibatches`.",
+    "stages.updates_per_batch": "Default: `trainer.updates_per_batch`.",
     "trainer.weight_decay": "AdamW's; of matrices, not of norms and biases.",
     "trainer.adam_betas": "AdamW's.",
     "trainer.adam_eps": "AdamW's.",
