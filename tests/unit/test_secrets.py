@@ -128,3 +128,11 @@ def test_what_is_secret_goes(key: str) -> None:
     secrets.hide(values)
     assert values["policies"]["openai"][key].startswith("env:RFTSTREAM_SECRET__POLICIES__OPENAI__")
     assert secrets.reveal(values, where="") == {"policies": {"openai": {key: "1234", "url": "http://x"}}}
+
+
+def test_a_text_that_is_written_down_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "0123456789abc")
+    monkeypatch.setenv("HARMLESS", "refused")
+    found = secrets.hidden("0123456789abc and 0123456789 refused by https://me:word@host:1/api, http://host/a@b")
+    assert found == "*** and *** refused by https://***@host:1/api, http://host/a@b"
