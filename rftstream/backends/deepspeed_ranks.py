@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from rftstream.backends.deepspeed_wire import pack, unpack
-from rftstream.errors import BackendError
+from rftstream.errors import BackendError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,11 @@ class Ranks:
         self._count = 0
         self._ended = threading.Event()
         launched = Place.given()
+        if launched is not None and launched.rank:
+            raise ConfigError(
+                f"backend deepspeed: found a trainer that is rank {launched.rank} of a launcher, expected rank 0; have "
+                "it start `--module rftstream.backends.deepspeed_rank worker FILE --role trainer`"
+            )
         if launched is None:
             listening = socket.create_server((LOOPBACK, 0))
             port = listening.getsockname()[1]

@@ -191,7 +191,7 @@ def count_anew() -> None:
     """ZeRO 3 numbers modules and parameters, goes on with it from model to model, and wants the same in all ranks,
     some of which may be new."""
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
-    from deepspeed.zero import Init
+    from deepspeed.runtime.zero.partition_parameters import Init
 
     Init.param_id = 0
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0

@@ -14,19 +14,21 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.numpy import load_file
 
 from rftstream import plugins
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends import deepspeed, deepspeed_ranks
+from rftstream.backends import deepspeed, deepspeed_rank, deepspeed_ranks
 from rftstream.backends import deepspeed_wire as wire
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed import DeepSpeedBackend, deepspeed_config, even_budget
-from rftstream.backends.deepspeed_ranks import Ranks
+from rftstream.backends.deepspeed_ranks import Place, Ranks
 from rftstream.backends.torch import TorchBackend
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
@@ -54,24 +56,31 @@ class KeptRanks(Ranks):
 
 @pytest.fixture(scope="module")
 def kept():
-    ranks = KeptRanks(2, threads=1, timeout_s=TIMEOUT_S)
+    """The two processes; others, if a test has brought them to their end."""
+    started = []
+
+    def ranks():
+        if not started or started[-1].ended:
+            started.append(KeptRanks(2, threads=1, timeout_s=TIMEOUT_S))
+        return started[-1]
+
     yield ranks
-    Ranks.end(ranks)
+    for one in started:
+        Ranks.end(one)
 
 
 @pytest.fixture
-def opened(spec, request, monkeypatch):
+def opened(spec, kept, monkeypatch):
     """Opens one backend after another, in one process or in the kept two."""
     backends = []
 
     def make(**config):
         close()
-        if config.get("processes") == 2:
-            ranks = request.getfixturevalue("kept")
-            monkeypatch.setattr(deepspeed, "Ranks", lambda *args, **settings: ranks)
-        backends.append(make_backend(spec, **config))
-        backends[-1].open()
-        monkeypatch.setattr(deepspeed, "Ranks", Ranks)
+        with monkeypatch.context() as patch:
+            if config.get("processes") == 2:
+                patch.setattr(deepspeed, "Ranks", lambda *args, **settings: kept())
+            backends.append(make_backend(spec, **config))
+            backends[-1].open()
         return backends[-1]
 
     def close():
@@ -240,19 +249,13 @@ class FailsElsewhere:
         return dict(means)
 
 
-def test_the_error_of_a_rank_is_the_error_of_the_trainer(spec):
+def test_the_error_of_a_rank_is_the_error_of_the_trainer(opened):
     """Though rank 0 only sees that its neighbour is gone."""
-    backend = make_backend(spec, processes=2, stage=2)
-    backend.open()
-    try:
-        with pytest.raises(
-            BackendError, match=r"rank 1 of 2 \(process \d+\) failed in 'update': ValueError: of rank 1"
-        ):
-            backend.update(tiny.rows(), FailsElsewhere(), plan())
-        with pytest.raises(BackendError, match="start again"):
-            backend.update(tiny.rows(), FailsElsewhere(), plan())
-    finally:
-        backend.close()
+    backend = opened(processes=2, stage=2)
+    with pytest.raises(BackendError, match=r"rank 1 of 2 \(.*\) failed in 'update': ValueError: of rank 1$"):
+        backend.update(tiny.rows(), FailsElsewhere(), plan())
+    with pytest.raises(BackendError, match="start again"):
+        backend.update(tiny.rows(), FailsElsewhere(), plan())
 
 
 # --------------------------------------------------------------------------------------------- ranks
@@ -264,7 +267,7 @@ def test_a_rank_that_hangs_is_named():
     try:
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(
-            BackendError, match=r"rank 1 of 2 \(process \d+\): not done with 'leave' within 1 s.* timeout_s"
+            BackendError, match=r"rank 1 of 2 \(process \d+\): not done with 'leave' within 1 s.*timeout_s"
         ):
             ranks.call("leave", {}, lambda: None)
         assert process.poll() == -signal.SIGKILL
@@ -286,29 +289,48 @@ def test_a_rank_that_dies_is_named(monkeypatch):
         ranks.end()
 
 
-def test_a_rank_of_a_launcher_says_what_it_failed_by_and_ends_with_rank_0(monkeypatch):
+def test_a_rank_of_a_launcher_says_what_it_failed_by(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    others = {"WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in {"RANK": "0", **others}.items():
+        place = Place(rank=0, size=2, local_rank=0, host="127.0.0.1", port=listening.getsockname()[1])
+    for name, value in place.environment().items():
         monkeypatch.setenv(name, value)
     ranks = Ranks(1, threads=1, timeout_s=TIMEOUT_S)
-    assert ranks.place.size == 3 and not ranks._processes
+    assert ranks.place == place and not ranks._processes
     command = [sys.executable, "-m", "rftstream.backends.deepspeed_rank"]
-    processes = [subprocess.Popen(command, env={**os.environ, "RANK": rank}) for rank in "12"]
+    other = subprocess.Popen(command, env={**os.environ, "RANK": "1"})
     try:
-        with pytest.raises(BackendError, match=r"rank 1 of 3 failed in 'close'|rank 2 of 3 failed in 'close'"):
-            ranks.call("close", {}, lambda: None)  # there is no such call
-        assert [one.wait() for one in processes] == [1, 1]
+        with pytest.raises(BackendError, match=r"rank 1 of 2 failed in 'fly': AttributeError"):
+            ranks.call("fly", {}, lambda: None)
+        assert other.wait() == 1
     finally:
-        for one in processes:
-            one.kill()
-            one.wait()
+        other.kill()
+        other.wait()
+
+
+def test_ranks_end_with_rank_0(monkeypatch):
+    monkeypatch.setattr(deepspeed_ranks, "ABANDON_S", 1e6)
+    ranks = Ranks(2, threads=1, timeout_s=TIMEOUT_S)
+    process = ranks._processes[1]
+    try:
+        while len(psutil.Process(process.pid).net_connections("inet")) < 3:  # it listens to all that rank 0 may say
+            assert process.poll() is None
+            time.sleep(0.05)
+        del ranks._store
+        assert process.wait() == 1
+    finally:
+        ranks.end()
+
+
+def test_only_the_first_of_a_launcher_is_a_trainer(spec, monkeypatch):
+    for name, value in Place(rank=1, size=2, local_rank=1, host="127.0.0.1", port=9).environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"found a trainer that is rank 1 .*deepspeed_rank worker"):
+        make_backend(spec).open()
 
 
 def test_a_launcher_is_missed():
-    found = subprocess.run([sys.executable, "-m", "rftstream.backends.deepspeed_rank"], capture_output=True, text=True)
-    assert found.returncode == 1 and "expected those of a launcher" in found.stderr
+    with pytest.raises(SystemExit, match="expected those of a launcher"):
+        deepspeed_rank.main()
 
 
 @pytest.mark.parametrize(("error", "so"), [

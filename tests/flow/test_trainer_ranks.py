@@ -1,0 +1,83 @@
+"""A trainer of several processes: the versions that one process makes, through a rank's death and a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.backends import deepspeed_ranks
+from rftstream.config import replace
+from rftstream.errors import BackendError
+from rftstream.messages import StepRecord
+from rftstream.testing import RoleDriver
+from tests.flow.scene import Scene
+from tests.flow.test_trainer_restarts import CHARACTERS
+from tests.flow.trained import digests_of, names, steps_of
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 250.0
+NUM_BATCHES = 6
+
+
+def make_scene(folder: Path, backend: str, shares: int, **settings: Any) -> Scene:
+    """Rows of one micro-batch and of many, one optimizer step for a batch and two."""
+    return Scene(
+        folder, trainer__backend=backend, trainer__shares=shares, trainer__lr=1e-3, trainer__checkpoint_every=2,
+        trainer__tokens_per_microbatch=16, trainer__minibatches=2, feeder__groups_per_batch=4,
+        model__path=None, model__make={"characters": CHARACTERS, "width": 16}, **settings,
+    )  # fmt: skip
+
+
+def feed(scene: Scene, first: int = 0, end: int = NUM_BATCHES) -> None:
+    for number in range(first, end):
+        scene.batch(number, rewards=(0.0, 0.25, 1.0) if number % 2 else (0.0, 1.0))
+
+
+def by_version(scene: Scene) -> dict[int, StepRecord]:
+    return {step.name.version: step for step in steps_of(scene) if not step.resumed}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    scene = make_scene(tmp_path_factory.mktemp("alone"), "torch", shares=1)
+    feed(scene)
+    RoleDriver(scene, "trainer").work()
+    return scene
+
+
+@pytest.mark.parametrize("shares", [2, 4])
+def test_the_number_of_shares_changes_no_bit(tmp_path: Path, alone: Scene, shares: int) -> None:
+    scene = make_scene(tmp_path, "torch", shares)
+    feed(scene)
+    RoleDriver(scene, "trainer").work()
+    assert sorted(digests_of(scene)) == list(range(NUM_BATCHES + 1))
+    assert digests_of(scene) == digests_of(alone)
+
+
+def test_a_rank_dies_and_the_next_trainer_goes_on_alone(
+    tmp_path: Path, alone: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed_ranks, "ABANDON_S", 1e6)  # else this process would end
+    settings = {"processes": 2, "stage": 2, "timeout_s": TIMEOUT_S}
+    scene = make_scene(tmp_path, "deepspeed", 4, backends__deepspeed=settings)
+    trainer = RoleDriver(scene, "trainer")
+    feed(scene, end=3)
+    trainer.work()
+    assert sorted(by_version(scene)) == [1, 2, 3]
+    step: Any = trainer.service.declaration.step
+    step._backend._ranks._processes[1].kill()
+    feed(scene, first=3)
+    with pytest.raises(BackendError, match=r"rank 1 of 2 .* ended with signal SIGKILL; the trainer has to start again"):
+        trainer.work()
+    assert sorted(by_version(scene)) == [1, 2, 3]
+    trainer.service.close()
+    scene.config = replace(scene.config, backends__deepspeed=settings | {"processes": 1, "stage": 0})
+    RoleDriver(scene, "trainer").work()
+    assert names(steps_of(scene))[-5:] == [(2, 2), (2, 3), (2, 4), (2, 5), (2, 6)]  # a checkpoint is of version 2
+    for version, expected in by_version(alone).items():
+        found = by_version(scene)[version]
+        for name in ("loss", "grad_norm", "entropy", "num_tokens"):
+            assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-4, abs=1e-6)
