@@ -181,7 +181,7 @@ def own_broker(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_broker_that_is_gone_for_a_while_stops_nobody(place: Workplace, own_broker: tuple[Path, str]) -> None:
     folder, address = own_broker
     place.write("tiny.toml", run_file("tiny", address))
@@ -204,7 +204,7 @@ def test_a_broker_that_is_gone_for_a_while_stops_nobody(place: Workplace, own_br
     view.close()
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_everything_dies_at_once_and_the_run_is_resumed(place: Workplace, own_broker: tuple[Path, str]) -> None:
     """`kill -9` of each process of the run and of the broker: nobody has a chance to say anything."""
     folder, address = own_broker
@@ -245,7 +245,7 @@ def coordinator_of(servers: str, group: str) -> int:
         client.close()
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_cluster_that_loses_a_broker_goes_on(place: Workplace, tmp_path: Path) -> None:
     folder = tmp_path / "kafka"
     address = start_broker(folder, os.getpid(), "--nodes", "3")

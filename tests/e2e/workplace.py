@@ -42,7 +42,7 @@ from rftstream.views.balance import AuditReport
 COMMAND = str(Path(sys.executable).with_name("rftstream"))
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-LONG_S = 120.0
+LONG_S = 240.0
 """For what takes seconds, on a machine that has much else to do."""
 LOOK_S = 0.03
 

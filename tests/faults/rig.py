@@ -27,7 +27,7 @@ from tests.faults.schedule import AWAY_S, Event, Schedule
 
 Asked = TypeVar("Asked")
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 RUN_FILE = """
 [run]
@@ -78,7 +78,7 @@ def score(completion, answer, prompt):
     return float(completion.strip() == answer)
 """
 
-END_S = 240.0
+END_S = 480.0
 """From one version to the next, or the run's end, on a machine that has much else to do."""
 LOOK_S = 0.1
 ROOM_BYTES = 24 * 1024

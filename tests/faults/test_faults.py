@@ -12,7 +12,11 @@ from tests.faults.cluster import Cluster
 from tests.faults.rig import Rig, counted
 from tests.faults.schedule import LARGE, draw
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Clients leave sockets of connections that failed to the garbage collector, whenever that comes round.
+    pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning"),
+]
 
 JOBS = 4
 """Most of a schedule is waiting for somebody to be declared dead."""
@@ -28,7 +32,7 @@ def test_a_seed_is_a_schedule() -> None:
     assert ":in_commit:" in str(draw("embedded", LARGE["embedded"].index("stopped writer")))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_nothing_is_lost_on_the_embedded_log(tmp_path: Path) -> None:
     play(Rig(tmp_path), "embedded")
 
@@ -38,11 +42,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path / "kafka")
     yield made
     made.stop()
-    gc.collect()  # the client leaves sockets that never connected to the garbage collector
+    gc.collect()  # here, and not in a test of others
 
 
 @pytest.mark.broker
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3000)
 def test_nothing_is_lost_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
     play(Rig(tmp_path / "runs", cluster), "kafka")
 
