@@ -514,7 +514,7 @@ MUTANTS: Mapping[str, Mutant] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MUTANTS)}; all by default")
-    parser.add_argument("--seeds", default="0:300", help="FROM:TO, at most so many for each (%(default)s)")
+    parser.add_argument("--seeds", default="0:600", help="FROM:TO, at most so many for each (%(default)s)")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in MUTANTS]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(MUTANTS)}")

@@ -31,4 +31,4 @@ def test_with_all_rules_nothing_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_rule_left_out_is_noticed(name: str) -> None:
-    assert caught(MUTANTS[name], range(300))
+    assert caught(MUTANTS[name], range(600))
