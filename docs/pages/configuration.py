@@ -21,7 +21,11 @@ from rftstream.plugins import KINDS
 from rftstream.views.listing import config_body
 
 HEAD = ("key", "value", "default", "meaning")
-NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
+NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME", "stages": "stages.N"}
+HEADS = {"stages": "[[stages]]"}
+"""Where they are others than `[NAME]`."""
+REPEATED = {"tasksets": declared.TasksetSection, "evaluations": declared.EvaluationSection,
+            "stages": declared.StageSection}  # fmt: skip
 SUBTABLES = {"model": {"make": declared.MakeModel, "lora": declared.LoraSection}}
 """Section -> keys that are tables with keys of their own."""
 TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
@@ -56,8 +60,8 @@ def keys() -> set[str]:
 def _section_classes() -> Iterator[tuple[str, type]]:
     hints = declared.RunConfig.__annotations__
     for item in dataclasses.fields(declared.RunConfig):
-        if item.name in ("tasksets", "evaluations"):
-            yield item.name, {"tasksets": declared.TasksetSection, "evaluations": declared.EvaluationSection}[item.name]
+        if item.name in REPEATED:
+            yield item.name, REPEATED[item.name]
         elif "Section" in hints[item.name] or item.name == "sampling":
             yield (
                 item.name,
@@ -70,7 +74,7 @@ def _section(name: str, cls: type) -> str:
     rows = [_row(item, cls, section) for item in dataclasses.fields(cls) if (name, item.name) not in _subtable_keys()]
     found = find_class(tree(cls.__module__).body, cls.__name__)
     about = ast.get_docstring(found) if found is not None and cls is not Sampling else None
-    text = f"### [{section}]\n\n" + (f"{' '.join(about.split())}\n\n" if about else "") + table(HEAD, rows)
+    text = f"### {HEADS.get(name, f'[{section}]')}\n\n" + (f"{' '.join(about.split())}\n\n" if about else "") + table(HEAD, rows)
     for key, inner in SUBTABLES.get(name, {}).items():
         about = first_paragraph(inner.__doc__)
         inner_rows = [_row(item, inner, f"{name}.{key}") for item in dataclasses.fields(inner)]
