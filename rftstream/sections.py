@@ -309,10 +309,10 @@ class TrainerSection(WorkerSection):
 
 @dataclass(frozen=True, kw_only=True)
 class StageSection:
-    """[[stages]]: a run in several parts, one after the other, with one lineage of versions: an SFT warm-up, then GRPO,
-    then DPO. A stage without rollouts (`sft`, `dpo`) takes `experts.per_batch` demonstrations or pairs a batch, and
-    nothing is sampled that it would not take. Masters and optimizer go on from one stage to the next. Stages say how
-    long the run is; `run.steps` is left out."""
+    """A run in several parts, one after the other, with one lineage of versions: an SFT warm-up, then GRPO, then DPO. A
+    stage without rollouts (`sft`, `dpo`) takes `experts.per_batch` demonstrations or pairs a batch, and nothing is
+    sampled for it. Masters and optimizer go on from one stage to the next. Stages say how long the run is; `run.steps`
+    is left out."""
 
     steps: Positive
     """Batches, of which each makes a version."""
@@ -322,13 +322,17 @@ class StageSection:
     """A name, or a name with differences from the settings in [algorithms.NAME], `{ name = "sft", normalise =
     "sequence" }`; default: `trainer.algorithm`. Tasksets with an algorithm of their own keep it."""
     lr: NotNegative | None = None
-    """This and the following default to what [trainer] says; a schedule goes from the stage's first step to its
-    last."""
+    """Default: `trainer.lr`."""
     lr_schedule: Literal["constant", "linear", "cosine"] | None = None
+    """From the stage's first step to its last. Default: `trainer.lr_schedule`, likewise."""
     warmup_steps: Count | None = None
+    """From its first step on. Default: `trainer.warmup_steps`, likewise."""
     min_lr_share: Fraction | None = None
+    """Default: `trainer.min_lr_share`."""
     minibatches: Positive | None = None
+    """Default: `trainer.minibatches`."""
     updates_per_batch: Positive | None = None
+    """Default: `trainer.updates_per_batch`."""
     reference: Literal["stage", "run"] = "stage"
     """Of a divergence (`kl_coef`) or of DPO: the policy that the stage begins with, or what it was before the stage,
     version 0 if no other stage renewed it. Of the first stage it is version 0 in any case."""

@@ -99,7 +99,7 @@ def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, 
         "trainer.shares": (manifest.shares, config.trainer.shares),
         "run.seed": (manifest.seed, config.run.seed),
         "model.dtype": (then.get("model.dtype", config.model.dtype), config.model.dtype),
-        "stages": (_in_stages(then), bool(config.stages)),
+        "stages": (_in_stages(then) if then else bool(config.stages), bool(config.stages)),
     }
     if config.experts is not None:  # half a pass cannot go on in another order
         for name in ("held_out", "shuffle"):

@@ -52,8 +52,8 @@ def test_settings_exist(page: Path) -> None:
         name = key[0].split(".")
         if name[0] in ("policies", "backends", "algorithms", "rewards", "environments"):
             continue
-        if name[0] in ("tasksets", "evaluations"):
-            name[1] = "NAME"
+        if name[0] in ("tasksets", "evaluations", "stages"):
+            name[1] = "N" if name[0] == "stages" else "NAME"
         assert ".".join(name) in known, f"{text}: no such setting"
 
 

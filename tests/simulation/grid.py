@@ -10,6 +10,7 @@ from typing import Any
 
 from rftstream import config as configs
 from rftstream.errors import RewardError
+from rftstream.experts.split import trained_numbers
 from rftstream.messages import LossKind, Rollout
 from rftstream.roles.verifier import reward_input
 from rftstream.runtime.experts import load_experts
@@ -166,20 +167,32 @@ def load_some(simulation: Simulation, own: Random) -> None:
     """What a user loads: some anew, some of it twice."""
     path = simulation.folder.path / "demonstrations.jsonl"
     known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = [
-        {"prompt": f"{len(known) + row}+1=", "completion": str(len(known) + row + 1)}
-        for row in range(own.randint(1, 12))
-    ]
+    rows = [_chat(len(known) + row) for row in range(own.randint(1, 12))]
     kinds = taken_kinds(simulation.config)
     if LossKind.dpo in kinds:
-        pairs = [{"prompt": f"{len(known) + row}+1=", "chosen": str(len(known) + row + 1), "rejected": "0"}
-                 for row in range(own.randint(1, 6))]  # fmt: skip
+        pairs = [_pair(len(known) + row) for row in range(own.randint(1, 6))]
         rows = [*rows, *pairs] if LossKind.sft in kinds else pairs
+    assert simulation.config.experts is not None
+    share = simulation.config.experts.held_out
+    for kind, key, made in ((LossKind.sft, "completion", _chat), (LossKind.dpo, "chosen", _pair)):
+        while kind in kinds and not any(
+            key in rows[number - len(known)]
+            for number in trained_numbers(len(known) + len(rows), share).tolist() if number >= len(known)
+        ):  # fmt: skip
+            rows.append(made(len(known) + len(rows)))  # a stage for which all are held out has none
     path.write_text("\n".join([*known, *map(json.dumps, rows)]) + "\n", encoding="utf-8")
     section = ExpertsSection(source=f"jsonl:{path}")
     transport, folder = simulation.transport("user"), simulation.folder
     loaded = load_experts(transport, simulation.config, folder, section, say=print)
     assert (loaded.new, loaded.known, loaded.total) == (len(rows), len(known), len(known) + len(rows))
+
+
+def _chat(number: int) -> dict[str, str]:
+    return {"prompt": f"{number}+1=", "completion": str(number + 1)}
+
+
+def _pair(number: int) -> dict[str, str]:
+    return {"prompt": f"{number}+1=", "chosen": str(number + 1), "rejected": "0"}
 
 
 def _user_loads(simulation: Simulation, random: Random) -> None:

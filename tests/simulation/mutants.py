@@ -37,6 +37,7 @@ from rftstream.runtime.concurrent import ConcurrentService
 from rftstream.runtime.recall import Recall
 from rftstream.runtime.role import Log, Transaction
 from rftstream.runtime.single import SingleService
+from rftstream.stages import Stages
 from rftstream.testing import Faults
 from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
 from rftstream.transport import memory_clients
@@ -465,6 +466,11 @@ def claims_volatile() -> Iterator[None]:
         yield
 
 
+def stages_ignored() -> Iterator[None]:
+    with changed(Stages, "batches_of_rollouts", lambda self, first, end: end - first):
+        yield
+
+
 def passes_forgotten() -> Iterator[None]:
     before = Experts.begin
 
@@ -493,6 +499,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "pieces-read-too-early": Mutant("pieces are read before their end is certain", pieces_read_too_early, SAVERS),
     "pieces-saved-again": Mutant("what may have been saved is saved again", pieces_saved_again, SAVERS),
     "passes-forgotten": Mutant("a restart begins the passes through demonstrations anew", passes_forgotten),
+    "stages-ignored": Mutant("groups are admitted for stages that take none", stages_ignored),
     "half-decided-kept": Mutant("a role whose question failed in the middle of its work goes on", half_decided_kept,
                                 Faults(share=0.2, roles=("buffer",), silences=30)),
     "claim-read-before-start": Mutant("control is read before the producer's start", claim_read_before_start, SINGLES),
