@@ -200,8 +200,11 @@ def _user_loads(simulation: Simulation, random: Random) -> None:
     own = Random(f"loads {random.getstate()}")
     if simulation.config.experts is None:
         return
-    simulation.at(0.0 if own.random() < 0.8 else 3 * own.random(), lambda: load_some(simulation, own))
-    if not is_deterministic(simulation.config):
+    # A pass goes through what is known when it begins, which is a matter of time when it is loaded meanwhile.
+    deterministic = is_deterministic(simulation.config)
+    late_s = 0.0 if own.random() < 0.8 else 3 * own.random()
+    simulation.at(0.0 if deterministic else late_s, lambda: load_some(simulation, own))
+    if not deterministic:
         for _ in range(own.randint(0, 2)):
             simulation.at(3 + 20 * own.random(), lambda: load_some(simulation, own))
 
