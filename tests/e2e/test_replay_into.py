@@ -119,7 +119,7 @@ def test_what_a_replay_cannot_change_is_refused(place: Workplace) -> None:
         "tasksets.sums.reward=math": "`rftstream rescore` scores with another reward",
         "feeder.group_size=2": "feeder.group_size",
         "trainer.shares=2": "but not trainer.shares or transport.partitions",
-        "explorer.count=2": "expected settings of trainer, algorithms, backends",
+        "explorer.count=2": "expected settings of trainer, stages, algorithms, backends",
         "transport.partitions=8": "records keep their partition",
         "trainer.algorithm=grop": "did you mean 'grpo'?",
         "trainer.lt=1": "trainer.lt: unknown key",

@@ -106,7 +106,7 @@ def test_steps_without_a_reward_count_as_steps_only() -> None:
     for version, reward in ((1, None), (2, 0.5), (3, float("nan"))):
         curve.absorb(step(version, reward))
     assert curve.num_steps == 3
-    assert curve.reward_first() is None
+    assert curve.reward_first() == curve.reward_last() == 0.5
     assert curve.rewards() == [0.5]
 
 
