@@ -41,9 +41,9 @@ def load(
             variables[".".join(path)] = name
     for assignment in sets:
         key, equals, value = assignment.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--set {assignment}: expected section.key=value")
         path = _split_key(key)
+        if not equals or not path:
+            raise ConfigError(f"--set {assignment}: expected section.key=value")
         _set(merged, path, _parse_value(value), where=f"--set {key}")
         variables.pop(".".join(path), None)
     merged.setdefault("base", str(Path(files[0]).resolve().parent) if files else os.getcwd())

@@ -85,7 +85,14 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
     expected = re.sub(r"^Expected ", "", text).partition(", got")[0].replace("`", "").replace(" | null", "")
     if text.startswith("Object missing required field"):
         return f"missing {text.rpartition(' ')[2].strip('`')!r}; it has no default"
+    if isinstance(found, dict) and expected.startswith("array"):
+        return f"got a section, expected a list; of sections each begins with two brackets, [[{'.'.join(keys)}]]"
+    expected = re.sub(r"^(object|array)\b", lambda kind: IN_TOML[kind[1]], expected)
     return f"got {found!r}, expected {expected[:1].lower() + expected[1:]}"
+
+
+IN_TOML = {"object": "a section", "array": "a list"}
+"""What msgspec calls by its name in JSON."""
 
 
 def check_keys(values: Any, target: Any, where: str) -> None:
@@ -93,8 +100,9 @@ def check_keys(values: Any, target: Any, where: str) -> None:
     for key, value, inner in _pairs(values, target):
         place = f"{where}.{key}" if where else key
         if inner is None:
-            elsewhere = "" if where else _in_sections(key, target)
-            raise ConfigError(f"{place}: unknown key; {suggest(key, _fields(target))}{elsewhere}")
+            if where:
+                raise ConfigError(f"{place}: unknown key; {suggest(key, _fields(target))}")
+            raise ConfigError(f"{place}: unknown section; {_suggest_section(key, target)}")
         check_keys(value, inner, place)
 
 
@@ -106,10 +114,11 @@ def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     return f"{text}; did you mean {near[0]!r}?" if near else text
 
 
-def _in_sections(key: str, target: Any) -> str:
-    """Of a setting without its section: where it may belong."""
-    places = [f"{section}.{key}" for section, inner in _fields(target).items() if key in _fields(inner)]
-    return f"; did you mean {' or '.join(places)}?" if places else ""
+def _suggest_section(key: str, target: Any) -> str:
+    """Of a setting without its section: where it may belong; else the section that is written alike."""
+    sections = _fields(target)
+    places = [f"{section}.{key}" for section, inner in sections.items() if key in _fields(inner)]
+    return f"did you mean {' or '.join(places)}?" if places else suggest(key, sections)
 
 
 def _fields(target: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Each stands behind an extra and is off by default ([trackers]).
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -30,12 +31,18 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def check_trackers(config: RunConfig) -> None:
-    """ConfigError if the package of one that the run file asks for is absent. Imports none of them."""
+    """ConfigError if the package of one that the run file asks for is absent, or MLflow's store is not named. Imports
+    none of them."""
     for name, package in PACKAGES.items():
         if getattr(config.trackers, name) is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"trackers.{name}: needs the package {package}; pip install 'rftstream[{name}]', or leave it out"
             )
+    if config.trackers.mlflow is not None and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise ConfigError(
+            "trackers.mlflow: MLFLOW_TRACKING_URI is not set, expected where the store is; export it, e.g. "
+            "http://HOST:5000 or sqlite:////FOLDER/mlflow.db"
+        )
 
 
 def open_trackers(config: RunConfig, run: TrackedRun, say: Callable[[str], None]) -> list[Tracker]:

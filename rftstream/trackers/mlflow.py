@@ -10,7 +10,6 @@ that went back the steps that were trained again stand beside the first ones, fo
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,11 +30,6 @@ class Mlflow:
         self._run_id = ""
 
     def open(self) -> Written:
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise ConfigError(
-                "trackers.mlflow: MLFLOW_TRACKING_URI is not set, expected where the store is; export it, e.g. "
-                "http://HOST:5000 or sqlite:////FOLDER/mlflow.db"
-            )
         try:
             from mlflow import MlflowClient
         except ImportError as error:

@@ -135,6 +135,15 @@ def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         TensorBoard(tmp_path)
 
 
+def test_mlflow_is_told_where_its_store_is_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = from_dict({**BASE, "trackers": {"mlflow": "sums"}})
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match=r"trackers\.mlflow: MLFLOW_TRACKING_URI is not set, .*; export it"):
+        check_trackers(wanted)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    check_trackers(wanted)
+
+
 def test_nothing_imports_it_unless_it_is_asked_for() -> None:
     names = "{'tensorboard', 'wandb', 'mlflow'}"
     code = f"import sys, rftstream.runtime.launch, rftstream.cli.views; sys.exit(bool({names} & set(sys.modules)))"

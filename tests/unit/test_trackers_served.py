@@ -178,13 +178,6 @@ def test_another_run_of_the_same_name_is_another_one_in_mlflow(
     assert len(mlflow_store.search_runs([mlflow_store.get_experiment_by_name("sums").experiment_id])) == 2
 
 
-def test_mlflow_is_told_where_its_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    tracked_by_mlflow(run_in(tmp_path), [step(1)], said)
-    (text,) = said
-    assert "trackers.mlflow: MLFLOW_TRACKING_URI is not set, expected where the store is" in text
-
-
 # ------------------------------------------------------------------------------------------------ Weights & Biases
 
 
