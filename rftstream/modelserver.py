@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
@@ -22,6 +23,9 @@ BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 MISTAKEN = frozenset({401, 403, 404})
 """Answers that every request would get."""
+
+MAX_ANSWER_BYTES = 256 << 20
+"""Many times what logprobs of the longest prompts take."""
 
 
 class Refused(Exception):
@@ -64,12 +68,17 @@ class ModelServer:
         self, url: str, resource: str, *, api_key: str | None, timeout_s: float, tries: int, section: str
     ) -> None:
         """`url`: where the API begins; `resource`: what of it is asked, e.g. `completions`; `section`: of the run
-        file, for errors. ConfigError for a url that is none."""
+        file, for errors. ConfigError for a url that is none, or a key that no header can hold."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise ConfigError(
                 f"{section}.url: expected http://HOST:PORT/v1 or https://, without keys in it; those come by "
                 'api_key = "env:NAME"'
+            )
+        if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):  # http.client would say so with the key in it
+            raise ConfigError(
+                f"{section}.api_key: found a space, a line break or another sign that no header can hold (it is not "
+                "shown here), expected the key alone; set the environment variable without it"
             )
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = f"{parts.path.rstrip('/')}/{resource}"
@@ -120,7 +129,10 @@ class ModelServer:
                 raise Refused("aborted")
             connection.request("POST", self._path, json.dumps(body), headers)
             response = connection.getresponse()
-            return response.status, response.read()
+            answer = response.read(MAX_ANSWER_BYTES + 1)
+            if len(answer) > MAX_ANSWER_BYTES:
+                raise Refused(f"the server's answer is longer than {MAX_ANSWER_BYTES:,} bytes")
+            return response.status, answer
         finally:
             connection.close()
 
@@ -128,6 +140,6 @@ class ModelServer:
 def _object(answer: bytes) -> dict[str, Any]:
     try:
         value = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -162,6 +162,8 @@ class OpenAiPolicy:
             told = without_tokens(call.request, "error", str(error))
         except Unreachable as error:
             told = PolicyError(f"policy openai: {error}")
+        except Exception as error:  # of an answer that nobody thought of: else the rollout would wait for ever
+            told = without_tokens(call.request, "error", f"the server's answer: {type(error).__name__}: {error}")
         self._told.put((call, told))
 
 

@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.keys.append(self.headers.get("Authorization"))
         self.owner.hold.wait(10)
         status, answer = self.owner.answers.pop(0) if self.owner.answers else (200, self.owner.usual(body))
-        data = json.dumps(answer).encode()
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         try:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
@@ -127,8 +127,15 @@ def test_token_ids_may_stand_in_the_tokens(server, open_policy):
     ((400, {"error": {"message": "the prompt is too long"}}), "400: the prompt is too long"),
     ((200, {"choices": [{"token_ids": [1], "finish_reason": "stop", "logprobs": {"token_logprobs": []}}]}),
      "0 logprobs for 1 tokens"),
+    ((200, {"choices": [{"token_ids": [1 << 40], "finish_reason": "stop", "logprobs": {"token_logprobs": [-1.0]}}]}),
+     "OverflowError"),
+    ((200, {"choices": [{"token_ids": [1], "finish_reason": "stop", "logprobs": {"token_logprobs": [10**400]}}]}),
+     "OverflowError"),
+    ((200, b"[" * 20_000), "no token ids with logprobs"),
+    ((200, {"choices": ["x" * (1 << 16)]}), "longer than 32,768 bytes"),
 ])  # fmt: skip
-def test_a_request_that_cannot_be_answered_fails_alone(server, open_policy, answer, says):
+def test_a_request_that_cannot_be_answered_fails_alone(server, open_policy, answer, says, monkeypatch):
+    monkeypatch.setattr(modelserver, "MAX_ANSWER_BYTES", 1 << 15)
     policy = open_policy()
     policy.load({}, tiny.name(0))
     server.answers.append(answer)
@@ -160,6 +167,13 @@ def test_no_server_and_a_wrong_key_are_errors_without_the_key(server, open_polic
         tiny.drain_one(nowhere, tiny.request(0))
     with pytest.raises(ConfigError, match="without keys in it"):
         open_policy(url="http://me:secret@127.0.0.1/v1")
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", "sk-sec ret", "sk-secret\u2026", ""])
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(open_policy, key):
+    with pytest.raises(ConfigError, match=r"policies\.openai\.api_key: found a space") as wrong:
+        open_policy(api_key=key)
+    assert "sk-" not in str(wrong.value)
 
 
 def test_aborted_requests_are_forgotten_and_do_not_hold_up_the_end(server, open_policy):
