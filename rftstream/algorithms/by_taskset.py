@@ -51,9 +51,9 @@ class Part:
 class ByTaskset:
     def __init__(self, rest: Part, others: Sequence[Part]) -> None:
         """`rest`: also of demonstrations and pairs."""
-        self._parts = (rest, *others)
-        self._numbers = {name: number for number, part in enumerate(self._parts) for name in part.tasksets}
-        self.needs = _union([part.algorithm.needs for part in self._parts])
+        self.parts = (rest, *others)
+        self._numbers = {name: number for number, part in enumerate(self.parts) for name in part.tasksets}
+        self.needs = _union([part.algorithm.needs for part in self.parts])
         if "values" in self.needs:
             raise ConfigError(
                 "tasksets: an algorithm with a critic beside another, expected one critic for all rollouts; name it as "
@@ -90,7 +90,7 @@ class ByTaskset:
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         refined, metrics = list(rows), dict[str, Mapping[str, float]]()
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             places = [place for place, row in enumerate(rows) if _number(row) == number]
             if not places or "row_logprobs" not in part.algorithm.needs:
                 continue
@@ -102,7 +102,7 @@ class ByTaskset:
         return _alike(refined), _of_batch(metrics)
 
     def _split(self, batch: Sequence[Experience]) -> Iterator[tuple[int, Part, list[Experience]]]:
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             own = [one for one in batch if self._number_of(one) == number]
             if own:
                 yield number, part, own
@@ -119,7 +119,7 @@ class ByTaskset:
         numbers_B = rows.additions[BY][:, 0]
         losses, metrics = [], dict[str, Any]()
         for number in sorted({int(one) for one in numbers_B.tolist()}):
-            part, places = self._parts[number], (numbers_B == number).nonzero()[:, 0]
+            part, places = self.parts[number], (numbers_B == number).nonzero()[:, 0]
             own = _select(rows, places)
             loss, sums = part.algorithm.loss(policy_logprobs_BT[places], own, denominators if number == 0 else
                                              _without_experts(denominators))  # fmt: skip
@@ -134,7 +134,7 @@ class ByTaskset:
         """Each algorithm's metrics over its own tokens, as NAME/LABEL, and the means of these by tokens, as NAME."""
         rest = dict(means)
         found: dict[str, tuple[float, dict[str, float]]] = {}
-        for part in self._parts:
+        for part in self.parts:
             ending = f"/{part.label}"
             own = {name.removesuffix(ending): rest.pop(name) for name in means if name.endswith(ending)}
             share = own.pop("token_share", 0.0)

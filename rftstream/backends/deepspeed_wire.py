@@ -15,6 +15,7 @@ import numpy as np
 
 from rftstream import plugins
 from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.algorithms.by_taskset import ByTaskset, Part
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
 
@@ -62,6 +63,8 @@ def array_in(value: Sequence[Any]) -> np.ndarray:
 
 def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
     """By where its class is and what it was built with, for a loss depends on nothing else."""
+    if isinstance(algorithm, ByTaskset):
+        return {"parts": [[algorithm_out(part.algorithm), part.tasksets] for part in algorithm.parts]}
     cls = type(algorithm)
     path = f"{cls.__module__}:{cls.__qualname__}"
     if cls.__module__ == "__main__" or "." in cls.__qualname__:
@@ -77,6 +80,9 @@ def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def algorithm_in(value: Mapping[str, Any]) -> Algorithm:
+    if "parts" in value:
+        rest, *others = [Part(algorithm_in(one), tuple(tasksets)) for one, tasksets in value["parts"]]
+        return ByTaskset(rest, others)
     cls = plugins.import_path(value["path"], what="backend deepspeed")
     result: Algorithm = cls(plugins.build_config(cls, value["config"], where=value["path"]))
     return result

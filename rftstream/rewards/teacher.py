@@ -131,7 +131,11 @@ class LocalTeacher:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         torch.set_num_threads(1)  # each child has its own work
         loader: Any = AutoModelForCausalLM
-        self._model = loader.from_pretrained(self._folder, dtype=getattr(torch, self._dtype), local_files_only=True)
+        wanted = {"dtype": getattr(torch, self._dtype), "local_files_only": True, "use_safetensors": True}
+        try:
+            self._model = loader.from_pretrained(self._folder, **wanted)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"rewards.teacher.path: {self._folder}: cannot be read as a model: {error}") from None
         self._model.eval()
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ class Tally:
         for rollout in rollouts:
             if rollout.reward is not None:
                 self._add("reward", rollout.reward)
-                self._squares[taskset] += rollout.reward**2
+                self._squares[taskset] += rollout.reward * rollout.reward  # `**` raises where this is infinite
                 self._add(f"reward/{taskset}", rollout.reward)
             if rollout.status in (RolloutStatus.completed, RolloutStatus.truncated):
                 self._add("length_mean", rollout.num_tokens)
@@ -67,10 +67,11 @@ class Tally:
         decided = sum(self._groups.values())
         for result in GroupResult:
             values[f"{result}_share"] = self._groups[str(result)] / decided if decided else 0.0
-        return values
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
     def _std(self, name: str, mean_square: float) -> float:
-        return math.sqrt(max(0.0, mean_square - (self._sums[name] / self._counts[name]) ** 2))
+        mean = self._sums[name] / self._counts[name]
+        return math.sqrt(max(0.0, mean_square - mean * mean))
 
 
 def _of_taskset(name: str) -> bool:

@@ -23,7 +23,9 @@ import torch
 from safetensors.numpy import load_file
 
 from rftstream import plugins
+from rftstream.algorithms.by_taskset import ByTaskset, Part
 from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.rloo import Rloo
 from rftstream.backends import deepspeed, deepspeed_rank, deepspeed_ranks
 from rftstream.backends import deepspeed_wire as wire
 from rftstream.backends.base import OptimizerSettings
@@ -395,6 +397,12 @@ def test_rows_and_algorithms_travel_as_plain_bytes():
     np.testing.assert_array_equal(back.additions["a"], np.arange(3.0))
     algorithm = wire.algorithm_in(wire.unpack(wire.pack(wire.algorithm_out(GRPO))))
     assert (type(algorithm), algorithm.config, algorithm.needs) == (Grpo, GRPO.config, GRPO.needs)
+    mixed = ByTaskset(Part(GRPO, ("sums",)), [Part(Rloo(Rloo.Config()), ("maze", "facts"))])
+    back = wire.algorithm_in(wire.unpack(wire.pack(wire.algorithm_out(mixed))))
+    assert [(type(one.algorithm), one.algorithm.config, one.tasksets) for one in back.parts] == [
+        (Grpo, GRPO.config, ("sums",)), (Rloo, Rloo.Config(), ("maze", "facts")),
+    ]  # fmt: skip
+    assert back.needs == mixed.needs
 
     class Local(Grpo):
         pass

@@ -187,9 +187,9 @@ def test_from_the_run_file() -> None:
     config = make(tasksets, algorithms={"grpo": {"clip_low": 0.1}})
     algorithm = build_algorithm(config)
     assert isinstance(algorithm, ByTaskset)
-    labels = [part.label for part in algorithm._parts]
+    labels = [part.label for part in algorithm.parts]
     assert labels == ["sums+more", "words+text", "wide"]
-    wide = algorithm._parts[2].algorithm
+    wide = algorithm.parts[2].algorithm
     assert isinstance(wide, Grpo)
     assert (wide.config.clip_low, wide.config.clip_high) == (0.1, 0.4)
     assert configs.from_toml(configs.to_toml(config)) == config

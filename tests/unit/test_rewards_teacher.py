@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rftstream import modelserver
 from rftstream.config import from_dict
@@ -170,6 +172,16 @@ def test_one_that_is_its_own_teacher_sees_no_gap(tmp_path):
     np.testing.assert_allclose(found[len(prompt) :], done.behavior_logprobs, atol=2e-5)
     with pytest.raises(RewardError, match="got token 5000; another tokenizer"):
         teacher(item(segment([1, 5000], [0, 1])))
+
+
+def test_a_pickled_model_is_not_read(tmp_path):
+    spec = tiny.make(tmp_path)
+    weights = spec.folder / "model.safetensors"
+    torch.save(load_file(weights), spec.folder / "pytorch_model.bin")
+    weights.unlink()
+    teacher = TeacherReward(TeacherReward.Config(path="tiny"), base=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"rewards\.teacher\.path: .* cannot be read as a model"):
+        teacher.open()
 
 
 # ------------------------------------------------------------------------------------------------ in a run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -66,3 +67,13 @@ def test_staleness_in_flight_and_in_the_queue() -> None:
     tally = Tally()
     tally.rollout(verified("sums", (3, 4, 5)), None)
     assert "staleness_in_flight" not in tally.metrics()
+
+
+def test_rewards_too_large_to_square_stop_nobody() -> None:
+    """They are finite, so they are rewards; a metric that is not finite is left out."""
+    for reward in (1e200, 1.7e308):
+        tally = Tally()
+        tally.group("sums", GroupResult.batched, [summary(reward), summary(reward), summary(0.0)])
+        values = tally.metrics()
+        assert values["batched_share"] == 1.0
+        assert all(map(math.isfinite, values.values()))
