@@ -80,7 +80,20 @@ def _prepare(section: ModelSection, folder: Path, seed: int, *, device: str, thr
     found = _find(section.path)
     if not (found / "config.json").is_file():
         raise ConfigError(f"model.path: {found}: has no config.json, expected a Hugging Face model folder")
+    _check_weights(found)
     return dataclasses.replace(spec, name=section.path.rstrip("/").rpartition("/")[2], folder=found)
+
+
+def _check_weights(folder: Path) -> None:
+    """ConfigError where there are weights, and all of them in files that may run code when they are opened. A folder
+    without any serves for tokens alone."""
+    kinds = {path.suffix: path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES}
+    if kinds and ".safetensors" not in kinds:
+        raise ConfigError(
+            f"model.path: {folder}: has its weights in {sorted(kinds.values())[0]}, expected safetensors, which hold "
+            "nothing but numbers; save the model anew: AutoModelForCausalLM.from_pretrained(FOLDER)"
+            ".save_pretrained(OTHER)"
+        )
 
 
 def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) -> ModelSpec:

@@ -130,7 +130,9 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loader: Any = AutoModelForCausalLM
-    model = loader.from_pretrained(spec.folder, dtype=torch.float32, attn_implementation=attention.register())
+    model = loader.from_pretrained(
+        spec.folder, dtype=torch.float32, attn_implementation=attention.register(), use_safetensors=True
+    )
     model.to(device)
     model.eval()  # samplers have no dropout, so the ratio must not see any either
     _check_names(spec, dict(model.named_parameters()))

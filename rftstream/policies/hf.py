@@ -58,7 +58,7 @@ class HfPolicy:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         loader: Any = AutoModelForCausalLM
         self._model = loader.from_pretrained(
-            model.folder, dtype=SERVED[model.dtype], attn_implementation=attention.register()
+            model.folder, dtype=SERVED[model.dtype], attn_implementation=attention.register(), use_safetensors=True
         )
         self._model.to(model.device)
         self._model.eval()

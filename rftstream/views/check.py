@@ -162,7 +162,8 @@ def check(config: RunConfig) -> CheckReport:
 
 
 class _Collector:
-    """`with collect(where):` turns what goes wrong inside into a line of the report."""
+    """`with collect(where):` turns what goes wrong inside into a line of the report; of the same with and without its
+    section the one with."""
 
     def __init__(self, errors: list[str]) -> None:
         self._errors = errors
@@ -172,8 +173,9 @@ class _Collector:
         try:
             yield
         except RftError as error:
-            if str(error) not in self._errors:
-                self._errors.append(str(error))
+            text = str(error)
+            if not any(known.endswith(text) for known in self._errors):
+                self._errors[:] = [*(known for known in self._errors if not text.endswith(known)), text]
         except Exception as error:  # own modules may raise anything
             self._errors.append(f"{where}: {type(error).__name__}: {error}")
 

@@ -177,6 +177,7 @@ def test_every_error_is_told_at_once(write: Write) -> None:
     for expected in ("unknown 'fakee'", "did you mean 'grpo'", "did you mean 'exact'", "nowhere.jsonl: no such file",
                      "backends.fake.skil: unknown key"):  # fmt: skip
         assert expected in text
+    assert text.count("'gpro'") == 1, "each once"
 
 
 def test_a_line_that_is_not_json_is_named(write: Write, tmp_path: Path) -> None:

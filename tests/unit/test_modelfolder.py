@@ -118,6 +118,16 @@ def test_a_folder_without_a_model_is_said(tmp_path):
         prepare_model(ModelSection(path=str(tmp_path)), tmp_path, 0)
 
 
+def test_weights_that_may_run_code_are_refused(tmp_path):
+    made = tiny.make(tmp_path)
+    section = ModelSection(path=str(made.folder))
+    (made.folder / "pytorch_model.bin").write_bytes(b"beside the others it is left alone")
+    assert prepare_model(section, tmp_path, 0).folder == made.folder.resolve()
+    (made.folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has its weights in pytorch_model\.bin, expected safetensors"):
+        prepare_model(section, tmp_path, 0)
+
+
 def test_the_fake_needs_no_folder(tmp_path):
     spec = prepare_model(ModelSection(path="fake"), tmp_path / "none", 0)
     assert spec.name == "fake"
