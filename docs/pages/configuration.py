@@ -74,7 +74,11 @@ def _section(name: str, cls: type) -> str:
     rows = [_row(item, cls, section) for item in dataclasses.fields(cls) if (name, item.name) not in _subtable_keys()]
     found = find_class(tree(cls.__module__).body, cls.__name__)
     about = ast.get_docstring(found) if found is not None and cls is not Sampling else None
-    text = f"### {HEADS.get(name, f'[{section}]')}\n\n" + (f"{' '.join(about.split())}\n\n" if about else "") + table(HEAD, rows)
+    text = (
+        f"### {HEADS.get(name, f'[{section}]')}\n\n"
+        + (f"{' '.join(about.split())}\n\n" if about else "")
+        + table(HEAD, rows)
+    )
     for key, inner in SUBTABLES.get(name, {}).items():
         about = first_paragraph(inner.__doc__)
         inner_rows = [_row(item, inner, f"{name}.{key}") for item in dataclasses.fields(inner)]
