@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rftstream import codec
@@ -130,17 +130,15 @@ class Curve:
         return [reward for _, reward in sorted(self._rewards.items()) if reward is not None]
 
     def reward_first(self) -> float | None:
-        """Mean over the first tenth of the steps that had any."""
-        rewards = self.rewards()
-        return _mean(rewards[: max(1, len(rewards) // 10)])
+        """Mean over the first tenth of the steps."""
+        return self._mean_of(sorted(self._rewards)[: max(1, self.num_steps // 10)])
 
     def reward_last(self) -> float | None:
-        rewards = self.rewards()
-        return _mean(rewards[-max(1, len(rewards) // 10) :])
+        return self._mean_of(sorted(self._rewards)[-max(1, self.num_steps // 10) :])
 
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    def _mean_of(self, versions: Iterable[int]) -> float | None:
+        rewards = [reward for version in versions if (reward := self._rewards[version]) is not None]
+        return sum(rewards) / len(rewards) if rewards else None
 
 
 class Observer:
