@@ -12,7 +12,7 @@ from tests.e2e.workplace import EXAMPLES, Workplace, sets
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(5 * PATIENCE_S)
+@pytest.mark.timeout(6 * PATIENCE_S)
 def test_the_example_made_shorter(place: Workplace) -> None:
     for name in ("stages.toml", "demonstrations.jsonl", "pairs.jsonl"):
         place.write(name, (EXAMPLES / name).read_text(encoding="utf-8"))
@@ -21,7 +21,7 @@ def test_the_example_made_shorter(place: Workplace) -> None:
         "trainer.checkpoint_every=4", "experts.held_out=0.2", "model.make.layers=1", "model.make.width=32",
         "tasksets.sums.algorithm=rloo",
     )  # fmt: skip
-    done = place.call("run", "stages.toml", *shorter, "--json", timeout_s=PATIENCE_S)
+    done = place.call("run", "stages.toml", *shorter, "--json", timeout_s=2 * PATIENCE_S)
     assert done.code == 0, done.err
     assert (done.result["reason"], done.result["version"]) == ("steps", 11)
     view = place.view("runs/stages")
@@ -40,13 +40,13 @@ def test_the_example_made_shorter(place: Workplace) -> None:
     assert (report.experts.trained, report.experts.pending) == (8 * 12, 0)
 
     before = digests(view)
-    more = place.call("resume", "runs/stages", *sets("stages.2.steps=3"), "--json", timeout_s=PATIENCE_S)
+    more = place.call("resume", "runs/stages", *sets("stages.2.steps=3"), "--json", timeout_s=2 * PATIENCE_S)
     assert more.code == 0, more.err
     assert (more.result["reason"], more.result["version"]) == ("steps", 12)
     assert before.items() <= digests(view).items()
     assert place.call("status", "runs/stages", "--json").result["stage"] == "3 of 3, dpo, versions 9 to 12"
 
-    again = place.call("replay", "runs/stages", "--json", timeout_s=PATIENCE_S)
+    again = place.call("replay", "runs/stages", "--json", timeout_s=2 * PATIENCE_S)
     assert again.code == 0, again.out
     assert again.result["equal"]
     assert again.result["num_batches"] == 12, "from the model: what was resumed had the reference from its checkpoint"
