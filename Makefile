@@ -9,7 +9,6 @@ NODES ?= 1
 DURATION_S ?= 600
 SEED ?= 0
 LOG ?= embedded
-SEEDS ?= 0:1000
 
 .PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm simulate fmt lint types bench curves faults constraints clean
 
@@ -46,7 +45,7 @@ faults: .venv/.developer  ## whole runs with processes killed and stopped, from 
 	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
 
 simulate: .venv/.developer  ## all roles in one process, faults from seeds, all laws checked (SEEDS=0:20000, JOBS=)
-	$(BIN)/python -m tests.simulation $(SEEDS) --jobs $(JOBS)
+	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:1000) --jobs $(JOBS)
 
 fmt: .venv/.developer  ## put code into its form
 	$(BIN)/ruff check --fix-only --quiet .
@@ -62,8 +61,9 @@ types: .venv/.developer  ## mypy --strict
 bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks)
 	$(BIN)/python -m benchmarks $(ONLY)
 
-curves: .venv/.user  ## run the examples to their ends (an hour; goes on where it stood), draw docs/pictures (ONLY=smollm2)
-	$(BIN)/python scripts/curves.py $(ONLY)
+curves: .venv/.user  ## run examples (an hour) and experiments (hours) to their ends, for docs; goes on where it stood (ONLY="algorithms/gspo staleness", SEEDS=0:3, MISSING=1)
+	$(BIN)/python -m scripts.curves $(ONLY) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MISSING),--missing)
+	$(BIN)/python docs/generate.py
 
 constraints: .venv/.user  ## newest versions of all dependencies into constraints.txt
 	scripts/constraints

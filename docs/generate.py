@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "docs"))
 
-from pages import cli, configuration, contracts, operations, parts  # noqa: E402  after the path to them
+from pages import cli, configuration, contracts, measured, operations, parts  # noqa: E402  after the path to them
 
 EXAMPLES = ROOT / "tests" / "docs" / "examples"
 
@@ -40,6 +40,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "exit codes": operations.exit_codes,
     "metrics": operations.metrics,
     "part kinds": parts.kinds,
+    "measured algorithms": measured.algorithms,
+    "measured staleness": measured.staleness,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},
 }
 

@@ -269,12 +269,21 @@ class Clipped(CorrectedPolicyGradient):
     clip_level: ClassVar[Level] = "token"
     """Of whose ratios: `core.ratios`."""
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.ratio_from == "behavior" and config.correction != "none":
+            raise ConfigError(
+                f"algorithms.{self.name}.correction: got {config.correction!r}, expected 'none' with ratio_from = "
+                "'behavior', whose ratio makes up for who sampled; set one of the two"
+            )
+
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
         from rftstream.core.losses import clip_losses
 
         config = self.config
+        since_BT = rows.behavior_logprobs_BT if config.ratio_from == "behavior" else old_BT
         return clip_losses(
-            policy_BT, old_BT, rows.advantages_BT, rows.loss_mask_BT, clip_low=config.clip_low,
+            policy_BT, since_BT, rows.advantages_BT, rows.loss_mask_BT, clip_low=config.clip_low,
             clip_high=config.clip_high, dual_clip=config.dual_clip, level=self.clip_level,
         )  # fmt: skip
 

@@ -65,6 +65,9 @@ class ClippedConfig(CorrectedConfig):
     """Ratios below 1 - this are clipped. 0.2: PPO, GRPO."""
     clip_high: Annotated[float, Meta(gt=0)] = 0.2
     """Ratios above 1 + this are clipped. 0.2: PPO, GRPO; DAPO uses 0.28."""
+    ratio_from: Literal["proximal", "behavior"] = "proximal"
+    """Which ratio is clipped: to the policy before the batch; or to who sampled (PPO as it was before the decoupled
+    loss), with `correction = "none"`, since that ratio makes up for who sampled already."""
     dual_clip: Annotated[float, Meta(gt=1)] | None = None
     """Bounds the loss of negative advantages at this times their size; usual where used: 3."""
 

@@ -32,6 +32,7 @@ SETTINGS = [
     *(("grpo", {"correction": one, "correction_level": level}) for one in CORRECTIONS for level in LEVELS),
     ("grpo", {"correction": "none", "normalise": "sequence", "dual_clip": 3.0, "kl_coef": 0.1, "kl_estimator": "k2"}),
     ("grpo", {"proximal": "log-linear"}),
+    ("grpo", {"ratio_from": "behavior", "correction": "none"}),
     ("gspo", {"sequence_mask": 0.01, "correction": "mis", "correction_level": "geometric"}),
     ("dapo", {"sequence_mask": 0.01, "sequence_mask_from": "proximal", "correction": "none"}),
     ("kimi", {"start": "proximal"}),

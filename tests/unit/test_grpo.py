@@ -189,6 +189,27 @@ def test_bounds_of_the_correction_that_cannot_be_are_refused():
         Grpo(Grpo.Config(correction="none", correction_high=2.0))
 
 
+def test_the_ratio_may_be_to_who_sampled():
+    """The policy before the batch is told of in the mismatch alone."""
+    rows = MicroBatch(
+        loss_mask_BT=torch.tensor([[0.0, 1, 1]]), behavior_logprobs_BT=torch.tensor([[0.0, -2.0, -2.0]]),
+        advantages_BT=torch.ones(1, 3), proximal_logprobs_BT=torch.tensor([[0.0, -1.5, -1.5]]),
+    )  # fmt: skip
+    policy_BT = torch.tensor([[0.0, -1.9, -1.4]]).requires_grad_()
+    algorithm = Grpo(Grpo.Config(ratio_from="behavior", correction="none"))
+    loss, sums = algorithm.loss(policy_BT, rows, Denominators(num_tokens=2, num_rows=1))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(-(math.exp(0.1) + 1.2) / 2)
+    assert policy_BT.grad.tolist() == [[0, pytest.approx(-math.exp(0.1) / 2), 0]]
+    assert float(sums["clip_fraction"]) == 1
+    assert float(sums["mismatch_k3"]) == pytest.approx(2 * (math.exp(0.5) - 1.5), rel=1e-5)
+
+
+def test_a_ratio_to_who_sampled_is_not_corrected_again():
+    with pytest.raises(ConfigError, match=r"algorithms\.grpo\.correction: got 'tis', expected 'none' with ratio_from"):
+        Grpo(Grpo.Config(ratio_from="behavior"))
+
+
 def test_proximal_logprobs_are_interpolated_by_versions():
     """Trained at version 4: tokens of versions 4, 3, 2 and 0 are 0, 0, 1/2 and 3/4 of the way."""
     spans = [VersionSpan(start=start, count=1, trainer_epoch=1, version=version)

@@ -1,0 +1,88 @@
+"""docs/algorithms.md: what was measured by `make curves`, from docs/measured/curves.json. What was not is said so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pages.source import table
+from scripts.experiments import (
+    ALGORITHMS,
+    CHANCE,
+    EXPERIMENTS,
+    LEARNED,
+    LOSSES,
+    MEASURED,
+    SEEDS,
+    STALENESS,
+    find_row,
+    read_rows,
+)
+
+NOT_YET = "not measured yet"
+Rows = Sequence[Mapping[str, Any]]
+Runs = dict[int, Mapping[str, Any]]
+"""Seed -> what its run came to."""
+
+
+def algorithms(rows: Rows | None = None) -> str:
+    rows = read_rows(MEASURED) if rows is None else rows
+    lines = []
+    for name, options in ALGORITHMS.items():
+        found = runs(rows, f"algorithms/{name}")
+        learned = [one["held_out"][0] < CHANCE and one["held_out"][1] > LEARNED for one in found.values()]
+        lines.append((
+            f"`{name}`", ", ".join(f"`{key} = {_toml(value)}`" for key, value in options.items()) or "-",
+            *(_from_to(found.get(seed)) for seed in SEEDS),
+            f"{sum(learned)} of {len(learned)}" if found else "-",
+        ))  # fmt: skip
+    return table(("algorithm", "own settings", *(f"seed {seed}" for seed in SEEDS), "runs that learned"), lines)
+
+
+def staleness(rows: Rows | None = None) -> str:
+    rows = read_rows(MEASURED) if rows is None else rows
+    fresh = runs(rows, "staleness/0/decoupled")
+    lines = []
+    for eta in STALENESS:
+        found = {loss: runs(rows, f"staleness/{eta}/{loss}") for loss in LOSSES}
+        lines.append((
+            str(eta), *(_ends(found[loss]) for loss in LOSSES), _points(found["decoupled"], fresh),
+            ", ".join(_reached(found[loss]) for loss in LOSSES),
+        ))  # fmt: skip
+    head = ("`feeder.max_staleness`", *LOSSES, "decoupled, points from 0", f"staleness reached: {', '.join(LOSSES)}")
+    return table(head, lines)
+
+
+def runs(rows: Rows, name: str) -> Runs:
+    """Of the experiment as it is now."""
+    experiment = next(one for one in EXPERIMENTS if one.name == name)
+    found = {seed: find_row(rows, experiment, seed) for seed in SEEDS}
+    return {seed: row for seed, row in found.items() if row is not None}
+
+
+def _from_to(row: Mapping[str, Any] | None) -> str:
+    return NOT_YET if row is None else " → ".join(f"{value:.2f}" for value in row["held_out"])
+
+
+def _ends(found: Runs) -> str:
+    if not found:
+        return NOT_YET
+    ends = [row["held_out"][1] for row in found.values()]
+    seeds = ", ".join(f"{value:.2f}" for value in ends)
+    return seeds if len(ends) == 1 else f"{sum(ends) / len(ends):.3f} ({seeds})"
+
+
+def _points(found: Runs, fresh: Runs) -> str:
+    """Of the seeds that both have."""
+    gaps = [100 * (found[seed]["held_out"][1] - fresh[seed]["held_out"][1]) for seed in found if seed in fresh]
+    return f"{sum(gaps) / len(gaps):+.1f}" if gaps else "-"
+
+
+def _reached(found: Runs) -> str:
+    """Mean over all groups that were trained on."""
+    means = [row["staleness"][0] for row in found.values()]
+    return f"{sum(means) / len(means):.1f}" if means else "-"
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,127 @@
+"""What `make curves` measures on examples/arithmetic.toml: how every algorithm learns, and what staleness costs.
+
+An experiment is that run file with some settings changed, and has a name that says which: `algorithms/gspo`,
+`staleness/8/plain`. To add one: a line in a table here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN_FILE = ROOT / "examples" / "arithmetic.toml"
+MEASURED = ROOT / "docs" / "measured" / "curves.json"
+"""One row for each experiment and seed that came to its end."""
+EVALUATION = "sums"
+SEEDS = range(3)
+CHANCE, LEARNED = 0.2, 0.8
+"""An algorithm learns here if it comes from below the one to above the other, on held-out sums."""
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"row_tokens": 3},
+    "dapo": {"overlong_penalty": 0.5},
+    "gspo": {},
+    "cispo": {},
+    "sapo": {},
+    "rloo": {},
+    "reinforce_plus_plus": {},
+    "remax": {},
+    "ppo": {"critic.lr": 4e-3},
+    "gigpo": {"turn_weight": 0.0},
+    "maxrl": {},
+    "dppo": {},
+    "m2po": {},
+    "topr": {},
+    "asymre": {},
+    "opmd": {},
+    "kimi": {},
+}
+"""All that learn from rewards alone, with their own settings where the defaults are for other rewards, lengths or
+models: answers of 3 tokens at most, rewards of 0 and 1, one turn, a critic that begins from nothing."""
+
+STALENESS = (0, 1, 2, 4, 8, 16)
+LOSSES: dict[str, dict[str, Any]] = {
+    "plain": {"ratio_from": "behavior", "correction": "none"},
+    "decoupled": {"correction": "clamp"},
+}
+"""PPO's clip around who sampled; or around the policy before the batch, weighted by how far that is from who did."""
+PASSES = {"trainer.minibatches": 2}
+"""Of both losses: from the second step on the clip of the decoupled one is of use, too."""
+IRRELEVANT = ("explorer", "verifier", "transport")
+"""Sections of the run file that change how fast a run is, and not what it learns from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted key of the run file -> value."""
+
+    def sets(self, seed: int) -> list[str]:
+        """Values of --set."""
+        return [f"{key}={json.dumps(value)}" for key, value in {"run.seed": seed, **self.settings}.items()]
+
+    @property
+    def digest(self) -> str:
+        """Of everything that it learns from: another one where a setting or the run file has changed."""
+        values = tomllib.loads(RUN_FILE.read_text(encoding="utf-8"))
+        kept = {section: values[section] for section in values if section not in IRRELEVANT}
+        text = json.dumps([kept, dict(self.settings)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def own_settings(algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"trainer.algorithm": algorithm, **{f"algorithms.{algorithm}.{key}": options[key] for key in options}}
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    *(Experiment(f"algorithms/{name}", own_settings(name, options)) for name, options in ALGORITHMS.items()),
+    *(
+        Experiment(f"staleness/{eta}/{loss}", {"feeder.max_staleness": eta, **PASSES, **own_settings("grpo", options)})
+        for eta in STALENESS for loss, options in LOSSES.items()
+    ),
+)  # fmt: skip
+
+
+def names() -> list[str]:
+    """What can be picked: experiments, and what several of them begin with."""
+    found = dict.fromkeys(
+        "/".join(parts[:length]) for one in EXPERIMENTS for parts in [one.name.split("/")]
+        for length in range(1, len(parts) + 1)
+    )  # fmt: skip
+    return list(found)
+
+
+def select(picks: Sequence[str]) -> list[Experiment]:
+    """Those with one of these names, or below one."""
+    return [one for one in EXPERIMENTS if any(f"{one.name}/".startswith(f"{pick}/") for pick in picks)]
+
+
+def read_rows(measured: Path) -> list[dict[str, Any]]:
+    return json.loads(measured.read_text(encoding="utf-8")) if measured.is_file() else []
+
+
+def find_row(rows: Sequence[dict[str, Any]], experiment: Experiment, seed: int) -> dict[str, Any] | None:
+    """Of the experiment as it is now."""
+    wanted = {"name": experiment.name, "seed": seed, "of": experiment.digest}
+    return next((row for row in rows if wanted.items() <= row.items()), None)
+
+
+def write_row(measured: Path, row: dict[str, Any]) -> None:
+    """In the place of an older one; one line each, in the order of the experiments."""
+    order = {one.name: place for place, one in enumerate(EXPERIMENTS)}
+    others = [one for one in read_rows(measured) if (one["name"], one["seed"]) != (row["name"], row["seed"])]
+    rows = sorted([*others, row], key=lambda one: (order.get(one["name"], len(order)), one["name"], one["seed"]))
+    lines = ",\n".join(f"  {json.dumps(one)}" for one in rows)
+    measured.parent.mkdir(parents=True, exist_ok=True)
+    new = measured.with_name(f"{measured.name}.{os.getpid()}")
+    new.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    new.replace(measured)

@@ -1,0 +1,44 @@
+"""Tables of what was measured: from rows by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pages import measured
+
+from scripts.experiments import EXPERIMENTS
+
+
+def row(name: str, seed: int, last: float, *, first: float = 0.02, stale: float = 0.0) -> dict[str, Any]:
+    digest = next(one.digest for one in EXPERIMENTS if one.name == name)
+    return {"name": name, "seed": seed, "of": digest, "held_out": [first, last], "staleness": [stale, 3.0]}
+
+
+def line(table: str, name: str) -> list[str]:
+    (found,) = (text for text in table.splitlines() if text.startswith(f"| {name} |"))
+    return [cell.strip() for cell in found.strip("|").split("|")][1:]
+
+
+def test_algorithms() -> None:
+    table = measured.algorithms([
+        row("algorithms/grpo", 0, 0.96), row("algorithms/grpo", 1, 0.85), row("algorithms/grpo", 2, 0.9),
+        row("algorithms/ppo", 1, 0.79), row("algorithms/topr", 0, 0.9, first=0.2),
+        {**row("algorithms/gspo", 0, 0.9), "of": "00000000"},
+    ])  # fmt: skip
+    no = measured.NOT_YET
+    assert line(table, "`grpo`") == ["-", "0.02 → 0.96", "0.02 → 0.85", "0.02 → 0.90", "3 of 3"]
+    assert line(table, "`ppo`") == ["`critic.lr = 0.004`", no, "0.02 → 0.79", no, "0 of 1"]
+    assert line(table, "`topr`")[-1] == "0 of 1", "it came from too high"
+    assert line(table, "`gspo`") == ["-", no, no, no, "-"], "measured with other settings"
+
+
+def test_staleness() -> None:
+    table = measured.staleness([
+        row("staleness/0/decoupled", 0, 0.9), row("staleness/0/decoupled", 1, 0.95),
+        row("staleness/8/decoupled", 1, 0.94, stale=6.25), row("staleness/8/decoupled", 2, 0.5, stale=7.75),
+        row("staleness/8/plain", 0, 0.4, stale=7.9),
+    ])  # fmt: skip
+    no = measured.NOT_YET
+    assert line(table, "0") == [no, "0.925 (0.90, 0.95)", "+0.0", "-, 0.0"]
+    assert line(table, "8") == ["0.40", "0.720 (0.94, 0.50)", "-1.0", "7.9, 7.0"], "points of the seeds of both"
+    assert line(table, "16") == [no, no, "-", "-, -"]
