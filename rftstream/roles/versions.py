@@ -48,12 +48,12 @@ class Versions:
     def announce(self, announced: WeightsAnnounced) -> None:
         name = announced.name
         self._gone |= set(announced.gone)
-        if not self._lineage.in_force(name):
-            return
         for gone in announced.gone:
             self._parents.pop(gone, None)
-        if announced.parent is not None:
+        if announced.parent is not None:  # in force or not: the best by an evaluation may be another lineage's
             self._parents[name] = announced.parent
+        if not self._lineage.in_force(name):
+            return
         if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
             self._newest = list(filter(self._lineage.in_force, self._newest))
             self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
