@@ -39,7 +39,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "maxrl": {},
     "dppo": {},
     "m2po": {},
-    "topr": {},
+    "topr": {"baseline": 0.1},
     "asymre": {},
     "opmd": {},
     "kimi": {},
