@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
-from rftstream.algorithms.scored import ScoredBatch, collect_scored
+from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import GrpoConfig
 from rftstream.core.distillation import compute_teacher_gaps
 from rftstream.errors import ConfigError
@@ -53,19 +53,15 @@ class Opd(Grpo):
         limit = self.config.max_gap
         return [base_T + np.clip(gaps_T, -limit, limit) for base_T, gaps_T in zip(base_R, _gaps(scored), strict=True)]
 
-    def prepare(
-        self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
-    ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        rows, metrics = super().prepare(batch, reference_logprobs)
-        scored = collect_scored(batch)
-        if scored is None:
-            return rows, metrics
+    def describe(
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
+    ) -> dict[str, float]:  # fmt: skip
         trained = [row.loss_mask > 0 for row in rows]
         gaps = np.concatenate([gaps_T[kept] for gaps_T, kept in zip(_gaps(scored), trained, strict=True)])
         given = np.concatenate([row.advantages[kept] for row, kept in zip(rows, trained, strict=True)])
         if not len(gaps):
-            return rows, metrics
-        return rows, metrics | {
+            return {}
+        return {
             "teacher_kl": float(-gaps.mean()),
             "teacher_gap_max": float(np.abs(gaps).max()),
             "token_advantage_std": float(given.std()),

@@ -107,12 +107,10 @@ class PolicyGradient:
         """More arrays [T] of a row, for `loss`."""
         return {}
 
-    def describe(self, advantages_N: np.ndarray) -> dict[str, float]:
-        """More metrics of a batch."""
-        return {}
-
-    def describe_batch(self, scored: ScoredBatch) -> dict[str, float]:
-        """Likewise, from what was scored."""
+    def describe(
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
+    ) -> dict[str, float]:  # fmt: skip
+        """More metrics of a batch, whose rows have their advantages."""
         return {}
 
     # ----------------------------------------------------------------------------- what follows from it
@@ -145,7 +143,7 @@ class PolicyGradient:
             replace(row, advantages=advantages_T.astype(np.float32), additions=additions)
             for row, advantages_T, additions in zip(rows, advantages_R, additions_R, strict=True)
         )
-        metrics |= self.describe(advantages_N) | self.describe_batch(scored)
+        metrics |= self.describe(scored, rows, advantages_N)
         return rows, scored.metrics(rewards_N, advantages_N, rows) | metrics
 
     def loss(
@@ -167,8 +165,9 @@ class PolicyGradient:
         if config.entropy_coefficient:
             if rows.entropy_BT is None:
                 raise ValueError(f"{self.name}: got no entropy_BT, expected one since entropy_coefficient is set")
-            parts["entropy_loss"] = -config.entropy_coefficient * keep(rows.entropy_BT, mask_BT).detach().sum()
-            losses_BT = losses_BT - config.entropy_coefficient * keep(rows.entropy_BT, mask_BT)
+            bonus_BT = config.entropy_coefficient * keep(rows.entropy_BT, mask_BT)
+            losses_BT = losses_BT - bonus_BT
+            parts["entropy_loss"] = -bonus_BT.detach().sum()
         if "reference_logprobs" in self.needs:
             if rows.reference_logprobs_BT is None:
                 raise ValueError(f"{self.name}: got no reference_logprobs_BT, expected some since kl_coef is set")

@@ -7,6 +7,7 @@ not trained on either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -39,7 +40,9 @@ class ReMax(Clipped):
     def rollout_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray) -> np.ndarray:
         return compute_baseline_advantages(rewards_N, scored.groups_N, _greedy(scored))
 
-    def describe_batch(self, scored: ScoredBatch) -> dict[str, float]:
+    def describe(
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
+    ) -> dict[str, float]:  # fmt: skip
         greedy_N = _greedy(scored)
         without = set(scored.groups_N.tolist()) - set(scored.groups_N[greedy_N].tolist())
         metrics = {"groups_without_baseline": float(len(without))}

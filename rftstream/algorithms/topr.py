@@ -7,14 +7,16 @@ nothing: from rescored or replayed runs, from demonstrations, from far behind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
-from rftstream.algorithms.base import MicroBatch
+from rftstream.algorithms.base import MicroBatch, TrainingRow
 from rftstream.algorithms.policy_gradient import PolicyGradient
+from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import PolicyGradientConfig
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ class Topr(PolicyGradient):
         """How far each rollout's reward is above the baseline: nothing is compared inside a group."""
         return np.asarray(rewards_N - self.config.baseline)
 
-    def describe(self, advantages_N: np.ndarray) -> dict[str, float]:
+    def describe(
+        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
+    ) -> dict[str, float]:  # fmt: skip
         return {"imitated_share": float((advantages_N >= 0).mean())}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:

@@ -137,6 +137,14 @@ class DeepSpeedBackend:
             torch.cuda.set_device(self._rank.device)  # which each thread has its own of, and DeepSpeed asks for
         return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
+    def _call_with(
+        self, rows: Sequence[TrainingRow], what: str, more: Callable[[], Mapping[str, Any]], local: Callable[[], Any]
+    ) -> tuple[Any, list[Any]]:
+        """With the rows, and more, for the others; nothing is made of them where there are none."""
+        alone = self._ranks.place.size == 1
+        arguments = {} if alone else {"rows": [row_out(row) for row in rows], **more()}
+        return self._call(what, arguments, local)
+
     def _check_gpus(self) -> None:
         size, device = self._config.processes, torch.device(self._spec.device)
         if device.type == "cuda" and (device.index or 0) + size > (found := torch.cuda.device_count()):
@@ -165,11 +173,11 @@ class DeepSpeedBackend:
         check_needs(algorithm, "deepspeed")
         size = self._ranks.place.size
         plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, size))
-        arguments = {}
-        if size > 1:
-            arguments = {"rows": [row_out(row) for row in rows], "algorithm": algorithm_out(algorithm), "plan": plan}
         taken: Taken
-        taken, others = self._call("update", arguments, lambda: self._rank.update(rows, algorithm, plan))
+        taken, others = self._call_with(
+            rows, "update", lambda: {"algorithm": algorithm_out(algorithm), "plan": plan},
+            lambda: self._rank.update(rows, algorithm, plan),
+        )  # fmt: skip
         passes = taken.passes
         for part in others:
             passes.add_part(part)
@@ -193,11 +201,10 @@ class DeepSpeedBackend:
     def _logprobs(
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
     ) -> list[np.ndarray]:
-        arguments = {"rows": [row_out(row) for row in rows], "tokens_per_microbatch": tokens_per_microbatch,
-                     "reference": reference}  # fmt: skip
-        mine, others = self._call(
-            "logprobs", arguments, lambda: self._rank.logprobs(rows, tokens_per_microbatch, reference=reference)
-        )
+        mine, others = self._call_with(
+            rows, "logprobs", lambda: {"tokens_per_microbatch": tokens_per_microbatch, "reference": reference},
+            lambda: self._rank.logprobs(rows, tokens_per_microbatch, reference=reference),
+        )  # fmt: skip
         found = dict(mine)
         for part in others:
             found.update((number, array_in(array)) for number, array in part)

@@ -156,7 +156,7 @@ class Rank:
     def join(self, store: Any) -> None:
         """All ranks together from here on. `store`: a key-value store of torch's, with which they find each other."""
         deepspeed = _import_deepspeed(self.device.type)
-        network, self._model = Network(self._model, self._network_settings()), None
+        network, self._model = Network(self._model, NetworkSettings.of(self._settings, self.device)), None
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self._set_environment()
         torch.distributed.init_process_group(
@@ -214,17 +214,15 @@ class Rank:
             self._network, rows, plan, self.device, whole_groups="whole_groups" in algorithm.needs,
             rank=self._place.rank, size=self._place.size,
         )  # fmt: skip
-        num_steps = len(passes.minibatches) * plan.updates_per_batch
-        before = self.shards.copy() if num_steps > 1 else None
-        wanted = num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
-        if wanted or "proximal_logprobs" in algorithm.needs:
+        before = self.shards.copy() if passes.num_steps > 1 else None
+        if passes.wants_proximal(algorithm):
             passes.compute_proximal()
             for one, num_rounds in zip(passes.minibatches, passes.num_rounds, strict=True):
                 self._look(num_rounds - len(one.inputs))
         if "reference_logprobs" in algorithm.needs:
             passes.compute_reference(self._open_reference())
         taken = Taken(passes, [], False)
-        for step in range(num_steps):
+        for step in range(passes.num_steps):
             number = step % len(passes.minibatches)
             minibatch, self._rounds_left = passes.minibatches[number], passes.num_rounds[number]
             passes.accumulate(minibatch, algorithm, backward=self._backward)
@@ -289,7 +287,7 @@ class Rank:
         if self._reference is None:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 model = load_model(self._spec, self.device).requires_grad_(False)
-                self._reference = Network(model, self._network_settings())
+                self._reference = Network(model, NetworkSettings.of(self._settings, self.device))
         return self._reference
 
     # ------------------------------------------------------------------------------------------ state
@@ -308,14 +306,6 @@ class Rank:
                     self.shards.put(kind, name, value)
         self.shards.num_steps = num_steps
         self.shards.refresh()
-
-    def _network_settings(self) -> NetworkSettings:
-        wished, on_gpu = self._settings.autocast, self.device.type == "cuda"
-        return NetworkSettings(
-            autocast=torch.bfloat16 if wished == "bfloat16" or (wished == "auto" and on_gpu) else None,
-            max_logits_bytes=self._settings.max_logits_bytes,
-            packing=self._settings.packing,
-        )
 
 
 def _import_deepspeed(device: str) -> Any:

@@ -32,6 +32,16 @@ class NetworkSettings:
     packing: bool
     """Where the model can."""
 
+    @staticmethod
+    def of(config: Any, device: torch.device) -> NetworkSettings:
+        """From a backend's config; autocast "auto" means on GPUs only."""
+        wished = config.autocast
+        return NetworkSettings(
+            autocast=torch.bfloat16 if wished == "bfloat16" or (wished == "auto" and device.type == "cuda") else None,
+            max_logits_bytes=config.max_logits_bytes,
+            packing=config.packing,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:

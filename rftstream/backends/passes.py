@@ -61,6 +61,12 @@ class Passes:
         self._losses: list[float] = []
         self.minibatches = [self._minibatch(part, plan, whole_groups) for part in _parts(rows, plan)]
         """One for each optimizer step of a pass over the batch; those without unmasked tokens are left out."""
+        self.num_steps = len(self.minibatches) * plan.updates_per_batch
+
+    def wants_proximal(self, algorithm: Algorithm) -> bool:
+        """Logprobs from before the batch: after its first step the policy no longer gives them."""
+        several = self.num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
+        return several or "proximal_logprobs" in algorithm.needs
 
     @property
     def num_microbatches(self) -> int:

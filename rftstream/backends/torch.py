@@ -84,7 +84,7 @@ class TorchBackend:
         torch.manual_seed(self._seed)
         model = load_model(self._spec, self._device)
         parameters = dict(model.named_parameters())  # tied ones once
-        settings = self._network_settings()
+        settings = NetworkSettings.of(self._config, self._device)
         if self._spec.lora is not None:
             parameters = lora.add_adapters(model, self._spec)
         if self._config.gradient_checkpointing:
@@ -111,7 +111,7 @@ class TorchBackend:
         if self._critic is not None and "values" in algorithm.needs:
             learners.append(self._critic.learner(rows, plan))
         passes = learners[0].passes
-        num_steps = len(passes.minibatches) * plan.updates_per_batch
+        num_steps = passes.num_steps
         odd = take_steps(learners, algorithm, num_steps)
         if odd is not None:
             return Update(metrics={**odd, "num_tokens": passes.num_tokens}, skipped=True)
@@ -125,9 +125,7 @@ class TorchBackend:
     def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
         whole_groups = "whole_groups" in algorithm.needs
         passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
-        several = len(passes.minibatches) * plan.updates_per_batch > 1
-        wanted = several and "no_proximal_logprobs" not in algorithm.needs
-        if wanted or "proximal_logprobs" in algorithm.needs:
+        if passes.wants_proximal(algorithm):
             passes.compute_proximal()
         if "reference_logprobs" in algorithm.needs:
             passes.compute_reference(self._open_reference())
@@ -207,7 +205,7 @@ class TorchBackend:
         if self._reference is None:
             with self._same_random():
                 model = load_model(self._spec, self._device).requires_grad_(False)
-                self._reference = Network(model, self._network_settings())
+                self._reference = Network(model, NetworkSettings.of(self._config, self._device))
         return self._reference
 
     @torch.no_grad()
@@ -229,7 +227,7 @@ class TorchBackend:
             model = load_critic(folder, self._device, vocabulary=self._network.vocabulary)
         if self._config.gradient_checkpointing:
             recompute_activations(model)
-        network = ValueNetwork(model, self._network_settings())
+        network = ValueNetwork(model, NetworkSettings.of(self._config, self._device))
         if self._config.compile:
             compile_layers(model)
         masters = Masters(dict(model.named_parameters()), self._settings, offload=self._config.offload_optimizer)
@@ -238,11 +236,3 @@ class TorchBackend:
     def _same_random(self) -> contextlib.AbstractContextManager[None]:
         """Loading a model may draw; what the run draws must not depend on it."""
         return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
-
-    def _network_settings(self) -> NetworkSettings:
-        wished, on_gpu = self._config.autocast, self._device.type == "cuda"
-        return NetworkSettings(
-            autocast=torch.bfloat16 if wished == "bfloat16" or (wished == "auto" and on_gpu) else None,
-            max_logits_bytes=self._config.max_logits_bytes,
-            packing=self._config.packing,
-        )

@@ -15,6 +15,8 @@ class Tally:
         self._counts: dict[str, int] = defaultdict(int)
         self._squares: dict[str, float] = defaultdict(float)
         """Of rewards, by taskset."""
+        self._parts_of_tasksets: set[str] = set()
+        """Names of means of one taskset's parts."""
         self._groups: dict[str, int] = defaultdict(int)
 
     def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
@@ -39,7 +41,9 @@ class Tally:
         assert rollout is not None and verdict is not None, "others are in no batch"
         for name, value in verdict.parts.items():
             self._add(f"part/{name}", value)
-            self._add(f"part/{verified.ids.taskset}/{name}", value)
+            of_taskset = f"part/{verified.ids.taskset}/{name}"
+            self._parts_of_tasksets.add(of_taskset)
+            self._add(of_taskset, value)
         for name, value in {**rollout.metrics, **verdict.metrics}.items():
             self._add(f"metric/{name}", value)
         versions = [span.version for segment in rollout.segments for span in segment.versions if span.count]
@@ -62,7 +66,7 @@ class Tally:
                 name = f"reward/{taskset}"
                 values[f"reward_std/{taskset}"] = self._std(name, squares / self._counts[name])
         else:  # they say what those of all say
-            values = {name: value for name, value in values.items() if not _of_taskset(name)}
+            values = {name: value for name, value in values.items() if name not in self._parts_of_tasksets}
         values["rollouts"] = float(self._counts["unscored_share"])
         decided = sum(self._groups.values())
         for result in GroupResult:
@@ -72,7 +76,3 @@ class Tally:
     def _std(self, name: str, mean_square: float) -> float:
         mean = self._sums[name] / self._counts[name]
         return math.sqrt(max(0.0, mean_square - mean * mean))
-
-
-def _of_taskset(name: str) -> bool:
-    return name.startswith("part/") and name.count("/") > 1

@@ -177,8 +177,7 @@ class Stretch:
                 supervisor.kill()
             self._progress.close()
             targets.close()
-            for tracker in self._trackers or ():
-                tracker.close()
+            self._close_trackers(ended=observer.control.finished is not None)
             observer.close()
         if supervisor.failure is not None:
             self._notes.error(supervisor.failure.text)
@@ -198,6 +197,13 @@ class Stretch:
             except Exception as error:
                 self._trackers.remove(tracker)
                 self.note(f"{type(tracker).__name__}: {error}; no longer written, `rftstream plot --tensorboard` does")
+
+    def _close_trackers(self, *, ended: bool) -> None:
+        for tracker in self._trackers or ():
+            try:
+                tracker.close(ended=ended)
+            except Exception as error:
+                self.note(f"{type(tracker).__name__}: {error}; perhaps not all is there, but `rftstream plot` has it")
 
     def _open_trackers(self, created_at: float) -> list[Tracker]:
         run = TrackedRun(folder=self._folder.path, created_at=created_at, config=to_dict(self._config))

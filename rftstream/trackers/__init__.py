@@ -23,7 +23,8 @@ class Tracker(Protocol):
         """What is new, in the order of the log: steps that were in force when they came, and evaluations. The first
         call gets all there is."""
 
-    def close(self) -> None: ...
+    def close(self, *, ended: bool) -> None:
+        """`ended`: the run is over, else it may be resumed."""
 
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}

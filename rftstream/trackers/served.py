@@ -64,7 +64,8 @@ class ServedTracker:
             self._news.put(tuple(news))
         self._tell()
 
-    def close(self) -> None:
+    def close(self, *, ended: bool) -> None:
+        self._ended = ended
         self._leaving.set()
         self._news.put(None)
         if not self._done.wait(CLOSE_S):
@@ -88,8 +89,6 @@ class ServedTracker:
 
     def _follow(self, unwritten: Unwritten) -> None:
         while (news := self._news.get()) is not None:
-            for one in news:
-                self._ended = one.last if isinstance(one, StepRecord) else self._ended
             due = unwritten.take(news)
             if due and not self._insist(lambda due=due: self._service.write(due, unwritten.written)):  # type: ignore[misc]
                 return

@@ -55,7 +55,7 @@ class TensorBoard:
         if news:
             self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, *, ended: bool) -> None:
         self._writer.close()
 
     def _go_back(self, version: int) -> None:

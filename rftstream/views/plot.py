@@ -41,7 +41,7 @@ def write_events(history: History, folder: Path) -> Path:
 
     tracker = TensorBoard(folder)
     tracker.update([*history.steps, *history.evaluations])
-    tracker.close()
+    tracker.close(ended=True)
     return folder
 
 

@@ -51,10 +51,10 @@ def test_several_tasksets_have_each_their_own() -> None:
 def test_one_taskset_is_not_named_twice() -> None:
     tally = Tally()
     tally.group("sums", GroupResult.batched, [summary(0.0), summary(1.0)])
-    tally.rollout(verified("sums", a=1.0), 5)
+    tally.rollout(verified("sums", **{"a": 1.0, "style/tone": 0.25}), 5)
     values = tally.metrics()
-    assert (values["part/a"], values["reward_std"]) == (1.0, 0.5)
-    assert not {"part/sums/a", "reward_std/sums"} & values.keys()
+    assert (values["part/a"], values["part/style/tone"], values["reward_std"]) == (1.0, 0.25, 0.5)
+    assert not {"part/sums/a", "part/sums/style/tone", "reward_std/sums"} & values.keys()
 
 
 def test_staleness_in_flight_and_in_the_queue() -> None:

@@ -49,7 +49,7 @@ def test_every_metric_is_a_series(tmp_path: Path) -> None:
     tracker.update([step(1), step(2), evaluation(0, 0.25), evaluation(2, 0.5)])
     tracker.update([])
     tracker.update([step(3, loss=float("nan"), reward=0.375)])
-    tracker.close()
+    tracker.close(ended=False)
     found = read(tmp_path / "new" / "folder")
     assert found.Tags()["scalars"] == [
         "train/reward", "train/reward/sums", "eval/held-out/mean", "eval/held-out/best@4", "train/loss",
@@ -63,7 +63,7 @@ def test_what_it_wrote_is_there_at_once(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path)
     tracker.update([step(1)])
     assert series(read(tmp_path), "train/reward") == [(1, 0.125)]
-    tracker.close()
+    tracker.close(ended=False)
 
 
 def test_a_trainer_that_goes_back_is_drawn_once(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_trainer_that_goes_back_is_drawn_once(tmp_path: Path) -> None:
     shown = read(tmp_path)
     tracker.update([step(3, epoch=2, reward=0.75), evaluation(4, 0.9, epoch=2)])
     tracker.update([step(4, epoch=2, reward=1.0)])
-    tracker.close()
+    tracker.close(ended=False)
     shown.Reload()  # of somebody who was looking on
     for found in (shown, read(tmp_path)):
         assert series(found, "train/reward") == [(1, 0.125), (2, 0.25), (3, 0.75), (4, 1.0)]
@@ -84,7 +84,7 @@ def test_a_start_reads_the_whole_log_and_draws_what_is_in_force(tmp_path: Path) 
     tracker = TensorBoard(tmp_path)
     news = [step(1), step(2), step(3), evaluation(2, 0.2), step(2, epoch=2, reward=0.5), evaluation(0, 0.0)]
     tracker.update(news)
-    tracker.close()
+    tracker.close(ended=False)
     found = read(tmp_path)
     assert series(found, "train/reward") == [(1, 0.125), (2, 0.5)]
     assert series(found, "eval/held-out/mean") == [(0, 0.0), (2, pytest.approx(0.2))]
@@ -93,12 +93,12 @@ def test_a_start_reads_the_whole_log_and_draws_what_is_in_force(tmp_path: Path) 
 def test_a_resumed_run_goes_on_with_the_same_series(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path)
     first.update([step(1), step(2)])
-    first.close()
+    first.close(ended=False)
     shown = read(tmp_path)
     second = TensorBoard(tmp_path)
     second.update([step(1), step(2)])
     second.update([step(3)])
-    second.close()
+    second.close(ended=False)
     shown.Reload()
     for found in (shown, read(tmp_path)):
         assert series(found, "train/reward") == [(1, 0.125), (2, 0.25), (3, 0.375)]
@@ -109,7 +109,7 @@ def test_an_evaluation_of_an_older_version_waits_for_the_next_start(tmp_path: Pa
     tracker = TensorBoard(tmp_path)
     tracker.update([evaluation(4, 0.5)])
     tracker.update([evaluation(2, 0.25), evaluation(2, 0.25, name="other")])
-    tracker.close()
+    tracker.close(ended=False)
     found = read(tmp_path)
     assert series(found, "eval/held-out/mean") == [(4, 0.5)]
     assert series(found, "eval/other/mean") == [(2, 0.25)]
@@ -119,7 +119,7 @@ def test_it_is_off_by_default_and_lies_in_the_run_folder(tmp_path: Path) -> None
     run = TrackedRun(folder=tmp_path, created_at=1.0, config={})
     assert open_trackers(from_dict(BASE), run, print) == []
     (tracker,) = open_trackers(from_dict({**BASE, "trackers": {"tensorboard": "board"}}), run, print)
-    tracker.close()
+    tracker.close(ended=False)
     assert (tmp_path / "board").is_dir()
 
 

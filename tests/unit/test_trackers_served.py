@@ -6,7 +6,6 @@ import json
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,11 @@ def test_a_restart_writes_each_point_once_and_in_order(said: list[str]) -> None:
     store, log = Store(), [step(1), step(2), step(3)]
     first = ServedTracker("store", store, said.append)
     first.update(log)
-    first.close()
-    log += [step(3, epoch=2), evaluation(3, 0.5, epoch=2), replace(step(4, epoch=2), last=True)]
+    first.close(ended=False)
+    log += [step(3, epoch=2), evaluation(3, 0.5, epoch=2), step(4, epoch=2)]
     second = ServedTracker("store", store, said.append)
     second.update(log)
-    second.close()
+    second.close(ended=True)
     assert store.points == [(1, 1), (1, 2), (1, 3), (2, 3), (2, 3), (2, 4)]
     assert store.closed == [False, True]
     assert said == []
@@ -93,7 +92,7 @@ def test_a_service_that_is_away_is_asked_until_it_is_back(said: list[str]) -> No
     tracker.update([step(2)])
     while len(store.points) < 2:
         store.tried.wait(10.0)
-    tracker.close()
+    tracker.close(ended=False)
     assert store.points == [(1, 1), (1, 2)]
     assert len(said) == 2
     assert "refused by http://***@host/api; tried again until it works" in said[0]
@@ -104,7 +103,7 @@ def test_a_run_that_leaves_does_not_wait_for_a_service_that_is_away(said: list[s
     tracker = ServedTracker("store", store, said.append)
     tracker.update([step(1)])
     assert store.tried.wait(10.0)
-    tracker.close()
+    tracker.close(ended=False)
     assert store.points == []
     assert store.closed == []
     assert len(said) == 1
@@ -117,7 +116,7 @@ def test_what_cannot_work_is_given_up_with_a_word(said: list[str]) -> None:
 
     tracker = ServedTracker("store", Closed(), said.append)
     tracker.update([step(1)])
-    tracker.close()
+    tracker.close(ended=False)
     assert said == ["store: trackers.store: no key"]
 
 
@@ -135,12 +134,12 @@ def mlflow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return MlflowClient()
 
 
-def tracked_by_mlflow(run: TrackedRun, news: Sequence[served.News], said: list[str]) -> None:
+def tracked_by_mlflow(run: TrackedRun, news: Sequence[served.News], said: list[str], *, ended: bool = False) -> None:
     from rftstream.trackers.mlflow import Mlflow
 
     tracker = ServedTracker("mlflow", Mlflow("sums", run), said.append)
     tracker.update(news)
-    tracker.close()
+    tracker.close(ended=ended)
 
 
 @pytest.mark.slow
@@ -150,8 +149,8 @@ def test_mlflow_has_one_run_with_every_step_once(mlflow_store: Any, tmp_path: Pa
     tracked_by_mlflow(run, log, said)
     (found,) = mlflow_store.search_runs(["0", *(one.experiment_id for one in mlflow_store.search_experiments())])
     assert found.info.status == "KILLED"
-    log += [replace(step(4), last=True), evaluation(4, 0.5)]
-    tracked_by_mlflow(run, log, said)
+    log += [step(4), evaluation(4, 0.5)]
+    tracked_by_mlflow(run, log, said, ended=True)
     assert said == []
 
     (found,) = mlflow_store.search_runs([mlflow_store.get_experiment_by_name("sums").experiment_id])
@@ -201,12 +200,12 @@ def offline_rows(folder: Path) -> Iterator[tuple[str, Any]]:
                 yield message.WhichOneof("record_type"), message
 
 
-def tracked_by_wandb(run: TrackedRun, news: Sequence[served.News], said: list[str]) -> None:
+def tracked_by_wandb(run: TrackedRun, news: Sequence[served.News], said: list[str], *, ended: bool = False) -> None:
     from rftstream.trackers.wandb import WeightsAndBiases
 
     tracker = ServedTracker("wandb", WeightsAndBiases("team/sums", run), said.append)
     tracker.update(news)
-    tracker.close()
+    tracker.close(ended=ended)
 
 
 @pytest.fixture
