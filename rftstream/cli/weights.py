@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -83,6 +84,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
     "rftstream weights export runs/smollm2",
     "rftstream weights export runs/smollm2 --version 100 --version 120 --to models/mine",
     "rftstream weights export runs/smollm2-lora --adapter --to adapters/mine",
+    "rftstream weights export runs/smollm2 --version 120 --upload me/smollm2-sums --private",
 )
 @click.command()
 @run_argument
@@ -92,17 +94,30 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
               help="Where to; several versions go to v<NUMBER> in it. Default: RUN/exports/v<NUMBER>.")  # fmt: skip
 @click.option("--adapter", is_flag=True,
               help="Of a run with [model.lora]: the adapter alone, not merged with the model.")  # fmt: skip
+@click.option("--upload", "repository", metavar="OWNER/NAME[@BRANCH]",
+              help="Send it to a hub, too (HF_TOKEN, HF_ENDPOINT). Several go to branches v<NUMBER>.")  # fmt: skip
+@click.option("--private", is_flag=True, help="A repository that --upload makes is not public.")
 @json_option
-def export(run: Path, versions: tuple[int, ...], target: Path | None, adapter: bool, as_json: bool) -> None:
+def export(
+    run: Path, versions: tuple[int, ...], target: Path | None, adapter: bool, repository: str | None, private: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Make an ordinary Hugging Face model folder of a version: weights, config, tokenizer, template.
 
-    With --json one object a line: version, folder, weights_digest.
+    With --json one object a line: version, folder, weights_digest, and url if it was uploaded.
     """
     from rftstream.runtime.published import model_of, read_published, write_model_folder
 
+    places: list[Any] = []
+    if repository is not None:
+        from rftstream.runtime import hub
+
+        places = hub.places_of(repository, versions, where="--upload")
+    elif private:
+        raise click.UsageError("--private is for what --upload makes; give --upload OWNER/NAME, too.")
     with opened_run(run) as opened:
         spec, published = model_of(opened), read_published(opened)
-        for one in published.choose(versions, where="--version"):
+        for number, one in enumerate(published.choose(versions, where="--version")):
             version = one.name.version
             folder = target or opened.folder.exports
             if target is None or len(versions) > 1:
@@ -110,7 +125,13 @@ def export(run: Path, versions: tuple[int, ...], target: Path | None, adapter: b
             with at_work(f"version {version}"):
                 write_model_folder(published, one, spec, folder, adapter=adapter)
             told = {"version": version, "folder": str(folder), "weights_digest": one.weights_digest}
-            print_out(told if as_json else f"version {version} is in {folder}")
+            text = f"version {version} is in {folder}"
+            if places:
+                with at_work(f"sending version {version}"):
+                    message = f"version {version} of {opened.run_id}"
+                    told["url"] = hub.upload(folder, places[number], private=private, message=message)
+                text += f", and at {told['url']}"
+            print_out(told if as_json else text)
 
 
 for command in (list_, verify, export):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,41 @@ def check_stamps(replay, request, completion, names, *, cache="keep", atol=2e-5)
             if (span.trainer_epoch, span.version) != (name.trainer_epoch, name.version) and span.count > 3:
                 places = slice(span.start, span.start + span.count)
                 assert np.abs(other - completion.behavior_logprobs)[places].max() > 100 * atol
+
+
+def check_under_updates(policy, backend, replay, *, every_s, updates, first, cache="keep", num_checked=24, **request):
+    """New weights every so many seconds, of versions from `first` on, while requests follow one another in all places:
+    each is answered, and those that saw most versions are stamped rightly."""
+    names, requests, done, places = [], {}, {}, 16
+    for version, (_, tensors) in enumerate(versions_of(backend, updates + 1)):
+        names.append(tiny.name(first + version))
+        replay.add(names[-1], tensors)
+        policy.load(tensors, names[-1])
+        until = time.monotonic() + every_s
+        while time.monotonic() < until:
+            while len(requests) - len(done) < places:
+                number = len(requests)
+                requests[f"r{number}"] = tiny.request(number, PROMPTS[number % 4], **request)
+                policy.submit(requests[f"r{number}"])
+            done |= {one.request_id: one for one in policy.step()}
+    done |= tiny.drain(policy)
+    assert done.keys() == requests.keys()
+    by_versions = sorted(done.values(), key=lambda one: len(one.versions), reverse=True)
+    seen = {span.version for one in done.values() for span in one.versions}
+    assert len(by_versions[0].versions) > 1 and seen == {name.version for name in names}
+    for completion in by_versions[:num_checked]:
+        check_stamps(replay, requests[completion.request_id], completion, names, cache=cache)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("setting", ["keep", "recompute"])
+def test_hf_under_an_update_every_two_seconds(tmp_path, setting):
+    spec = tiny.make(tmp_path, seed=3, width=128, context=512)
+    policy = tiny.policy(spec, in_flight=setting)
+    check_under_updates(
+        policy, tiny.backend(spec), Replay(spec), every_s=2.0, updates=4, first=0, cache=setting, max_tokens=500,
+        min_tokens=500,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("updates", "setting"), [(1, "keep"), (4, "keep"), (4, "recompute")])

@@ -16,7 +16,7 @@ from rftstream.messages import VersionSpan
 from rftstream.policies.vllm import VllmPolicy
 from rftstream.rendering import open_renderer
 from tests.engines.replay import Replay
-from tests.engines.test_in_flight import PROMPTS, check_stamps, versions_of
+from tests.engines.test_in_flight import PROMPTS, check_stamps, check_under_updates, versions_of
 from tests.unit import tiny
 from tests.unit.test_policy_hf import keep_by_definition, logits_of, row, sample
 
@@ -108,6 +108,14 @@ def test_stamps_are_right_token_by_token(policy, backend, spec, setting):
     for request_id, request in requests.items():
         assert len(done[request_id].versions) == 4 and len(done[request_id].token_ids) == 200
         check_stamps(replay, request, done[request_id], names, cache=setting)
+
+
+@pytest.mark.parametrize("setting", ["keep", "recompute"])
+def test_an_update_every_two_seconds(policy, backend, spec, setting):
+    in_flight(policy, setting)
+    check_under_updates(
+        policy, backend, Replay(spec), every_s=2.0, updates=4, first=60, cache=setting, max_tokens=240, min_tokens=240
+    )
 
 
 def so_far(policy, requests):

@@ -13,6 +13,8 @@ from rftstream import codec
 from rftstream import config as configs
 from rftstream.messages import VersionName
 from rftstream.modelfolder import prepare_model
+from rftstream.runtime import hub
+from rftstream.runtime.hub import HubPlace
 from rftstream.runtime.published import numbers
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.transport.embedded import EmbeddedTransport
@@ -119,6 +121,33 @@ def test_export(run: Path, tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "--version 1: its weights are deleted; with weights in the store: 0, 3 to 6" in refused.stderr
     assert not [path for path in (run / "exports").iterdir() if path.name.startswith(".")]
+
+
+def test_export_to_a_hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[object, ...]] = []
+
+    def upload(folder: Path, place: HubPlace, *, private: bool, message: str) -> str:
+        assert (folder / "model.safetensors").is_file()
+        sent.append((folder.name, place, private, message))
+        return f"http://hub/{place.name}"
+
+    monkeypatch.setenv("HF_TOKEN", "some")
+    monkeypatch.setattr(hub, "upload", upload)
+    done = commands.call("weights", "export", run, "--upload", "me/sums", "--to", tmp_path / "one")
+    assert (done.exit_code, done.stdout) == (0, f"version 6 is in {tmp_path / 'one'}, and at http://hub/me/sums\n")
+    done = commands.call(
+        "weights", "export", run, "--version", 3, "--version", 4, "--upload", "me/sums", "--private", "--json"
+    )
+    assert [json.loads(line)["url"] for line in done.stdout.splitlines()] == ["http://hub/me/sums"] * 2
+    assert sent == [
+        ("one", HubPlace("me/sums", None), False, "version 6 of demo"),
+        ("v3", HubPlace("me/sums", "v3"), True, "version 3 of demo"),
+        ("v4", HubPlace("me/sums", "v4"), True, "version 4 of demo"),
+    ]
+    refused = commands.call("weights", "export", run, "--private")
+    assert refused.exit_code == 2
+    assert "--private is for what --upload makes" in refused.stderr
+    assert not (run / "exports" / "v6").exists()
 
 
 def test_numbers() -> None:
