@@ -29,6 +29,7 @@ def rows() -> list[TrainingRow]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what TRL brings
 def test_the_same_step(tmp_path: Path) -> None:
     make = MakeModel(characters="0123456789+=", layers=2, width=32, heads=2, context=16)
