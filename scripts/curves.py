@@ -78,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     failed = measure(chosen, given.seeds, missing=given.missing) if chosen else 0
     if beside:
         failed = side_by_side.measure(given.seeds, missing=given.missing, runs=RUNS) or failed
-        side_by_side.draw(side_by_side.read_rows())
+        if rows := side_by_side.read_rows():
+            side_by_side.draw(rows)
     return failed
 
 

@@ -3,8 +3,9 @@
 Model, tasks and their order, reward, group and batch size, sampling, loss, optimizer, learning rate, steps, seed and
 dtype are the same: both read them from the run file. What is not: rftstream samples and trains beside each other, in
 processes of one thread each, on rollouts up to a version old, evaluates beside that, and keeps log, weights and
-checkpoints; TRL is one process that samples (`generate` of transformers), trains and evaluates in turn, with as many
-threads as torch takes by itself, and saves nothing.
+checkpoints; TRL is one process that samples (`generate` of transformers), trains and evaluates in turn, and saves
+nothing. It runs twice: with as many threads as torch takes by itself, and with one, which may be faster for a model so
+small.
 
 Time counts from the start of the command. Of rftstream until the evaluation is done, so that all it costs counts; of
 TRL until the evaluation begins, without the evaluations before. Of a side that was stopped there is no time: it begins
@@ -34,7 +35,7 @@ from scripts.experiments import EVALUATION, ROOT, RUN_FILE, Experiment
 from scripts.trl_side import EVALUATIONS, Look
 
 NAME = "trl"
-SIDES = ("rftstream", "trl")
+SIDES = ("rftstream", "trl", "trl-1-thread")
 MEASURED = ROOT / "docs" / "measured" / "trl.json"
 """One row for each side and seed that came to its end."""
 PICTURE = ROOT / "docs" / "pictures" / "trl.png"
@@ -73,7 +74,7 @@ def digest() -> str:
 def measure(
     seeds: Sequence[int], *, missing: bool = False, runs: Path, measured: Path = MEASURED, call: Call | None = None
 ) -> int:
-    """Both sides of a seed before the next one. The exit code of the side that failed."""
+    """All sides of a seed before the next one. The exit code of the side that failed."""
     for seed in seeds:
         for side in SIDES:
             if missing and find_row(read_rows(measured), side, seed):
@@ -109,14 +110,15 @@ def _see_to_its_end(side: str, seed: int, folder: Path, call: Call) -> int:
 
 def command(side: str, seed: int, folder: Path) -> list[str]:
     sets = [argument for one in Experiment(NAME, SETTINGS).sets(seed) for argument in ("--set", one)]
-    if side == "trl":
-        return ["-m", "scripts.trl_side", str(folder), *sets]
-    return ["-m", "rftstream", "run", str(RUN_FILE), "--run-dir", str(folder), *sets, "--progress", "plain"]
+    if side == "rftstream":
+        return ["-m", "rftstream", "run", str(RUN_FILE), "--run-dir", str(folder), *sets, "--progress", "plain"]
+    return ["-m", "scripts.trl_side", str(folder), *(("--threads", "1") if side == "trl-1-thread" else ()), *sets]
 
 
 def _python(arguments: Sequence[str]) -> int:
     print("$ python", *arguments, flush=True)
-    return subprocess.call([sys.executable, *arguments], cwd=ROOT)
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # as many as they take
+    return subprocess.call([sys.executable, *arguments], cwd=ROOT, env=env)
 
 
 def versions(side: str) -> str:
@@ -130,7 +132,7 @@ def versions(side: str) -> str:
 
 def read_curve(side: str, folder: Path, started_at: float) -> list[list[float]]:
     """[version, seconds, mean reward] of each evaluation."""
-    if side == "trl":
+    if side != "rftstream":
         lines = (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines()
         return own_seconds([Look(**json.loads(line)) for line in lines], started_at)
     run = open_run(folder)
@@ -194,17 +196,18 @@ def write_row(measured: Path, row: Mapping[str, Any]) -> None:
 
 
 def draw(rows: Rows, picture: Path = PICTURE) -> None:
-    """Held-out reward over seconds and over versions; a line for each seed."""
+    """Held-out reward over seconds and over versions; a line for each seed of the sides as they are now."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from rftstream.views.panels import COLORS, INK
 
+    rows = [row for row in rows if row["of"] == digest()]
     figure = Figure(figsize=(11, 3.6), dpi=110, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     for ax, column, label in zip(figure.subplots(1, 2, sharey=True), (1, 0), ("seconds", "steps"), strict=True):
         for row in sorted(rows, key=lambda one: one["seed"]):
-            first = row["seed"] == min(one["seed"] for one in rows if one["side"] == row["side"])
+            first = find_row(rows, row["side"], min(one["seed"] for one in rows if one["side"] == row["side"])) is row
             ax.plot([one[column] for one in row["curve"]], [one[2] for one in row["curve"]], linewidth=1.6,
                     color=COLORS[SIDES.index(row["side"])], label=row["side"] if first else "_")  # fmt: skip
         ax.axhline(TARGET, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))

@@ -1,6 +1,6 @@
 """examples/arithmetic.toml with TRL's GRPOTrainer, as scripts/side_by_side.py starts it: a process of its own.
 
-    python -m scripts.trl_side FOLDER [--set KEY=VALUE ...]
+    python -m scripts.trl_side FOLDER [--threads N] [--set KEY=VALUE ...]
 
 The run file says everything: the made model and its seed, the tasks in the order in which the feeder would give them
 out, the reward (the same code), sampling, learning rate and its schedule, optimizer, loss. All rollouts of a step are
@@ -53,9 +53,14 @@ class Look:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.trl_side")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, metavar="N", help="default: as many as torch takes, all cores")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
     given = parser.parse_args(arguments)
     given.folder.mkdir(parents=True)
+    if given.threads:
+        import torch
+
+        torch.set_num_threads(given.threads)
     train(config.load([RUN_FILE], sets=given.sets), given.folder)
     return 0
 

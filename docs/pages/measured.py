@@ -56,7 +56,7 @@ def staleness(rows: Rows | None = None) -> str:
 
 
 def beside_trl(rows: Rows | None = None) -> str:
-    """A line for each seed and side, and the picture where both sides have one."""
+    """A line for each seed and side, and the picture once a seed has all of them."""
     rows = side_by_side.read_rows() if rows is None else rows
     lines, drawn = [], False
     for seed in SEEDS:

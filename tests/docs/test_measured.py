@@ -55,4 +55,4 @@ def test_beside_trl() -> None:
     assert f"| 0 | trl | {measured.NOT_YET} | - | - | - | - |" in table
     assert "| 1 | rftstream | 9 | never | - | 31 | 0.50 |" in table
     assert "trl.png" not in table
-    assert "(pictures/trl.png)" in measured.beside_trl([ours, {**ours, "side": "trl"}])
+    assert "(pictures/trl.png)" in measured.beside_trl([{**ours, "side": side} for side in side_by_side.SIDES])

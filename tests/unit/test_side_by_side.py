@@ -47,6 +47,7 @@ def test_the_same_tasks_in_the_same_order(run: RunConfig, tmp_path: Path) -> Non
     assert [one.problem for one in first if one.problem is not None] == theirs[:64]
 
 
+@pytest.mark.slow
 def test_the_same_tokens_and_text(run: RunConfig, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -148,16 +149,17 @@ def measure(fake: FakeSides, folder: Path, **options: Any) -> int:
     return side_by_side.measure(range(1), runs=folder / "runs", measured=measured, call=fake, **options)
 
 
-def test_both_sides_become_rows_and_are_not_run_again(fake: FakeSides, tmp_path: Path) -> None:
+def test_all_sides_become_rows_and_are_not_run_again(fake: FakeSides, tmp_path: Path) -> None:
     assert measure(fake, tmp_path) == 0
     rows = read_rows(tmp_path / "m" / "trl.json")
     assert [(row["side"], row["seed"], row["curve"]) for row in rows] == [
         ("rftstream", 0, [[0, 4.0, 0.0], [10, 14.0, 0.84]]), ("trl", 0, [[0, 3.0, 0.0], [10, 11.0, 0.84]]),
+        ("trl-1-thread", 0, [[0, 3.0, 0.0], [10, 11.0, 0.84]]),
     ]  # fmt: skip
     (tmp_path / "m" / "trl.json").unlink()
     assert measure(fake, tmp_path) == 0
     assert read_rows(tmp_path / "m" / "trl.json") == rows
-    assert fake.called == ["rftstream", "scripts.trl_side"]
+    assert fake.called == ["rftstream", "scripts.trl_side", "scripts.trl_side"]
     side_by_side.draw(rows, tmp_path / "trl.png")
     assert (tmp_path / "trl.png").read_bytes().startswith(b"\x89PNG")
 
@@ -168,7 +170,7 @@ def test_a_side_that_failed_or_was_stopped_begins_anew(fake: FakeSides, tmp_path
     assert read_rows(tmp_path / "m" / "trl.json") == []
     fake.code = 0
     assert measure(fake, tmp_path) == 0
-    assert fake.called == ["rftstream", "rftstream", "scripts.trl_side"]
+    assert fake.called == ["rftstream", "rftstream", "scripts.trl_side", "scripts.trl_side"]
 
 
 def test_only_what_is_missing(fake: FakeSides, tmp_path: Path) -> None:
@@ -176,9 +178,9 @@ def test_only_what_is_missing(fake: FakeSides, tmp_path: Path) -> None:
     side_by_side.write_row(tmp_path / "m" / "trl.json", old)
     side_by_side.write_row(tmp_path / "m" / "trl.json", {**old, "side": "trl", "of": "00000000"})
     assert measure(fake, tmp_path, missing=True) == 0
-    assert fake.called == ["scripts.trl_side"], "the row of other settings is none"
+    assert fake.called == ["scripts.trl_side", "scripts.trl_side"], "the row of other settings is none"
     rows = read_rows(tmp_path / "m" / "trl.json")
-    assert len(rows) == 2 and find_row(rows, "trl", 0) is not None
+    assert len(rows) == 3 and find_row(rows, "trl", 0) is not None
 
 
 def test_without_trl_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
