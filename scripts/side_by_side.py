@@ -215,5 +215,5 @@ def draw(rows: Rows, picture: Path = PICTURE) -> None:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="y", color="#e8e8e8", linewidth=0.8)
     figure.axes[0].set_ylabel("held-out reward, greedy")
-    figure.axes[0].legend(frameon=False, loc="lower right")
+    figure.axes[0].legend(frameon=False, loc="upper left")
     figure.savefig(picture)
