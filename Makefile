@@ -61,7 +61,7 @@ types: .venv/.developer  ## mypy --strict
 bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks)
 	$(BIN)/python -m benchmarks $(ONLY)
 
-curves: .venv/.user  ## run examples (an hour) and experiments (hours) to their ends, for docs; goes on where it stood (ONLY="algorithms/gspo staleness", SEEDS=0:3, MISSING=1)
+curves: .venv/.developer  ## run examples (an hour) and experiments (hours) to their ends, for docs; goes on where it stood (ONLY="algorithms/gspo staleness trl", SEEDS=0:3, MISSING=1)
 	$(BIN)/python -m scripts.curves $(ONLY) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MISSING),--missing)
 	$(BIN)/python docs/generate.py
 

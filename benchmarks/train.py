@@ -2,8 +2,12 @@
 
 SmolLM2-135M (a made model of its depth and width where it is not installed) in float32, rows of 64 to 512 tokens. The
 bare loop pads rows of like lengths together, as the backend does without packing, and takes logits of the trained
-tokens alone; it computes no entropy and no metrics. Each side has steps in turn, and its best counts. Memory: the peak
-of a step above what is held between steps. Last the head alone, in chunks, beside all logits at once.
+tokens alone; it computes no entropy and no metrics. TRL's GRPOTrainer gets the same rows, prompts of 32 tokens and
+completions of the rest, 2 at once, which is at most as many tokens as the others have at once. It pads all rows of a
+batch to the longest one, takes on a CPU every position through its head, and computes entropy and metrics, as the
+backend does. All begin with the same weights, and their first gradients agree. Each side has steps in turn, and its
+best counts, in tokens of the rows, without padding. Memory: the peak of a step above what is held between steps. Last
+the head alone, in chunks, beside all logits at once. Without trl its rows are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._exploring import choose_model
+from benchmarks._trl import TrlStep, installed
 from rftstream import config
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
@@ -39,6 +44,7 @@ NUM_PROMPT = 32
 TOKENS_PER_MICROBATCH = 1024
 REPEATS = 2
 LR = 1e-6
+TRL = "TRL's GRPOTrainer"
 HEAD_TOKENS, HEAD_CHUNK_BYTES = 2048, 64 << 20
 
 
@@ -51,16 +57,22 @@ def run() -> list[dict[str, Any]]:
             "base": folder,
         })  # fmt: skip
         spec = prepare_model(run_.model, Path(folder) / "model", 0, threads=threads)
-        seconds, peaks, vocabulary, width = _steps(spec)
+        seconds, peaks, vocabulary, width = _steps(spec, folder)
         total = sum(LENGTHS)
         label = f"train: {name}, {threads} thread{'s' * (threads > 1)}"
-        padded, packed, bare = (total / seconds[which] for which in ("padded", "packed", "bare"))
+        speeds = {which: total / took_s for which, took_s in seconds.items()}
+        padded, packed, bare = (speeds[which] for which in ("padded", "packed", "bare"))
         return [
             _row(f"{label}, padded", "tokens/s", padded, bare, "bare torch loop", padded / bare),
             _row(f"{label}, packed", "tokens/s", packed, bare, "bare torch loop", packed / bare),
             _row(f"{label}, packed", "tokens/s", packed, padded, "padded", packed / padded),
             _row(f"{label}, packed: peak of a step", "MB", peaks["packed"], peaks["bare"], "bare torch loop",
                  peaks["bare"] / peaks["packed"]),
+            *([
+                _row(f"{label}, packed", "tokens/s", packed, speeds["trl"], TRL, packed / speeds["trl"]),
+                _row(f"{label}, packed: peak of a step", "MB", peaks["packed"], peaks["trl"], TRL,
+                     peaks["trl"] / peaks["packed"]),
+            ] if "trl" in speeds else []),
             *_head(width, vocabulary),
         ]  # fmt: skip
 
@@ -69,7 +81,7 @@ def _row(name: str, unit: str, ours: float, reference: float, which: str, ratio:
     return {"name": name, "unit": unit, "ours": ours, "reference": reference, "reference_name": which, "ratio": ratio}
 
 
-def _steps(spec: ModelSpec) -> tuple[dict[str, float], dict[str, float], int, int]:
+def _steps(spec: ModelSpec, folder: str) -> tuple[dict[str, float], dict[str, float], int, int]:
     """Seconds and megabytes of each side, and the sizes of the head."""
     plan = UpdatePlan(lr=LR, minibatches=1, updates_per_batch=1, max_grad_norm=1.0,
                       tokens_per_microbatch=TOKENS_PER_MICROBATCH)  # fmt: skip
@@ -84,6 +96,9 @@ def _steps(spec: ModelSpec) -> tuple[dict[str, float], dict[str, float], int, in
                                optimizer=OptimizerSettings(), seed=0)  # fmt: skip
         backend.open()
         sides[which] = lambda backend=backend: backend.update(rows, grpo, plan).metrics["grad_norm"]  # type: ignore[misc]
+    if installed():
+        at_once = TOKENS_PER_MICROBATCH // max(LENGTHS)
+        sides["trl"] = TrlStep(spec, rows, rows_at_once=at_once, lr=LR, folder=folder).step
     seconds: dict[str, list[float]] = {which: [] for which in sides}
     peaks: dict[str, list[float]] = {which: [] for which in sides}
     norms: dict[str, float] = {}

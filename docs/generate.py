@@ -42,6 +42,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "part kinds": parts.kinds,
     "measured algorithms": measured.algorithms,
     "measured staleness": measured.staleness,
+    "measured trl": measured.beside_trl,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},
 }
 

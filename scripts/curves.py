@@ -1,10 +1,11 @@
 """`make curves`: runs the examples and draws docs/pictures from what they leave; runs the experiments and writes
-docs/measured/curves.json, of which the tables of docs/algorithms.md are made.
+docs/measured/curves.json, of which the tables of docs/algorithms.md are made; and does one of them with TRL as well.
 
     python -m scripts.curves                          everything: the examples an hour, the experiments hours
     python -m scripts.curves arithmetic               an example
     python -m scripts.curves algorithms/gspo staleness/8 --seeds 0:1
     python -m scripts.curves algorithms --missing     what has no row in docs/measured/curves.json yet
+    python -m scripts.curves trl                      beside TRL, which is needed for it: scripts/side_by_side.py
 
 A run that was stopped goes on, and a finished one is only read again, so ctrl-C loses nothing.
 """
@@ -29,7 +30,7 @@ from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun, RunFolder, find_run, open_run
 from rftstream.views.history import History, read_history
-from scripts import experiments
+from scripts import experiments, side_by_side
 from scripts.experiments import (
     EVALUATION,
     EXPERIMENTS,
@@ -59,16 +60,27 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=_seeds, default=SEEDS, metavar="A:B", help="of experiments; default: 0:3")
     parser.add_argument("--missing", action="store_true", help="only what was not measured yet")
     given = parser.parse_args(arguments)
-    known = [*EXAMPLES, *experiments.names()]
+    known = [*EXAMPLES, *experiments.names(), side_by_side.NAME]
     if unknown := [name for name in given.only if name not in known]:
         print(f"curves: unknown {unknown[0]!r}; {suggest(unknown[0], known)}", file=sys.stderr)
         return 2
+    beside = side_by_side.NAME in (given.only or [side_by_side.NAME])
+    if beside and (lacking := side_by_side.why_not()):
+        print(f"curves: {lacking}", file=sys.stderr)
+        if given.only:
+            return 2
+        beside = False
     for name in [name for name in EXAMPLES if name in (given.only or EXAMPLES)]:
         run_file = ROOT / "examples" / f"{name}.toml"
         if code := _finish(run_file) or _draw(run_file, ROOT / "docs" / "pictures" / f"{name}.png"):
             return code
     chosen = experiments.select(given.only) if given.only else list(EXPERIMENTS)
-    return measure(chosen, given.seeds, missing=given.missing) if chosen else 0
+    failed = measure(chosen, given.seeds, missing=given.missing) if chosen else 0
+    if beside:
+        failed = side_by_side.measure(given.seeds, missing=given.missing, runs=RUNS) or failed
+        if rows := side_by_side.read_rows():
+            side_by_side.draw(rows)
+    return failed
 
 
 def _seeds(text: str) -> range:

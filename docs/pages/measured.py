@@ -1,4 +1,5 @@
-"""docs/algorithms.md: what was measured by `make curves`, from docs/measured/curves.json. What was not is said so."""
+"""What was measured by `make curves`: docs/algorithms.md from docs/measured/curves.json, docs/coming-from.md from
+docs/measured/trl.json. What was not is said so."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pages.source import table
+from scripts import side_by_side
 from scripts.experiments import (
     ALGORITHMS,
     CHANCE,
@@ -51,6 +53,28 @@ def staleness(rows: Rows | None = None) -> str:
         ))  # fmt: skip
     head = ("`feeder.max_staleness`", *LOSSES, "decoupled, points from 0", f"staleness reached: {', '.join(LOSSES)}")
     return table(head, lines)
+
+
+def beside_trl(rows: Rows | None = None) -> str:
+    """A line for each seed and side, and the picture once a seed has all of them."""
+    rows = side_by_side.read_rows() if rows is None else rows
+    lines, drawn = [], False
+    for seed in SEEDS:
+        found = {side: side_by_side.find_row(rows, side, seed) for side in side_by_side.SIDES}
+        drawn |= None not in found.values()
+        lines += [(str(seed), side, *_times(row)) for side, row in found.items()]
+    head = ("seed", "", "ready, s", f"{side_by_side.TARGET:g} reached, s", "at step", "all steps, s", "last")
+    picture = "![Held-out reward over seconds and over steps](pictures/trl.png)"
+    return table(head, lines) + (f"\n\n{picture}" if drawn else "")
+
+
+def _times(row: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if row is None:
+        return (NOT_YET, *4 * ("-",))
+    version, seconds = side_by_side.reached(row) or ("-", None)
+    (_, ready_s, _), (_, ended_s, last) = row["curve"][0], row["curve"][-1]
+    return (f"{ready_s:.0f}", "never" if seconds is None else f"{seconds:.0f}", str(version), f"{ended_s:.0f}",
+            f"{last:.2f}")  # fmt: skip
 
 
 def runs(rows: Rows, name: str) -> Runs:

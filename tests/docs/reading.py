@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = tuple(sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]))
 WRITTEN_BY_HAND = re.compile(r"<!-- generated: .+? -->.*?<!-- end -->", re.DOTALL)
 
-_FENCE = re.compile(r"(?:<!-- (\w+): (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"(?:<!-- (\w+): ([^\n]+?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")

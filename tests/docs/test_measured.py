@@ -6,6 +6,7 @@ from typing import Any
 
 from pages import measured
 
+from scripts import side_by_side
 from scripts.experiments import EXPERIMENTS
 
 
@@ -42,3 +43,16 @@ def test_staleness() -> None:
     assert line(table, "0") == [no, "0.925 (0.90, 0.95)", "+0.0", "-, 0.0"]
     assert line(table, "8") == ["0.40", "0.720 (0.94, 0.50)", "-1.0", "7.9, 7.0"], "points of the seeds of both"
     assert line(table, "16") == [no, no, "-", "-, -"]
+
+
+def test_beside_trl() -> None:
+    def of(side: str, seed: int, *curve: list[float]) -> dict[str, Any]:
+        return {"side": side, "seed": seed, "of": side_by_side.digest(), "curve": [list(one) for one in curve]}
+
+    ours = of("rftstream", 0, [0, 9.4, 0.0], [10, 20.2, 0.84], [20, 30.0, 0.96])
+    table = measured.beside_trl([ours, of("rftstream", 1, [0, 9.0, 0.0], [20, 31.0, 0.5])])
+    assert "| 0 | rftstream | 9 | 20 | 10 | 30 | 0.96 |" in table
+    assert f"| 0 | trl | {measured.NOT_YET} | - | - | - | - |" in table
+    assert "| 1 | rftstream | 9 | never | - | 31 | 0.50 |" in table
+    assert "trl.png" not in table
+    assert "(pictures/trl.png)" in measured.beside_trl([{**ours, "side": side} for side in side_by_side.SIDES])

@@ -1,0 +1,196 @@
+"""examples/arithmetic.toml with TRL's GRPOTrainer, as scripts/side_by_side.py starts it: a process of its own.
+
+    python -m scripts.trl_side FOLDER [--threads N] [--set KEY=VALUE ...]
+
+The run file says everything: the made model and its seed, the tasks in the order in which the feeder would give them
+out, the reward (the same code), sampling, learning rate and its schedule, optimizer, loss. All rollouts of a step are
+generated at once and go through the model at once. TRL's own defaults, but for what is for GPUs: float32, no gradient
+checkpointing; nothing is saved and nothing reported.
+
+Held-out problems are answered greedily between two steps. FOLDER/evaluations.jsonl has a line for each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream import config, plugins
+from rftstream.ids import derive_seed
+from rftstream.messages import Problem
+from rftstream.modelfolder import prepare_model
+from rftstream.rewards.base import RewardInput
+from rftstream.rewards.resolve import build_reward
+from rftstream.sections import RunConfig
+from rftstream.tasksets.open import open_taskset, order
+from scripts.experiments import EVALUATION, RUN_FILE
+
+EVALUATIONS = "evaluations.jsonl"
+
+RewardFunction = Callable[..., list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """An evaluation."""
+
+    version: int
+    """Optimizer steps before it."""
+    at: float
+    """Unix time: what was trained until then has been looked at."""
+    took_s: float
+    """For which the training stood still."""
+    mean: float
+    """Reward."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.trl_side")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, metavar="N", help="default: as many as torch takes, all cores")
+    parser.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
+    given = parser.parse_args(arguments)
+    given.folder.mkdir(parents=True)
+    if given.threads:
+        import torch
+
+        torch.set_num_threads(given.threads)
+    train(config.load([RUN_FILE], sets=given.sets), given.folder)
+    return 0
+
+
+def train(run: RunConfig, folder: Path) -> None:
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOTrainer
+
+    spec = prepare_model(run.model, folder / "model", run.run.seed)
+    tokenizer = AutoTokenizer.from_pretrained(spec.folder, padding_side="left")
+    trainer = GRPOTrainer(
+        model=str(spec.folder), args=settings(run, folder), processing_class=tokenizer, reward_funcs=reward(run),
+        train_dataset=Dataset.from_list([columns(one) for one in problems(run)]),
+    )  # fmt: skip
+    trainer.add_callback(_evaluations(run, tokenizer, folder / EVALUATIONS))
+    trainer.train()
+
+
+# --------------------------------------------------------------------------------------------- what the run file says
+
+
+def problems(run: RunConfig) -> Iterator[Problem]:
+    """As many groups as the run has, in its order."""
+    ((name, section),) = run.tasksets.items()
+    taskset = open_taskset(name, section, run)
+    seed = derive_seed(run.run.seed, "order", name)
+    for number in range((run.run.steps or 0) * run.feeder.groups_per_batch):
+        taskset_pass, index = divmod(number, len(taskset))
+        yield taskset.problem(order(len(taskset), taskset_pass, seed)(index))
+
+
+def columns(problem: Problem) -> dict[str, Any]:
+    """Of TRL's dataset."""
+    prompt = [{"role": message.role, "content": message.content} for message in problem.messages]
+    return {"prompt": prompt, "answer": problem.answer}
+
+
+def reward(run: RunConfig) -> RewardFunction:
+    """The taskset's, as a function over lists."""
+    (section,) = run.tasksets.values()
+    composite = build_reward(section.reward, run, section=section)
+
+    def scored(prompts: list[Any], completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        found = composite.score_all([
+            RewardInput(
+                completion=said[-1]["content"], answer=right, prompt=asked[-1]["content"], messages=(*asked, *said),
+                info={}, data_source="", num_tokens=0, truncated=False,
+            )
+            for asked, said, right in zip(prompts, completions, answer, strict=True)
+        ])  # fmt: skip
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one.reward for one in found if not isinstance(one, BaseException)]
+
+    return scored
+
+
+def settings(run: RunConfig, folder: Path) -> Any:
+    """GRPOConfig."""
+    from trl import GRPOConfig
+
+    trainer, feeder, sampling = run.trainer, run.feeder, run.sampling
+    part = plugins.resolve("algorithm", trainer.algorithm)
+    grpo = plugins.build_config(part, run.algorithms.get(trainer.algorithm), where=f"algorithms.{trainer.algorithm}")
+    return GRPOConfig(
+        output_dir=str(folder), max_steps=run.run.steps, seed=run.run.seed, shuffle_dataset=False,
+        per_device_train_batch_size=feeder.groups_per_batch * feeder.group_size, gradient_accumulation_steps=1,
+        num_generations=feeder.group_size,
+        max_completion_length=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        loss_type={"token": "dapo", "sequence": "grpo"}[grpo.normalise], beta=grpo.kl_coef, epsilon=grpo.clip_low,
+        epsilon_high=grpo.clip_high, scale_rewards="group",
+        learning_rate=trainer.lr, lr_scheduler_type=trainer.lr_schedule, warmup_steps=trainer.warmup_steps,
+        adam_beta1=trainer.adam_betas[0], adam_beta2=trainer.adam_betas[1], adam_epsilon=trainer.adam_eps,
+        weight_decay=trainer.weight_decay, max_grad_norm=trainer.max_grad_norm,
+        use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no", report_to="none",
+        disable_tqdm=True,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- evaluations
+
+
+def _evaluations(run: RunConfig, tokenizer: Any, file: Path) -> Any:
+    """A callback that looks at the versions that the run's evaluator would look at."""
+    from transformers import TrainerCallback
+
+    section = run.evaluations[EVALUATION]
+    taskset = open_taskset(EVALUATION, section, run)
+    held_out = [columns(taskset.problem(index)) for index in range(len(taskset))]
+    score, max_tokens = reward(run), run.sampling.max_tokens
+
+    class Evaluations(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+            self._look(model, 0)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+            if state.global_step % section.every == 0 or state.global_step == run.run.steps:
+                self._look(model, state.global_step)
+
+        def _look(self, model: Any, version: int) -> None:
+            began = time.time()
+            said = answers(model, tokenizer, [one["prompt"] for one in held_out], max_tokens)
+            rewards = score([one["prompt"] for one in held_out], said, [one["answer"] for one in held_out])
+            look = Look(version, began, time.time() - began, sum(rewards) / len(rewards))
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(asdict(look)) + "\n")
+
+    return Evaluations()
+
+
+def answers(model: Any, tokenizer: Any, prompts: Sequence[Any], max_tokens: int) -> list[list[dict[str, str]]]:
+    """Greedy ones, as TRL gives them to rewards."""
+    import torch
+
+    asked = tokenizer.apply_chat_template(
+        list(prompts), add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+    )
+    model.eval()
+    with torch.no_grad():
+        ids = model.generate(
+            input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=max_tokens,
+            do_sample=False, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+    model.train()
+    said = tokenizer.batch_decode(ids[:, asked["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [[{"role": "assistant", "content": one}] for one in said]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
