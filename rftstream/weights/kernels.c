@@ -1,4 +1,5 @@
-/* One pass over the weights: what changed between two states of a model, as a stream of bits, and back.
+/* Passes over the weights: what changed between two states of a model, as a stream of bits, and back. Noting what
+   changed (taking) and saying it in bits (writing) are apart, for training waits for the first alone.
 
    The form is written down in docs/weights-format.md, in the words and with the names that are used here. Elements are
    compared as bit patterns, never as numbers. Nothing here keeps state between two calls, so that any number of threads
@@ -221,6 +222,143 @@ static inline void store(uint8_t *data, int64_t i, int width, uint32_t value) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------------- taking */
+
+enum { BLOCK = 64 };
+
+/* Float32 to the nearest, of two that are as near to the even one, as bits; a NaN becomes `nan`. */
+static inline uint16_t to_bfloat16(uint32_t bits, uint16_t nan) {
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? nan : (uint16_t)rounded;
+}
+
+/* Likewise; a NaN keeps its sign and what it can of its payload, and is quiet. What becomes a denormal is rounded by an
+   addition whose last bit is worth as much as the last one of denormals. */
+static inline uint16_t to_float16(uint32_t bits) {
+    uint32_t size = bits & 0x7fffffffu, small, half = 0x3f000000u;
+    uint32_t normal = (size + 0xfffu + ((size >> 13) & 1) - (112u << 23)) >> 13;
+    float value, bias;
+    memcpy(&value, &size, 4);
+    memcpy(&bias, &half, 4);
+    value += bias;
+    memcpy(&small, &value, 4);
+    uint32_t rounded = size < 0x38800000u ? small - half : normal;
+    rounded = size >= 0x477ff000u ? 0x7c00u : rounded;
+    rounded = size > 0x7f800000u ? 0x7e00u | (size >> 13 & 0x3ffu) : rounded;
+    return (uint16_t)(rounded | (bits >> 16 & 0x8000u));
+}
+
+enum { AS_IT_IS = -1, FROM_FLOAT32_TO_FLOAT16 = -2 }; /* any other way: from float32 to bfloat16, NaNs to this */
+
+/* Of up to BLOCK elements: makes `old` what `new` is, and returns which were not so. The loops are of a fixed length and
+   without branches, so that compilers make vectors of them. */
+static inline __attribute__((always_inline)) uint64_t take_block(
+    uint8_t *old, const uint8_t *new, size_t count, int width, int way, uint8_t **before
+) {
+    uint8_t differs[BLOCK];
+    uint16_t was[BLOCK], is[BLOCK];
+    uint32_t wide_was[BLOCK], wide_is[BLOCK];
+    if (count < BLOCK) {
+        memset(was, 0, sizeof(was));
+        memset(is, 0, sizeof(is));
+        memset(wide_was, 0, sizeof(wide_was));
+        memset(wide_is, 0, sizeof(wide_is));
+    }
+    if (width == 4) {
+        memcpy(wide_was, old, 4 * count);
+        memcpy(wide_is, new, 4 * count);
+        for (int i = 0; i < BLOCK; i++) differs[i] = wide_was[i] != wide_is[i];
+    } else {
+        memcpy(was, old, 2 * count);
+        if (way == AS_IT_IS) {
+            memcpy(is, new, 2 * count);
+        } else {
+            memcpy(wide_is, new, 4 * count);
+            if (way == FROM_FLOAT32_TO_FLOAT16) {
+                for (int i = 0; i < BLOCK; i++) is[i] = to_float16(wide_is[i]);
+            } else {
+                for (int i = 0; i < BLOCK; i++) is[i] = to_bfloat16(wide_is[i], (uint16_t)way);
+            }
+        }
+        for (int i = 0; i < BLOCK; i++) differs[i] = was[i] != is[i];
+    }
+    uint64_t changed = 0;
+    for (int i = 0; i < BLOCK; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, differs + i, 8);
+        changed |= (eight * 0x0102040810204080u >> 56) << i; /* a bit of each byte */
+    }
+    if (changed == 0) return 0;
+    for (uint64_t left = changed; left != 0; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        memcpy(*before, width == 4 ? (const void *)&wide_was[i] : (const void *)&was[i], (size_t)width);
+        *before += width;
+    }
+    memcpy(old, width == 4 ? (const void *)wide_is : (const void *)is, (size_t)width * count);
+    return changed;
+}
+
+static inline __attribute__((always_inline)) int64_t take_piece(
+    uint8_t *old, const uint8_t *new, int64_t count, int width, int way, uint64_t *changed, uint8_t **before
+) {
+    int step = way == AS_IT_IS ? width : 4;
+    int64_t total = 0, start = 0;
+    for (; start + BLOCK <= count; start += BLOCK) {
+        *changed = take_block(old + width * start, new + step * start, BLOCK, width, way, before);
+        total += __builtin_popcountll(*changed++);
+    }
+    if (start < count) {
+        *changed = take_block(old + width * start, new + step * start, (size_t)(count - start), width, way, before);
+        total += __builtin_popcountll(*changed);
+    }
+    return total;
+}
+
+static inline __attribute__((always_inline)) void take_pieces(
+    int64_t pieces, uint8_t *const *old, const uint8_t *const *new, const int64_t *counts, const int *ways,
+    int width, uint64_t *changed, uint8_t *before, int64_t *totals
+) {
+    for (int64_t i = 0; i < pieces; i++) {
+        if (width == 4) {
+            totals[i] = take_piece(old[i], new[i], counts[i], 4, AS_IT_IS, changed, &before);
+        } else if (ways[i] == AS_IT_IS) {
+            totals[i] = take_piece(old[i], new[i], counts[i], 2, AS_IT_IS, changed, &before);
+        } else if (ways[i] == FROM_FLOAT32_TO_FLOAT16) {
+            totals[i] = take_piece(old[i], new[i], counts[i], 2, FROM_FLOAT32_TO_FLOAT16, changed, &before);
+        } else {
+            totals[i] = take_piece(old[i], new[i], counts[i], 2, ways[i] & 0xffff, changed, &before);
+        }
+        changed += (counts[i] + BLOCK - 1) / BLOCK;
+    }
+}
+
+#if defined(__x86_64__)
+/* The same for processors with wider vectors than every one has. */
+__attribute__((target("avx2,bmi,popcnt"))) static void take_pieces_avx2(
+    int64_t pieces, uint8_t *const *old, const uint8_t *const *new, const int64_t *counts, const int *ways,
+    int width, uint64_t *changed, uint8_t *before, int64_t *totals
+) {
+    take_pieces(pieces, old, new, counts, ways, width, changed, before, totals);
+}
+#endif
+
+/* Makes `old` what `new` is, and notes all that `rft_code` needs to say how. `pieces` runs of `counts[i]` elements;
+   `ways[i]` says what lies in `new[i]`. Of each element a bit goes to `changed`, in words of BLOCK elements, each piece
+   in words of its own; the bits from before of those that changed go to `before`, which has room for all, one after
+   another; how many of each piece they are, to `totals`. */
+void rft_take(
+    int64_t pieces, uint8_t *const *old, const uint8_t *const *new, const int64_t *counts, const int *ways,
+    int width, uint64_t *changed, uint8_t *before, int64_t *totals
+) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt")) {
+        take_pieces_avx2(pieces, old, new, counts, ways, width, changed, before, totals);
+        return;
+    }
+#endif
+    take_pieces(pieces, old, new, counts, ways, width, changed, before, totals);
+}
+
 /* ------------------------------------------------------------------------------------------------- writing */
 
 /* A change, or the first element of its class (then before = after). */
@@ -231,51 +369,41 @@ typedef struct {
 } Event;
 
 typedef struct {
-    Event *events;
-    int64_t count, room, changed;
+    Event *events; /* room for all: of changes and of each class a first one */
+    int64_t count;
     uint32_t gap[CLASSES]; /* unchanged elements since the last event */
     uint8_t seen[CLASSES];
 } Scan;
 
-static int make_room(Scan *scan, int64_t more) {
-    if (scan->room - scan->count >= more) return 1;
-    int64_t room = scan->count + more > 2 * scan->room ? scan->count + more : 2 * scan->room;
-    Event *events = realloc(scan->events, (size_t)room * sizeof(Event));
-    if (events == NULL) return 0;
-    scan->events = events;
-    scan->room = room;
-    return 1;
+static inline void see(Scan *scan, uint32_t class) {
+    if (__builtin_expect(scan->seen[class], 1)) return;
+    scan->seen[class] = 1;
+    scan->events[scan->count++] = (Event){0, 0, 0, (uint8_t)class};
 }
 
-static inline __attribute__((always_inline)) int scan_piece(
-    Scan *scan, uint8_t *old, const uint8_t *new, int64_t count, int width, int mantissa, uint32_t exponents
+static inline __attribute__((always_inline)) const uint8_t *scan_piece(
+    Scan *scan, const uint8_t *now, int64_t count, const uint64_t *changed, const uint8_t *before,
+    int width, int mantissa, uint32_t exponents
 ) {
-    enum { BLOCK = 4096 };
     for (int64_t start = 0; start < count; start += BLOCK) {
         int64_t end = count - start < BLOCK ? count : start + BLOCK;
-        if (!make_room(scan, BLOCK + CLASSES)) return 0;
-        for (int64_t i = start; i < end; i++) {
-            uint32_t before = load(old, i, width), after = load(new, i, width);
-            uint32_t class = (before >> mantissa) & exponents;
-            if (__builtin_expect(before == after && scan->seen[class], 1)) {
+        uint64_t left = *changed++;
+        for (int64_t i = start;; i++, left &= left - 1) {
+            int64_t stop = left != 0 ? start + __builtin_ctzll(left) : end;
+            for (; i < stop; i++) {
+                uint32_t class = (load(now, i, width) >> mantissa) & exponents;
+                see(scan, class);
                 scan->gap[class]++;
-                continue;
             }
-            if (!scan->seen[class]) {
-                scan->seen[class] = 1;
-                scan->events[scan->count++] = (Event){0, 0, 0, (uint8_t)class};
-            }
-            if (before == after) {
-                scan->gap[class]++;
-                continue;
-            }
-            scan->events[scan->count++] = (Event){before, after, scan->gap[class], (uint8_t)class};
+            if (left == 0) break;
+            uint32_t was = load(before, 0, width), class = (was >> mantissa) & exponents;
+            before += width;
+            see(scan, class);
+            scan->events[scan->count++] = (Event){was, load(now, i, width), scan->gap[class], (uint8_t)class};
             scan->gap[class] = 0;
-            scan->changed++;
-            store(old, i, width, after);
         }
     }
-    return 1;
+    return before;
 }
 
 /* A reader needs the gap before a change at the change before it: each event gets the gap of the next one. */
@@ -312,30 +440,26 @@ static void write_gap(Writer *w, Model *model, int class, uint32_t gap) {
     }
 }
 
-/* Writes how `old` becomes `new`, and makes it so. `pieces` runs of `counts[i]` elements follow one another, together
-   fewer than 2^31 - 1. Returns the bytes written to `out`, and in `changed` how many
-   elements of each piece differed. After TOO_LONG `old` is
-   all the same what `new` is; after NO_MEMORY it is neither. */
-int64_t rft_take(
-    int64_t pieces, uint8_t *const *old, const uint8_t *const *new, const int64_t *counts,
-    int width, int mantissa, uint8_t *out, int64_t capacity, int64_t *changed
+/* Writes how elements became what they are `now`, from what `rft_take` noted when it made them so: together fewer than
+   2^31 - 1, `total` of them changed. Returns the bytes written to `out`, or TOO_LONG or NO_MEMORY. */
+int64_t rft_code(
+    int64_t pieces, const uint8_t *const *now, const int64_t *counts, int width, int mantissa,
+    const uint64_t *changed, const uint8_t *before, int64_t total, uint8_t *out, int64_t capacity
 ) {
     Scan scan = {0};
     Model *model = new_model();
     int64_t result = NO_MEMORY;
-    if (model == NULL) return NO_MEMORY;
+    scan.events = malloc((size_t)(total + CLASSES) * sizeof(Event));
+    if (model == NULL || scan.events == NULL) goto done;
     for (int64_t piece = 0; piece < pieces; piece++) {
-        int ok;
         if (width == 2 && mantissa == 7) {
-            ok = scan_piece(&scan, old[piece], new[piece], counts[piece], 2, 7, 255);
+            before = scan_piece(&scan, now[piece], counts[piece], changed, before, 2, 7, 255);
         } else if (width == 2) {
-            ok = scan_piece(&scan, old[piece], new[piece], counts[piece], 2, 10, 31);
+            before = scan_piece(&scan, now[piece], counts[piece], changed, before, 2, 10, 31);
         } else {
-            ok = scan_piece(&scan, old[piece], new[piece], counts[piece], 4, 23, 255);
+            before = scan_piece(&scan, now[piece], counts[piece], changed, before, 4, 23, 255);
         }
-        if (!ok) goto done;
-        changed[piece] = scan.changed;
-        scan.changed = 0;
+        changed += (counts[piece] + BLOCK - 1) / BLOCK;
     }
     look_ahead(&scan);
     Writer writer = {0, 0xffffffffu, 0, 1, out, 0, capacity};
