@@ -1,4 +1,4 @@
-"""The compiled passes over weights: kernels.c, as a library that is built once on a machine.
+"""The compiled passes over weights: kernels.c and taking.c, as a library that is built once on a machine.
 
 It is looked for beside the source (`python -m rftstream.weights.kernels` leaves it there, for images and installs
 without a compiler), then in the user's cache, and is otherwise compiled into that; a place that others could write to
@@ -26,7 +26,7 @@ import numpy as np
 
 from rftstream.errors import WeightsError
 
-SOURCE = Path(__file__).with_suffix(".c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "taking.c"))
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared")
 TOO_LONG, NO_MEMORY, DAMAGED = -1, -2, -3
 BLOCK = 64
@@ -113,17 +113,19 @@ def build(target: Path) -> None:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)
     if compiler is None:
         raise WeightsError(
-            f"{SOURCE.name}: found no C compiler to build it with; install gcc, or run `python -m {__name__}` where "
-            "there is one"
+            f"{SOURCES[0].name}: found no C compiler to build it with; install gcc, or run `python -m {__name__}` "
+            "where there is one"
         )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         library = Path(folder) / target.name
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(library), str(SOURCE)], stdin=subprocess.DEVNULL, capture_output=True,
+            [compiler, *FLAGS, "-o", str(library), *map(str, SOURCES)], stdin=subprocess.DEVNULL, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise WeightsError(f"{SOURCE.name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one")
+            raise WeightsError(
+                f"{SOURCES[0].name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one"
+            )
         library.replace(target)
 
 
@@ -142,7 +144,7 @@ def _library() -> ctypes.CDLL:
 
 def _built() -> Path:
     """Where the library lies, compiled if need be. Its name tells the source and the platform."""
-    beside = SOURCE.with_name(_name())
+    beside = SOURCES[0].with_name(_name())
     if beside.exists():
         return beside
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rftstream" / "kernels"
@@ -168,7 +170,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _name() -> str:
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in SOURCES) + " ".join(FLAGS).encode()).hexdigest()[:16]
     return f"kernels-{digest}-{sysconfig.get_platform()}.so"
 
 
@@ -177,5 +179,5 @@ def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 if __name__ == "__main__":
-    build(SOURCE.with_name(_name()))
-    print(SOURCE.with_name(_name()), file=sys.stderr)
+    build(SOURCES[0].with_name(_name()))
+    print(SOURCES[0].with_name(_name()), file=sys.stderr)
