@@ -100,7 +100,8 @@ class Changes:
     @functools.cached_property
     def parts(self) -> list[tuple[Part, Buffer]] | None:
         """None if they would be no smaller than the weights."""
-        state, parts = self.state, []
+        state = self.state
+        parts: list[tuple[Part, Buffer]] = []
         room = sum(map(len, state.arrays.values()))
         streams = state.in_threads([functools.partial(one.coded, state) for one in self.taken])
         for lane, stream in zip((one.lane for one in self.taken), streams, strict=True):

@@ -115,8 +115,8 @@ static inline __attribute__((always_inline)) void take_pieces(
 }
 
 #if defined(__x86_64__)
-/* The same for processors with wider vectors than every one has. */
-__attribute__((target("avx2,bmi,popcnt"))) static void take_pieces_avx2(
+/* The same for processors with wide vectors and masks of them: in less than half of the time. (AVX2 saves nothing.) */
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,bmi,popcnt"))) static void take_pieces_avx512(
     int64_t pieces, uint8_t *const *old, const uint8_t *const *new, const int64_t *counts, const int *ways,
     int width, uint64_t *changed, uint8_t *before, int64_t *totals
 ) {
@@ -133,8 +133,9 @@ void rft_take(
     int width, uint64_t *changed, uint8_t *before, int64_t *totals
 ) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt")) {
-        take_pieces_avx2(pieces, old, new, counts, ways, width, changed, before, totals);
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt")) {
+        take_pieces_avx512(pieces, old, new, counts, ways, width, changed, before, totals);
         return;
     }
 #endif
