@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rftstream.weights.snapshot import DTYPES, RawTensor, write_snapshot
+from rftstream.weights.snapshot import DTYPES, Master, RawTensor, write_snapshot
 
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -22,11 +23,28 @@ class ServedTensors(Mapping[str, RawTensor]):
     def __getitem__(self, name: str) -> RawTensor:
         return raw(self._tensors[name].detach().to(self._dtype, copy=True))
 
+    def master(self, name: str) -> Master | None:
+        """Where it lies in main memory as `raw` would have it, so that no copy is made at all."""
+        value, nan = self._tensors[name].detach(), rounded_nan()
+        if nan is None or value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
+            return None
+        return Master(raw(value), DTYPES[str(self._dtype).removeprefix("torch.")], nan)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+@functools.cache
+def rounded_nan() -> int | None:
+    """The bits of NaNs that torch rounded to bfloat16: other ones on other processors. None where they are not all the
+    same on this one."""
+    odd = torch.tensor([0x7FC00000, 0x7F800001, 0x7FA55AA5, 0x7FFFFFFF], dtype=torch.int32)
+    nans = torch.cat([odd, odd | -(1 << 31)]).repeat(9)[:67].view(torch.float32)  # vectors, and a rest
+    bits = set(nans.to(torch.bfloat16).view(torch.int16).tolist())
+    return bits.pop() & 0xFFFF if len(bits) == 1 else None
 
 
 def raw(value: Tensor) -> RawTensor:

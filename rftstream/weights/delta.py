@@ -21,21 +21,21 @@ import zstandard
 from rftstream.errors import WeightsError
 from rftstream.messages import VersionName
 from rftstream.weights import kernels
-from rftstream.weights.kernels import FORMS
-from rftstream.weights.snapshot import ITEM_BYTES, MAX_HEADER_BYTES, RawTensor, data_view
+from rftstream.weights.kernels import FORMS, Noted
+from rftstream.weights.lanes import Forms, Lane, Piece, cut, lengths_of
+from rftstream.weights.snapshot import ITEM_BYTES, MAX_HEADER_BYTES, HasMasters, RawTensor, data_view
 from rftstream.weights.state import ServedState
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-Forms = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Name -> dtype and shape, sorted by name."""
 
 MAGIC = b"RFTDELTA"
 FORMAT = 1
 LANE_ELEMENTS = 8 << 20
 """Of a stream: enough to learn how often weights change, and few enough to keep all cores at work."""
 MAX_LANE_ELEMENTS = (1 << 31) - 2
+NOTED = 1 / 8
+"""Of a stream's elements: where more changed they are put into bits at once, for what is noted of them takes memory."""
 SHORT = 16
 """Hex digits of a tensor's digest in the header; the whole state's digests stand there in full."""
 
@@ -69,62 +69,77 @@ class DeltaHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A run of one tensor's elements."""
+class _Taken:
+    lane: Lane
+    how: Noted | np.ndarray | None
+    """What is still to be coded, or the stream; None: that would be too long."""
 
-    tensor: str
-    begin: int
-    """Bytes."""
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    dtype: str
-    pieces: tuple[_Piece, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.end - piece.begin for piece in self.pieces)
+    def coded(self, state: ServedState) -> np.ndarray | None:
+        if not isinstance(self.how, Noted):
+            return self.how
+        now = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in self.lane.pieces]
+        room = self.lane.num_bytes + self.lane.num_bytes // 8 + 64  # all of them together are looked at in the end
+        stream = kernels.code(now, self.how, FORMS[self.lane.dtype], room)
+        return None if stream is None else stream.copy()
 
 
-_Taken = tuple[_Lane, "np.ndarray | None", list[int]]
-"""A lane, its stream (None: too long), how many elements of each piece changed."""
-
-
-@dataclass(slots=True)
+@dataclass(kw_only=True)
 class Changes:
-    """What `take` found; `None` in the place of parts if they would be no smaller than the weights."""
+    """What `take` found of a state. It is put into bits when `parts` are first asked for: before the state changes
+    again, in any thread, and once more if that failed. Until then it holds a bit for each element and the old bits of
+    those that changed, of which there are at most NOTED: for 16-bit weights 3/16 of what the state holds."""
 
-    parts: list[tuple[Part, Buffer]] | None
+    state: ServedState
     old: str
+    """The state's digest from before."""
     old_digests: dict[str, str]
+    taken: list[_Taken]
+    whole: list[str]
+    """Changed tensors of other dtypes."""
+
+    @functools.cached_property
+    def parts(self) -> list[tuple[Part, Buffer]] | None:
+        """None if they would be no smaller than the weights."""
+        state = self.state
+        parts: list[tuple[Part, Buffer]] = []
+        room = sum(map(len, state.arrays.values()))
+        streams = state.in_threads([functools.partial(one.coded, state) for one in self.taken])
+        for lane, stream in zip((one.lane for one in self.taken), streams, strict=True):
+            if stream is None or (room := room - len(stream)) < 0:
+                self.taken = []
+                return None
+            part = Part(dtype=lane.dtype, num_elements=lane.num_elements, tensor=None, num_bytes=len(stream))
+            parts.append((part, stream.data))
+        for name in self.whole:
+            tensor, packed = state.tensors[name], zstandard.compress(state.arrays[name].data, 3)
+            num_elements = math.prod(tensor.shape)
+            part = Part(dtype=tensor.dtype, num_elements=num_elements, tensor=name, num_bytes=len(packed))
+            parts.append((part, packed))
+        self.taken = []  # not needed any more
+        return parts
 
 
 def take(state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements: int = LANE_ELEMENTS) -> Changes:
     """What makes `tensors` of the state, which is then what they are. Each tensor is asked for once, in order of names,
     and held no longer than it takes. WeightsError, and the state is of no use, if names, dtypes or shapes differ."""
-    changes = Changes([], state.digest(), state.digests())
+    old, old_digests = state.digest(), state.digests()
     source = _Source(state, tensors)
     with state.of_no_use_after_errors():
-        streams = state.in_threads(_take_jobs(state, source, lane_elements))
-    room = sum(map(len, state.arrays.values()))
-    for lane, stream, changed in streams:
-        state.touched(piece.tensor for piece, count in zip(lane.pieces, changed, strict=True) if count)
-        if changes.parts is None or stream is None or (room := room - len(stream)) < 0:
-            changes.parts = None
-            continue
-        num_elements = lane.num_bytes // FORMS[lane.dtype].width
-        part = Part(dtype=lane.dtype, num_elements=num_elements, tensor=None, num_bytes=len(stream))
-        changes.parts.append((part, stream.data))
-    for name in source.whole:
-        tensor = state.tensors[name]
-        state.touched([name])
-        packed = zstandard.compress(state.arrays[name].data, 3)
-        if changes.parts is not None:
-            part = Part(dtype=tensor.dtype, num_elements=math.prod(tensor.shape), tensor=name, num_bytes=len(packed))
-            changes.parts.append((part, packed))
-    return changes
+        taken = state.in_threads(_take_jobs(state, source, lane_elements))
+    return Changes(state=state, old=old, old_digests=old_digests, taken=taken, whole=source.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """A tensor's new bytes, and how they are to be read (kernels.take)."""
+
+    array: np.ndarray
+    way: int
+
+    def of(self, piece: Piece, width: int) -> np.ndarray:
+        if self.way == kernels.AS_IT_IS:
+            return self.array[piece.begin : piece.end]
+        return self.array[piece.begin // width * 4 : piece.end // width * 4]
 
 
 class _Source:
@@ -138,68 +153,34 @@ class _Source:
                 f"weights: tensor {odd!r} came or went, expected the parent's tensors; publish an anchor"
             )
         self._state, self._tensors = state, tensors
+        self._masters = tensors if isinstance(tensors, HasMasters) else None
         self.whole: list[str] = []
-        """Changed tensors of other dtypes."""
 
-    def get(self, name: str) -> np.ndarray:
-        tensor, mine = self._tensors[name], self._state.tensors[name]
-        if (tensor.dtype, tensor.shape) != (mine.dtype, mine.shape):
+    def get(self, name: str) -> _New:
+        """As it is given, or the values that it is rounded from: then nobody makes a copy."""
+        master = self._masters.master(name) if self._masters is not None else None
+        if master is None:
+            tensor = self._tensors[name]
+            self._check(name, tensor.dtype, tensor.shape)
+            return _New(np.frombuffer(data_view(tensor), np.uint8), kernels.AS_IT_IS)
+        self._check(name, master.served, master.values.shape)
+        array = np.frombuffer(data_view(master.values), np.uint8)
+        return _New(array, {"BF16": master.nan, "F16": kernels.FLOAT32_TO_F16}.get(master.served, kernels.AS_IT_IS))
+
+    def _check(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        mine = self._state.tensors[name]
+        if (dtype, shape) != (mine.dtype, mine.shape):
             raise WeightsError(
-                f"weights: tensor {name!r}: found {tensor.dtype} {list(tensor.shape)}, expected {mine.dtype} "
-                f"{list(mine.shape)} as in the parent; publish an anchor"
+                f"weights: tensor {name!r}: found {dtype} {list(shape)}, expected {mine.dtype} {list(mine.shape)} as "
+                "in the parent; publish an anchor"
             )
-        return np.frombuffer(data_view(tensor), np.uint8)
 
     def replace(self, name: str) -> None:
-        new, mine = self.get(name), self._state.arrays[name]
+        new, mine = self.get(name).array, self._state.arrays[name]
         if not np.array_equal(new, mine):
             mine[:] = new
+            self._state.touched([name])
             self.whole.append(name)
-
-
-def _lanes(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[_Lane]:
-    """Cuts all elements that are taken apart into lanes: for each of `lengths` (dtype, elements) the pieces of it.
-    ValueError if they do not come out even."""
-    rest = iter([(name, dtype, math.prod(shape)) for name, (dtype, shape) in _taken_apart(tensors)])
-    name, dtype, left, begin = "", "", 0, 0
-    for wanted, length in lengths:
-        pieces = []
-        missing = length
-        while missing:
-            while not left:
-                name, dtype, left = next(rest, ("", "", 0))
-                begin = 0
-                if not name:
-                    raise ValueError("more elements in streams than in tensors")
-            if dtype != wanted:
-                raise ValueError(f"a stream of {wanted} goes on into {dtype}")
-            count = min(left, missing)
-            width = FORMS[dtype].width
-            pieces.append(_Piece(name, begin, begin + count * width))
-            begin, left, missing = begin + count * width, left - count, missing - count
-        yield _Lane(wanted, tuple(pieces))
-    if left or any(count for _, _, count in rest):
-        raise ValueError("fewer elements in streams than in tensors")
-
-
-def _lengths(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
-    """Of the lanes that we write: of `most` elements, each of one dtype."""
-    dtype, length = "", 0
-    for _, (one, shape) in _taken_apart(tensors):
-        if length and one != dtype:
-            yield dtype, length
-            length = 0
-        dtype, length = one, length + math.prod(shape)
-        while length >= most:
-            yield dtype, most
-            length -= most
-    if length:
-        yield dtype, length
-
-
-def _taken_apart(tensors: Forms) -> list[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """The tensors whose elements are in streams: dtype by dtype, in order of names."""
-    return [one for dtype in sorted(FORMS) for one in tensors.items() if one[1][0] == dtype]
 
 
 def _forms(state: ServedState) -> Forms:
@@ -208,25 +189,28 @@ def _forms(state: ServedState) -> Forms:
 
 def _take_jobs(state: ServedState, source: _Source, lane_elements: int) -> Iterator[Callable[[], _Taken]]:
     forms = _forms(state)
-    name, new = "", np.empty(0, np.uint8)
-    for lane in _lanes(forms, _lengths(forms, lane_elements)):
-        pairs = []
+    name, new = "", None
+    for lane in cut(forms, lengths_of(forms, lane_elements)):
+        news = []
         for piece in lane.pieces:
-            if piece.tensor != name:
+            if new is None or piece.tensor != name:
                 name, new = piece.tensor, source.get(piece.tensor)
-            pairs.append((state.arrays[name][piece.begin : piece.end], new[piece.begin : piece.end]))
-        yield functools.partial(_take_lane, lane, pairs)
+            news.append(_New(new.of(piece, FORMS[lane.dtype].width), new.way))
+        yield functools.partial(_take_lane, state, lane, news)
     del new
     for name, (dtype, _) in forms.items():
         if dtype not in FORMS:
             source.replace(name)
 
 
-def _take_lane(lane: _Lane, pairs: list[tuple[np.ndarray, np.ndarray]]) -> _Taken:
-    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    room = lane.num_bytes + lane.num_bytes // 8 + 64  # whether all of them together are smaller is seen in the end
-    stream, changed = kernels.take(old, new, FORMS[lane.dtype], room)
-    return lane, None if stream is None else stream.copy(), changed
+def _take_lane(state: ServedState, lane: Lane, news: list[_New]) -> _Taken:
+    old = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in lane.pieces]
+    noted = kernels.take(old, [one.array for one in news], FORMS[lane.dtype], [one.way for one in news])
+    state.touched(piece.tensor for piece, total in zip(lane.pieces, noted.totals, strict=True) if total)
+    taken = _Taken(lane, noted)
+    if sum(noted.totals) <= NOTED * lane.num_elements:
+        return taken
+    return _Taken(lane, taken.coded(state))
 
 
 # ------------------------------------------------------------------------------------------ the file
@@ -299,7 +283,7 @@ def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
         else:
             _put_whole(state, part, stream, where)
     try:
-        lanes = list(_lanes(header.tensors, ((p.dtype, p.num_elements) for p in header.parts if p.tensor is None)))
+        lanes = list(cut(header.tensors, ((p.dtype, p.num_elements) for p in header.parts if p.tensor is None)))
     except ValueError as error:
         raise _damaged(where, str(error), "a stream for each element") from None
     jobs = (functools.partial(_apply_lane, state, lane, stream) for lane, stream in zip(lanes, streams, strict=True))
@@ -312,7 +296,7 @@ def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
     return header
 
 
-def _apply_lane(state: ServedState, lane: _Lane, stream: np.ndarray) -> list[int] | None:
+def _apply_lane(state: ServedState, lane: Lane, stream: np.ndarray) -> list[int] | None:
     arrays = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in lane.pieces]
     return kernels.apply(arrays, FORMS[lane.dtype], stream)
 

@@ -1,4 +1,4 @@
-/* One pass over the weights: what changed between two states of a model, as a stream of bits, and back.
+/* What changed between two states of a model, as a stream of bits, and back; taking.c notes what changed.
 
    The form is written down in docs/weights-format.md, in the words and with the names that are used here. Elements are
    compared as bit patterns, never as numbers. Nothing here keeps state between two calls, so that any number of threads
@@ -9,6 +9,8 @@
 #include <string.h>
 
 enum { TOO_LONG = -1, NO_MEMORY = -2, DAMAGED = -3 };
+
+enum { BLOCK = 64 }; /* as in taking.c: elements of a word */
 
 enum { CLASSES = 256, LENGTHS = 32, TOP = 2, END = 31, MOST_SEEN = 255 };
 
@@ -231,51 +233,41 @@ typedef struct {
 } Event;
 
 typedef struct {
-    Event *events;
-    int64_t count, room, changed;
+    Event *events; /* room for all: of changes and of each class a first one */
+    int64_t count;
     uint32_t gap[CLASSES]; /* unchanged elements since the last event */
     uint8_t seen[CLASSES];
 } Scan;
 
-static int make_room(Scan *scan, int64_t more) {
-    if (scan->room - scan->count >= more) return 1;
-    int64_t room = scan->count + more > 2 * scan->room ? scan->count + more : 2 * scan->room;
-    Event *events = realloc(scan->events, (size_t)room * sizeof(Event));
-    if (events == NULL) return 0;
-    scan->events = events;
-    scan->room = room;
-    return 1;
+static inline void see(Scan *scan, uint32_t class) {
+    if (__builtin_expect(scan->seen[class], 1)) return;
+    scan->seen[class] = 1;
+    scan->events[scan->count++] = (Event){0, 0, 0, (uint8_t)class};
 }
 
-static inline __attribute__((always_inline)) int scan_piece(
-    Scan *scan, uint8_t *old, const uint8_t *new, int64_t count, int width, int mantissa, uint32_t exponents
+static inline __attribute__((always_inline)) const uint8_t *scan_piece(
+    Scan *scan, const uint8_t *now, int64_t count, const uint64_t *changed, const uint8_t *before,
+    int width, int mantissa, uint32_t exponents
 ) {
-    enum { BLOCK = 4096 };
     for (int64_t start = 0; start < count; start += BLOCK) {
         int64_t end = count - start < BLOCK ? count : start + BLOCK;
-        if (!make_room(scan, BLOCK + CLASSES)) return 0;
-        for (int64_t i = start; i < end; i++) {
-            uint32_t before = load(old, i, width), after = load(new, i, width);
-            uint32_t class = (before >> mantissa) & exponents;
-            if (__builtin_expect(before == after && scan->seen[class], 1)) {
+        uint64_t left = *changed++;
+        for (int64_t i = start;; i++, left &= left - 1) {
+            int64_t stop = left != 0 ? start + __builtin_ctzll(left) : end;
+            for (; i < stop; i++) {
+                uint32_t class = (load(now, i, width) >> mantissa) & exponents;
+                see(scan, class);
                 scan->gap[class]++;
-                continue;
             }
-            if (!scan->seen[class]) {
-                scan->seen[class] = 1;
-                scan->events[scan->count++] = (Event){0, 0, 0, (uint8_t)class};
-            }
-            if (before == after) {
-                scan->gap[class]++;
-                continue;
-            }
-            scan->events[scan->count++] = (Event){before, after, scan->gap[class], (uint8_t)class};
+            if (left == 0) break;
+            uint32_t was = load(before, 0, width), class = (was >> mantissa) & exponents;
+            before += width;
+            see(scan, class);
+            scan->events[scan->count++] = (Event){was, load(now, i, width), scan->gap[class], (uint8_t)class};
             scan->gap[class] = 0;
-            scan->changed++;
-            store(old, i, width, after);
         }
     }
-    return 1;
+    return before;
 }
 
 /* A reader needs the gap before a change at the change before it: each event gets the gap of the next one. */
@@ -312,30 +304,26 @@ static void write_gap(Writer *w, Model *model, int class, uint32_t gap) {
     }
 }
 
-/* Writes how `old` becomes `new`, and makes it so. `pieces` runs of `counts[i]` elements follow one another, together
-   fewer than 2^31 - 1. Returns the bytes written to `out`, and in `changed` how many
-   elements of each piece differed. After TOO_LONG `old` is
-   all the same what `new` is; after NO_MEMORY it is neither. */
-int64_t rft_take(
-    int64_t pieces, uint8_t *const *old, const uint8_t *const *new, const int64_t *counts,
-    int width, int mantissa, uint8_t *out, int64_t capacity, int64_t *changed
+/* Writes how elements became what they are `now`, from what `rft_take` noted when it made them so: together fewer than
+   2^31 - 1, `total` of them changed. Returns the bytes written to `out`, or TOO_LONG or NO_MEMORY. */
+int64_t rft_code(
+    int64_t pieces, const uint8_t *const *now, const int64_t *counts, int width, int mantissa,
+    const uint64_t *changed, const uint8_t *before, int64_t total, uint8_t *out, int64_t capacity
 ) {
     Scan scan = {0};
     Model *model = new_model();
     int64_t result = NO_MEMORY;
-    if (model == NULL) return NO_MEMORY;
+    scan.events = malloc((size_t)(total + CLASSES) * sizeof(Event));
+    if (model == NULL || scan.events == NULL) goto done;
     for (int64_t piece = 0; piece < pieces; piece++) {
-        int ok;
         if (width == 2 && mantissa == 7) {
-            ok = scan_piece(&scan, old[piece], new[piece], counts[piece], 2, 7, 255);
+            before = scan_piece(&scan, now[piece], counts[piece], changed, before, 2, 7, 255);
         } else if (width == 2) {
-            ok = scan_piece(&scan, old[piece], new[piece], counts[piece], 2, 10, 31);
+            before = scan_piece(&scan, now[piece], counts[piece], changed, before, 2, 10, 31);
         } else {
-            ok = scan_piece(&scan, old[piece], new[piece], counts[piece], 4, 23, 255);
+            before = scan_piece(&scan, now[piece], counts[piece], changed, before, 4, 23, 255);
         }
-        if (!ok) goto done;
-        changed[piece] = scan.changed;
-        scan.changed = 0;
+        changed += (counts[piece] + BLOCK - 1) / BLOCK;
     }
     look_ahead(&scan);
     Writer writer = {0, 0xffffffffu, 0, 1, out, 0, capacity};

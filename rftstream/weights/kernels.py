@@ -1,4 +1,4 @@
-"""The compiled pass over weights: kernels.c, as a library that is built once on a machine.
+"""The compiled passes over weights: kernels.c and taking.c, as a library that is built once on a machine.
 
 It is looked for beside the source (`python -m rftstream.weights.kernels` leaves it there, for images and installs
 without a compiler), then in the user's cache, and is otherwise compiled into that; a place that others could write to
@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +26,11 @@ import numpy as np
 
 from rftstream.errors import WeightsError
 
-SOURCE = Path(__file__).with_suffix(".c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "taking.c"))
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared")
 TOO_LONG, NO_MEMORY, DAMAGED = -1, -2, -3
+BLOCK = 64
+AS_IT_IS, FLOAT32_TO_F16 = -1, -2
 
 
 class Form(NamedTuple):
@@ -43,20 +46,43 @@ FORMS = {"BF16": Form(2, 7), "F16": Form(2, 10), "F32": Form(4, 23)}
 """Safetensors' names of the dtypes that a delta takes apart."""
 
 
-def take(
-    old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, capacity: int
-) -> tuple[np.ndarray | None, list[int]]:
-    """How `old` becomes `new`, and makes it so: the stream (None if it is longer than `capacity` bytes), and how many
-    elements of each array changed. Arrays of bytes, aligned to elements, pair by pair of one length."""
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What `take` noted of arrays that it changed: all that `code` needs beside what they are now."""
+
+    changed: np.ndarray
+    """uint64: a bit for each element, each array in words of its own."""
+    before: np.ndarray
+    """uint8: the old bits of those that changed."""
+    totals: list[int]
+    """How many elements of each array changed."""
+
+
+def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways: Sequence[int]) -> Noted:
+    """Makes `old` what `new` is, pair by pair. Arrays of bytes, aligned to elements. `ways`: what each of `new` is,
+    AS_IT_IS, or float32 that is rounded: FLOAT32_TO_F16, or what bits NaNs become in BF16."""
     counts = [len(one) // form.width for one in old]
-    out, changed = np.empty(capacity, np.uint8), np.zeros(max(len(old), 1), np.int64)
-    length = _library().rft_take(
-        len(old), _pointers(old), _pointers(new), (ctypes.c_int64 * len(counts))(*counts), *form,
-        out.ctypes.data, capacity, changed.ctypes.data,
+    changed = np.empty(sum(-(-count // BLOCK) for count in counts), np.uint64)
+    before, totals = np.empty(sum(map(len, old)), np.uint8), np.zeros(max(len(old), 1), np.int64)
+    _library().rft_take(
+        len(old), _pointers(old), _pointers(new), (ctypes.c_int64 * len(counts))(*counts),
+        (ctypes.c_int * len(ways))(*ways), form.width, changed.ctypes.data, before.ctypes.data, totals.ctypes.data,
+    )  # fmt: skip
+    found: list[int] = totals[: len(old)].tolist()
+    return Noted(changed, before[: sum(found) * form.width].copy(), found)
+
+
+def code(now: Sequence[np.ndarray], noted: Noted, form: Form, capacity: int) -> np.ndarray | None:
+    """The stream of how these became what they are; None if it is longer than `capacity` bytes."""
+    counts = [len(one) // form.width for one in now]
+    out = np.empty(capacity, np.uint8)
+    length = _library().rft_code(
+        len(now), _pointers(now), (ctypes.c_int64 * len(counts))(*counts), *form, noted.changed.ctypes.data,
+        noted.before.ctypes.data, sum(noted.totals), out.ctypes.data, capacity,
     )  # fmt: skip
     if length == NO_MEMORY:
         raise MemoryError(f"no memory for the changes of {sum(counts)} elements")
-    return (out[:length] if length >= 0 else None), changed[: len(old)].tolist()
+    return out[:length] if length >= 0 else None
 
 
 def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[int] | None:
@@ -87,17 +113,19 @@ def build(target: Path) -> None:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)
     if compiler is None:
         raise WeightsError(
-            f"{SOURCE.name}: found no C compiler to build it with; install gcc, or run `python -m {__name__}` where "
-            "there is one"
+            f"{SOURCES[0].name}: found no C compiler to build it with; install gcc, or run `python -m {__name__}` "
+            "where there is one"
         )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         library = Path(folder) / target.name
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(library), str(SOURCE)], stdin=subprocess.DEVNULL, capture_output=True,
+            [compiler, *FLAGS, "-o", str(library), *map(str, SOURCES)], stdin=subprocess.DEVNULL, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise WeightsError(f"{SOURCE.name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one")
+            raise WeightsError(
+                f"{SOURCES[0].name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one"
+            )
         library.replace(target)
 
 
@@ -106,15 +134,17 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_built()))
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     form = (ctypes.c_int, ctypes.c_int)
-    library.rft_take.argtypes = (number, pointer, pointer, pointer, *form, pointer, number, pointer)
+    library.rft_take.argtypes = (number, *(pointer,) * 4, ctypes.c_int, pointer, pointer, pointer)
+    library.rft_take.restype = None
+    library.rft_code.argtypes = (number, pointer, pointer, *form, pointer, pointer, number, pointer, number)
     library.rft_apply.argtypes = (number, pointer, pointer, *form, pointer, number, pointer)
-    library.rft_take.restype = library.rft_apply.restype = number
+    library.rft_code.restype = library.rft_apply.restype = number
     return library
 
 
 def _built() -> Path:
     """Where the library lies, compiled if need be. Its name tells the source and the platform."""
-    beside = SOURCE.with_name(_name())
+    beside = SOURCES[0].with_name(_name())
     if beside.exists():
         return beside
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rftstream" / "kernels"
@@ -140,7 +170,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _name() -> str:
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in SOURCES) + " ".join(FLAGS).encode()).hexdigest()[:16]
     return f"kernels-{digest}-{sysconfig.get_platform()}.so"
 
 
@@ -149,5 +179,5 @@ def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 if __name__ == "__main__":
-    build(SOURCE.with_name(_name()))
-    print(SOURCE.with_name(_name()), file=sys.stderr)
+    build(SOURCES[0].with_name(_name()))
+    print(SOURCES[0].with_name(_name()), file=sys.stderr)

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rftstream.errors import WeightsError
 
@@ -48,6 +48,26 @@ class RawTensor:
     @property
     def num_bytes(self) -> int:
         return memoryview(self.data).nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """What a served tensor is rounded from, to the nearest, ties to the even one."""
+
+    values: RawTensor
+    """F32; of use only until its owner goes on, for they are his own."""
+    served: str
+    """The dtype that it is rounded to: BF16 or F16; F32: none."""
+    nan: int
+    """The bits of every NaN that was rounded to BF16. (Rounded to F16 it keeps sign and payload.)"""
+
+
+@runtime_checkable
+class HasMasters(Protocol):
+    """Of tensors that are rounded when they are asked for: spares the rounded copy to whoever rounds them himself."""
+
+    def master(self, name: str) -> Master | None:
+        """None where there is nothing but the tensor itself."""
 
 
 Line = tuple[str, str, tuple[int, ...], str]
