@@ -125,7 +125,8 @@ def check_numbers(values: Any, where: str) -> None:
 
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """`known: a, b, c; did you mean 'b'?`"""
-    near = difflib.get_close_matches(name, list(known), n=3)
+    spelt = {one.lower(): one for one in known}
+    near = [spelt[one] for one in difflib.get_close_matches(name.lower(), list(spelt), n=3)]
     near.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places are the likeliest slip
     text = "known: " + ", ".join(sorted(known)) if known else "none are known"
     return f"{text}; did you mean {near[0]!r}?" if near else text

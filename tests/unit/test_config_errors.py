@@ -33,6 +33,7 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
             r"^--set tasksets\.sums\.options\.low\.1: got nan, expected a finite number$",
         ),
         ("algorithms.grpo.kl_coef=-inf", r"^--set algorithms\.grpo\.kl_coef: got -inf, expected a finite number$"),
+        ("log.level=INFO", r"^--set log\.level: got 'INFO'; known: .*; did you mean 'info'\?$"),
         (
             "run.seed=9223372036854775808",
             r"^--set run\.seed: got 9223372036854775808, expected an integer of at most 64 bits$",
