@@ -145,6 +145,22 @@ def test_what_the_system_refuses_is_one_line_too() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "tiny.toml", "--run-dir", ""),
+        ("status", ""),
+        ("check", ""),
+        ("plot", "runs/x", "--out", ""),
+        ("replay", "runs/x", "--into", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_folder_one_is_in(here: Path, arguments: tuple[str, ...]) -> None:
+    code, _, error = call(*arguments)
+    assert (code, "got nothing, expected a path" in error) == (2, True)
+    assert sorted(path.name for path in here.iterdir()) == ["tiny.toml"]
+
+
 def test_file_defaults(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_files([Path("x.toml")]) == (Path("x.toml"),)
     with pytest.raises(ConfigError, match="no run file: none given, RFTSTREAM_CONFIG is not set"):
