@@ -31,13 +31,16 @@ def load(
 ) -> RunConfig:
     """The resolved config of one or more run files. ConfigError says what is wrong and where."""
     merged: dict[str, Any] = {}
+    sources: list[tuple[str, Mapping[str, Any]]] = []
     for file in files:
-        _merge(merged, _read_toml(Path(file)))
+        sources.append((f"{file}:", _read_toml(Path(file))))
+        _merge(merged, copy.deepcopy(sources[-1][1]))
     variables: dict[str, str] = {}
     for name, value in sorted((env if env is not None else os.environ).items()):
         if name.startswith("RFTSTREAM__"):
             path = [part.lower() for part in name.split("__")[1:]]
             _set(merged, path, _parse_value(value), where=name)
+            sources.append((f"{name}:", _nested(path, _parse_value(value))))
             variables[".".join(path)] = name
     for assignment in sets:
         key, equals, value = assignment.partition("=")
@@ -46,9 +49,31 @@ def load(
             raise ConfigError(f"--set {assignment}: expected section.key=value")
         _set(merged, path, _parse_value(value), where=f"--set {key}")
         variables.pop(".".join(path), None)
+        sources.append(("--set", _nested(path, _parse_value(value))))
     merged.setdefault("base", str(Path(files[0]).resolve().parent) if files else os.getcwd())
     secrets.hide(merged, names=variables)
-    return from_dict(merged)
+    try:
+        return from_dict(merged)
+    except ConfigError as error:
+        raise ConfigError(f"{_source_of(str(error), sources, files)} {error}") from None
+
+
+def _source_of(error: str, sources: Sequence[tuple[str, Mapping[str, Any]]], files: Sequence[str | Path]) -> str:
+    """Who gave what the error begins with, of those who know most of its path: a value whoever came last, a section
+    who began it. Of what nobody gave, the files."""
+    best, found = 0, ", ".join(map(str, files)) + ":"
+    path = _split_key(error.partition(": ")[0])
+    for name, values in sources:
+        depth, value = 0, values
+        while depth < len(path) and isinstance(value, Mapping) and path[depth] in value:
+            depth, value = depth + 1, value[path[depth]]
+        if depth > best or (depth == best > 0 and not isinstance(value, Mapping)):
+            best, found = depth, name
+    return found
+
+
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    return {path[0]: _nested(path[1:], value) if len(path) > 1 else value}
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,7 @@ def build_config(part: Any, options: Mapping[str, Any] | None, *, where: str) ->
 def convert(values: Any, target: Any, *, where: str) -> Any:
     """Plain values to a dataclass, strictly, with errors that name the key as the user wrote it."""
     check_keys(values, target, where)
+    check_numbers(values, where)
     try:
         return msgspec.convert(values, target)
     except msgspec.ValidationError as error:
@@ -106,9 +108,25 @@ def check_keys(values: Any, target: Any, where: str) -> None:
         check_keys(value, inner, place)
 
 
+def check_numbers(values: Any, where: str) -> None:
+    """ConfigError for numbers that no setting can mean: TOML has nan and inf, and Python integers of any size, which no
+    record of the log can hold."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            check_numbers(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(values, (list, tuple)):
+        for number, value in enumerate(values):
+            check_numbers(value, f"{where}.{number}")
+    elif isinstance(values, float) and not math.isfinite(values):
+        raise ConfigError(f"{where}: got {values}, expected a finite number")
+    elif isinstance(values, int) and not -(2**63) <= values < 2**63:
+        raise ConfigError(f"{where}: got {values}, expected an integer of at most 64 bits")
+
+
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """`known: a, b, c; did you mean 'b'?`"""
-    near = difflib.get_close_matches(name, list(known), n=3)
+    spelt = {one.lower(): one for one in known}
+    near = [spelt[one] for one in difflib.get_close_matches(name.lower(), list(spelt), n=3)]
     near.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places are the likeliest slip
     text = "known: " + ", ".join(sorted(known)) if known else "none are known"
     return f"{text}; did you mean {near[0]!r}?" if near else text

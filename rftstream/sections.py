@@ -15,6 +15,7 @@ from rftstream.messages import Sampling
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
 AboveZero = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 
@@ -271,7 +272,7 @@ class TrainerSection(WorkerSection):
     min_lr_share: Fraction = 0.0
     """Of lr, where linear and cosine end."""
     weight_decay: NotNegative = 0.0
-    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_betas: tuple[Decay, Decay] = (0.9, 0.95)
     adam_eps: AboveZero = 1e-8
     max_grad_norm: NotNegative = 1.0
     """0: no clipping."""

@@ -75,6 +75,13 @@ class Commands(click.Group):
                 raise
             click.echo(f"rftstream: {error}", err=True)
             ctx.exit(error.exit_code)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a disk that is full or read-only, a folder without rights
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"rftstream: {_about(error)}", err=True)
+            ctx.exit(RftError.exit_code)
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -96,6 +103,11 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read the output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _about(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return f"{place}{error.strerror or error}; the system refused, `rftstream --debug ...` shows where"
 
 
 def _suggest(name: str) -> str:

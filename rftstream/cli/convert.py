@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from rftstream.cli.options import examples
+from rftstream.cli.words import AnyPath
 
 
 @examples("rftstream convert smollm2 models/SmolLM2-135M-Instruct")
 @click.command()
 @click.argument("model", type=click.Choice(["smollm2"]))
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=AnyPath())
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float16", "float32"]),

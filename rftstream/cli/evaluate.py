@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rftstream.cli.options import examples, json_option, load_run_file, run_argument, set_option
+from rftstream.cli.words import AnyPath
 
 if TYPE_CHECKING:
     from rftstream.messages import EvalResult
@@ -44,7 +45,7 @@ def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> 
               help="These versions, or `all` that are still held.  [default: the newest]")  # fmt: skip
 @click.option("--model", "models", metavar="PATH", multiple=True,
               help="A model folder, or name on the hub, in place of a run's versions; also several times.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+@click.option("--out", type=AnyPath(file_okay=False), metavar="DIR",
               help="With --model: keep results and completions here.  [default: only shown]")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also what has its result.")
 @click.option("--here", is_flag=True, help="Do the work here, whoever the log says is the evaluator.")

@@ -13,6 +13,7 @@ import click
 
 from rftstream.cli.options import examples, json_option, progress_option, run_argument, set_option
 from rftstream.cli.views import opened_run
+from rftstream.cli.words import AnyPath
 
 if TYPE_CHECKING:
     from rftstream.runtime.runs import OpenRun
@@ -33,7 +34,7 @@ SAY_EVERY_S = 5.0
 @click.option("--to", "last", type=click.IntRange(min=0), metavar="B",
               help="Last version.  [default: the newest in force]")  # fmt: skip
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:0, ...  [default: what the run trained on]")
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), metavar="NEWRUN",
+@click.option("--into", type=AnyPath(file_okay=False), metavar="NEWRUN",
               help="Train into a new run, in this folder, instead of comparing.")  # fmt: skip
 @click.option("--algorithm", metavar="NAME", help="Of the new run; short for --set trainer.algorithm=NAME.")
 @set_option

@@ -8,6 +8,7 @@ import click
 
 from rftstream.cli.options import examples, json_option, run_argument, set_option
 from rftstream.cli.views import opened_run, print_out
+from rftstream.cli.words import AnyPath
 
 
 @examples(
@@ -19,7 +20,7 @@ from rftstream.cli.views import opened_run, print_out
 @click.command()
 @run_argument
 @click.option("--reward", required=True, metavar="NAME", help="For all tasksets: a built-in one, or module:function.")
-@click.option("--into", required=True, type=click.Path(path_type=Path, file_okay=False), metavar="NEWRUN",
+@click.option("--into", required=True, type=AnyPath(file_okay=False), metavar="NEWRUN",
               help="Folder of the new run.")  # fmt: skip
 @set_option
 @json_option

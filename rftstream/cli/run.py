@@ -19,7 +19,7 @@ from rftstream.cli.options import (
     run_files,
     set_option,
 )
-from rftstream.cli.words import ROLES, RunPath, Word
+from rftstream.cli.words import ROLES, AnyPath, RunPath, Word
 
 if TYPE_CHECKING:
     from rftstream.runtime.stretch import RunResult
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 )
 @click.command()
 @files_argument
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder of the run.  [default: runs/<name>]")
+@click.option("--run-dir", type=AnyPath(), help="Folder of the run.  [default: runs/<name>]")
 @set_option
 @json_option
 @progress_option

@@ -21,7 +21,7 @@ from rftstream.cli.options import (
     run_argument,
     set_option,
 )
-from rftstream.cli.words import KINDS, Word, complete_topic
+from rftstream.cli.words import KINDS, AnyPath, Word, complete_topic
 
 if TYPE_CHECKING:
     from rftstream.runtime.runs import OpenRun
@@ -145,9 +145,9 @@ def inspect(
 )
 @click.command()
 @run_argument
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+@click.option("--out", type=AnyPath(file_okay=False), metavar="DIR",
               help="Where the pictures go.  [default: RUN/plots]")  # fmt: skip
-@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+@click.option("--tensorboard", type=AnyPath(file_okay=False), metavar="DIR",
               help="Write event files for TensorBoard into this folder instead of pictures.")  # fmt: skip
 @json_option
 def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
@@ -173,7 +173,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 @examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
 @click.command(name="list")
 @click.argument("kind", type=Word(KINDS))
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
+@click.option("--folder", type=AnyPath(file_okay=False), default=Path("runs"), show_default=True,
               metavar="DIR", help="Of `list runs`: where the run folders are.")  # fmt: skip
 @json_option
 def list_(kind: str, folder: Path, as_json: bool) -> None:

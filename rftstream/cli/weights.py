@@ -9,6 +9,7 @@ import click
 
 from rftstream.cli.options import at_work, examples, json_option, run_argument
 from rftstream.cli.views import opened_run, print_out
+from rftstream.cli.words import AnyPath
 
 
 @examples(
@@ -90,7 +91,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
 @run_argument
 @click.option("--version", "versions", type=click.IntRange(min=0), multiple=True, metavar="NUMBER",
               help="Which one; several with several. Default: the newest.")  # fmt: skip
-@click.option("--to", "target", type=click.Path(path_type=Path), metavar="FOLDER",
+@click.option("--to", "target", type=AnyPath(), metavar="FOLDER",
               help="Where to; several versions go to v<NUMBER> in it. Default: RUN/exports/v<NUMBER>.")  # fmt: skip
 @click.option("--adapter", is_flag=True,
               help="Of a run with [model.lora]: the adapter alone, not merged with the model.")  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,21 +16,29 @@ ROLES = ("feeder", "explorer", "verifier", "buffer", "trainer", "evaluator")
 KINDS = ("transports", "policies", "backends", "algorithms", "rewards", "environments", "tasksets", "runs")
 
 
-class RunPath(click.Path):
-    """A run folder or a run file."""
+class AnyPath(click.Path):
+    """Of a file or a folder. An empty one, as of a shell variable that is not set, would mean the folder one is in."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
+    def __init__(self, *, file_okay: bool = True) -> None:
+        super().__init__(path_type=Path, file_okay=file_okay)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail(
+                "got nothing, expected a path ('.' for this folder); is a variable of the shell not set?", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+class RunPath(AnyPath):
+    """A run folder or a run file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [*_items(_run_folders(incomplete)), *_run_files(incomplete)]
 
 
-class RunFile(click.Path):
+class RunFile(AnyPath):
     """A run file."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return _run_files(incomplete)

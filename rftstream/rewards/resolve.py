@@ -103,8 +103,6 @@ def build_reward(
         raise ConfigError(f"{where}: an empty list; name at least one reward")
     parts: list[Part] = []
     for one in wanted:
-        if not math.isfinite(one.weight):
-            raise ConfigError(f"{where}: weight of {one.name!r} is {one.weight}, expected a finite number")
         reward = _build_one(one.name, config, section, where=where)
         parts.append(Part(name=_part_name(one.name, parts), weight=one.weight, reward=reward))
     return CompositeReward(parts)

@@ -112,7 +112,8 @@ def delete_run(plan: Deletion) -> None:
 
 def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
     """Processes of a run that live, as far as can be seen from here, a few words for each."""
-    alive = []
+    alive: list[str] = []
+    pids: set[int] = set()
     if folder.is_live():
         pid = folder.lock_file.read_text(encoding="ascii", errors="replace").strip()
         alive.append(f"`run` or `resume`, process {pid or 'unknown'} here")
@@ -121,6 +122,7 @@ def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
     begun = "control" in transport.admin.topics()  # else a deletion was stopped half way
     for claim in read_control(transport).claims.values() if begun else ():
         if is_alive(claim) is True:
+            pids.add(claim.pid)
             alive.append(f"{claim.process}, process {claim.pid} here")
     if (lock_holder := getattr(transport, "lock_holder", None)) and (holder := lock_holder()) is not None:
         alive.append(f"process {holder.pid}, which writes to the log")
@@ -128,7 +130,7 @@ def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
     if look is not None and transport.admin.topics():
         for group, members in look.members(("explorer", "verifier")).items():
             alive += [f"{group} {member}" for member in members]
-    return alive + _workers(folder)
+    return alive + [f"a worker, process {pid} here" for pid in _workers(folder) if pid not in pids]
 
 
 def is_alive(claim: Claim) -> bool | None:
@@ -141,13 +143,13 @@ def is_alive(claim: Claim) -> bool | None:
         return False
 
 
-def _workers(folder: RunFolder) -> list[str]:
-    """Explorers and verifiers started by hand say their name on their command line."""
+def _workers(folder: RunFolder) -> list[int]:
+    """Explorers and verifiers, which claim nothing, say on their command line of which run they are."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = process.info["cmdline"] or []
         if "worker" in words and str(folder.path) in words and process.info["pid"] != os.getpid():
-            found.append(f"a worker, process {process.info['pid']} here")
+            found.append(process.info["pid"])
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rftstream import codec
 from rftstream.errors import ContractError, TransportError
@@ -61,6 +61,36 @@ class Progress(Protocol):
         """Something happened that a person should know."""
 
     def close(self) -> None: ...
+
+
+class Onlooker:
+    """A stream that somebody may look at: that nobody reads it any more, or that its disk is full, ends no run. What
+    cannot be written is left out, and `say` is told so once."""
+
+    def __init__(self, stream: TextIO, say: Callable[[str], None]) -> None:
+        self._stream = stream
+        self._say: Callable[[str], None] | None = say
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._failed(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._failed(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _failed(self, error: OSError) -> None:
+        if (say := self._say) is not None:
+            self._say = None
+            say(f"progress cannot be shown: {error.strerror or error}; the run goes on, `rftstream status` shows it")
 
 
 class Watch:
@@ -124,6 +154,8 @@ class Watch:
         )
 
     def seconds_left(self) -> float | None:
+        if self.observer.control.finished is not None:
+            return None
         run, curve, rates = self.config.run, self.observer.curve, self.rates()
         left = []
         if self.steps and rates:

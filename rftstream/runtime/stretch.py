@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rftstream.config import to_dict
 from rftstream.messages import EvalResult, StepRecord
@@ -24,7 +25,7 @@ from rftstream.runtime.preflight import (
     shown_path,
 )
 from rftstream.runtime.processes import PlainSpawner, Spawner
-from rftstream.runtime.progress import Progress, Watch, open_progress
+from rftstream.runtime.progress import Onlooker, Progress, Watch, open_progress
 from rftstream.runtime.runs import (
     RunFolder,
     open_transport,
@@ -112,7 +113,6 @@ class Stretch:
         self._config = config
         self._folder = folder
         self._progress_kind = progress
-        self._stream = stream
         self._deadline_s = deadline_s
         self._began = began
         self._progress: Progress | None = None
@@ -122,6 +122,7 @@ class Stretch:
         self._interrupts = 0
         self._is_answered = False
         self._notes = _notes_file(folder)
+        self._stream = cast(TextIO, Onlooker(stream, self._unshown))
         self._spawner = spawner or self._default_spawner()
 
     def run(self, *, new: bool) -> RunResult:
@@ -241,6 +242,11 @@ class Stretch:
             self._progress.note(text)
         else:
             print(text, file=self._stream, flush=True)
+
+    def _unshown(self, text: str) -> None:
+        self._notes.warning(text)
+        with suppress(OSError):
+            print(f"rftstream: {text}", file=sys.stderr, flush=True)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -94,9 +94,15 @@ class Store:
         self._busy_timeout_s = busy_timeout_s
         if not create and not self.path.exists():
             raise ConfigError(f"{self.path}: no log there, an existing one was expected; check the run folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        self.bells = Bells(folder / "bells")
-        self._lock = WriteLock(folder / "log.writer")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.bells = Bells(folder / "bells")
+            self._lock = WriteLock(folder / "log.writer")
+        except OSError as error:
+            raise TransportError(
+                f"{error.filename or folder}: {error.strerror or error}, expected a folder with rights to write, which "
+                "readers of the log need as well; look at a copy of the run folder, or with more rights"
+            ) from error
         self._num_writes = 0
         self._topics: dict[str, TopicRow] = {}
         self._places: dict[int, TopicPartition] = {}

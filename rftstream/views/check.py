@@ -472,7 +472,7 @@ def _stage_row(stage: Stage) -> tuple[str, ...]:
             f"{stage.expert_ratio:g} {what} for each" if taken else f"{stage.experts_per_batch:,} {what} a batch"
         )
     steps = plural(stage.steps or 0, "step")
-    return f"{stage.number + 1}", stage.name, f"{steps}, versions {stage.first:,} to {stage.end:,}", ", ".join(taken)
+    return f"stages.{stage.number}", stage.name, f"{steps}, versions {stage.first:,} to {stage.end:,}", ", ".join(taken)
 
 
 def _taskset_lines(line: TasksetLine) -> list[str]:

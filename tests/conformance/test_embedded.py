@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rftstream.errors import TransportError
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_peer
 from rftstream.testing.conformance_bench import read_all
 from rftstream.transport.base import NewRecord, TopicSettings, Transport
@@ -71,3 +72,11 @@ def test_pages_of_deleted_records_are_used_again_and_a_vacuum_gives_them_back(tm
     assert read_all(log, ["rounds"]) == before
     assert len(before) == 10
     log.close()
+
+
+def test_a_log_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    EmbeddedTransport(tmp_path / "log").close()
+    (tmp_path / "log" / "log.writer").unlink()
+    (tmp_path / "log" / "log.writer").mkdir()  # root may write where others may not, but nobody to a folder
+    with pytest.raises(TransportError, match=r"log\.writer: Is a directory, expected a folder with rights to write"):
+        EmbeddedTransport(tmp_path / "log", create=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +92,7 @@ def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
     assert error == "rftstream: nothing.toml: no such file; name a run file, or set RFTSTREAM_CONFIG\n"
     code, _, error = call("run", "tiny.toml", "--set", "trainer.lrr=1")
     assert code == 2
-    assert error.startswith("rftstream: trainer.lrr: unknown key")
+    assert error.startswith("rftstream: --set trainer.lrr: unknown key")
     assert "did you mean 'lr'?" in error
     assert "did you mean trainer.lr?" in call("run", "tiny.toml", "--set", "lr=1")[2]
     (here / "folder" / "run").mkdir(parents=True)
@@ -100,7 +102,7 @@ def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
     assert "`rftstream resume folder/run` goes on" in call("run", "folder/run")[2]
     code, _, error = call("run", "tiny.toml", "--set", "run.steps=0")
     assert code == 2
-    assert error.startswith("rftstream: run.steps: ")
+    assert error.startswith("rftstream: --set run.steps: ")
     code, _, error = call("worker", "tiny.toml", "--role", "explorr")
     assert code == 2
     assert "did you mean 'explorer'?" in error
@@ -129,6 +131,34 @@ def test_every_kind_of_our_errors_keeps_its_code() -> None:
 
     result = CliRunner().invoke(group, ["list", "policy"])
     assert (result.exit_code, result.stderr) == (6, "rftstream: buffer: 1000 groups without a batch\n")
+
+
+def test_what_the_system_refuses_is_one_line_too() -> None:
+    @click.command(cls=cli.Commands)
+    def group() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/plots")
+
+    result = CliRunner().invoke(group, ["list", "policy"])
+    assert (result.exit_code, result.stderr.partition(";")[0]) == (
+        1,
+        "rftstream: runs/a/plots: No space left on device",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "tiny.toml", "--run-dir", ""),
+        ("status", ""),
+        ("check", ""),
+        ("plot", "runs/x", "--out", ""),
+        ("replay", "runs/x", "--into", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_folder_one_is_in(here: Path, arguments: tuple[str, ...]) -> None:
+    code, _, error = call(*arguments)
+    assert (code, "got nothing, expected a path" in error) == (2, True)
+    assert sorted(path.name for path in here.iterdir()) == ["tiny.toml"]
 
 
 def test_file_defaults(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

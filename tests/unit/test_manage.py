@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from rftstream import config as configs
 from rftstream.messages import Claim
-from rftstream.runtime.deletion import PARTS, is_alive
+from rftstream.runtime.deletion import PARTS, is_alive, who_is_alive
 from rftstream.runtime.runs import GROUPS, RunFolder, create_log, open_run
 from rftstream.topics import TOPICS
 from rftstream.transport.embedded import EmbeddedTransport
@@ -201,6 +203,22 @@ def test_refused_while_somebody_is_at_work(make_run: MakeRun) -> None:
     result = call("delete", run, "--yes")
     assert f"evaluator-9, process {os.getpid()} here" in result.stderr
     assert (run / "log").is_dir()
+
+
+def test_who_is_at_work_is_named_once(make_run: MakeRun) -> None:
+    run = make_run()
+    opened = open_run(run)
+    line = [sys.executable, "-c", "input()", "worker", str(run)]
+    with (
+        subprocess.Popen(line, stdin=subprocess.PIPE) as claims,
+        subprocess.Popen(line, stdin=subprocess.PIPE) as joins,
+    ):
+        SyntheticLog(opened.transport).put("control", claim(pid=claims.pid))
+        alive = who_is_alive(RunFolder(run), opened.transport)
+        claims.communicate(b"\n")
+        joins.communicate(b"\n")
+    opened.transport.close()
+    assert alive == [f"evaluator-9, process {claims.pid} here", f"a worker, process {joins.pid} here"]
 
 
 def claim(**changes: Any) -> Claim:

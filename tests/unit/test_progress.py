@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 from rich.console import Console
@@ -212,3 +214,19 @@ def test_live_in_a_terminal(scene: Scene) -> None:
     view.note("[red]trainer-0 ended")
     view.close()
     assert "[red]trainer-0 ended" in out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["live", "plain", "none"])
+def test_nobody_who_looks_on_ends_no_run(scene: Scene, kind: str) -> None:
+    said: list[str] = []
+    read, write = os.pipe()
+    os.close(read)
+    stream = io.TextIOWrapper(io.FileIO(write, "w"), encoding="utf-8", write_through=True)
+    shown = progress.open_progress(kind, scene.watch, cast(TextIO, progress.Onlooker(stream, said.append)))
+    scene.publish("steps", step(1, 0.25))
+    shown.update(scene.observer.poll())
+    shown.note("stopping")
+    shown.note("ended")
+    shown.close()
+    stream.close()
+    assert said == ["progress cannot be shown: Broken pipe; the run goes on, `rftstream status` shows it"]

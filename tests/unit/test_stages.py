@@ -18,6 +18,7 @@ from rftstream.runtime.preflight import nothing_more
 from rftstream.runtime.trial import trial_config
 from rftstream.sections import RunConfig
 from rftstream.stages import Stages, stage_line, taken_kinds
+from rftstream.views.check import CheckReport
 
 THREE = [{"steps": 3, "algorithm": "sft", "lr": 0.1, "lr_schedule": "linear"}, {"steps": 4, "name": "explore"},
          {"steps": 2, "algorithm": {"name": "dpo", "beta": 0.5}, "experts_per_batch": 5}]  # fmt: skip
@@ -150,6 +151,8 @@ def test_from_a_file_and_set_one_by_one(tmp_path: Path) -> None:
     )  # fmt: skip
     config = configs.load([file], sets=["stages.1.steps=7", "stages.0.lr=0.5"], env={})
     assert [(one.steps, one.lr) for one in config.stages] == [(2, 0.5), (7, None)]
+    shown = CheckReport(run="x", stages=list(Stages.of(config).all)).to_text()
+    assert "stages.0  grpo  2 steps, versions 0 to 2" in shown, "as --set and errors call it"
     env = {"RFTSTREAM__STAGES__0__STEPS": "4"}
     assert configs.load([file], env=env).steps == 7
     assert configs.load([file], sets=["stages=[]", "run.steps=1"], env={}).stages == ()
