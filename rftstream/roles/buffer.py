@@ -252,10 +252,12 @@ class BufferStep:
             if not stale:
                 break
         if self._all_in(len(chosen)):
-            return chosen
+            if chosen and self._lacks_experts():
+                log.warning("the last batch goes without demonstrations, since none came")
+            return chosen  # else a run that is drained would never end
         if len(chosen) < size:
             return None
-        return None if self._lacks_experts() else chosen
+        return None if self._waits_for_experts() else chosen
 
     @property
     def _stage(self) -> Stage:
@@ -266,7 +268,10 @@ class BufferStep:
         return self._experts is not None and (not self._stages.named or self._stage.kind is not None)
 
     def _lacks_experts(self) -> bool:
-        if not self._takes_experts() or self._experts is None or self._experts.known:
+        return self._takes_experts() and self._experts is not None and not self._experts.known
+
+    def _waits_for_experts(self) -> bool:
+        if not self._lacks_experts():
             return False
         if not self._said_waiting:
             log.warning("waits for demonstrations, there are none yet; `rftstream experts load` brings some")
@@ -283,7 +288,7 @@ class BufferStep:
         if self._next_batch > self._in_force.name.version + self._feeder.max_staleness:
             return False
         if self._stages.named:
-            return self._next_batch < (self._stages.steps or 0) and not self._lacks_experts()
+            return self._next_batch < (self._stages.steps or 0) and not self._waits_for_experts()
         assert self._experts is not None, "there is nothing else"
         if self._ended is None or self._next_batch >= (self._ended.batches or 0):
             return False

@@ -179,6 +179,21 @@ def test_it_waits_for_the_first_and_says_so(tmp_path: Path, caplog: pytest.LogCa
     assert len(scene.taken()) == 1
 
 
+def test_the_last_groups_wait_for_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that is drained ends, whether somebody brings demonstrations or not."""
+    scene = Scene(tmp_path)
+    buffer = RoleDriver(scene, "buffer")
+    for sequence in range(2):
+        scene.verify(sequence)
+    buffer.work()
+    scene.put("control", TasksEnded(admitted=2, reason="drained"))
+    with caplog.at_level(logging.WARNING):
+        buffer.work()
+    manifests = [one for one in scene.messages("batches") if isinstance(one, BatchManifest)]
+    assert [(one.num_groups, one.total_experts, one.last) for one in manifests] == [(2, 0, True)]
+    assert "the last batch goes without demonstrations" in caplog.text
+
+
 def test_passes_may_end_and_a_short_batch_has_fewer(tmp_path: Path) -> None:
     scene = Scene(tmp_path, experts={"passes": 1}, ratio=0.75)
     scene.load(4)

@@ -64,7 +64,9 @@ class Demonstrations:
         config = self._laws.config
         if config.experts_alone or self.settings is None:
             return
-        if self.settings.passes is None and (manifest.total_experts or self._laws.made):
+        # The last groups do not wait for demonstrations, of which there may be none yet.
+        awaited = manifest.total_experts or (self._laws.made and not manifest.last)
+        if self.settings.passes is None and awaited:
             wanted = math.ceil(self.settings.ratio * manifest.num_groups * config.feeder.group_size)
             if self._laws.made:
                 made = self._laws.made[manifest.batch_sequence]
