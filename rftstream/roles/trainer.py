@@ -123,6 +123,8 @@ class TrainerStep:
         self._next: Progress | None = None
         """What `committed` makes the progress, once the transaction is on the log."""
         self._anchor_due = True
+        self._published = False
+        """Whether the version that was trained last is: a run ends with no other."""
         self._config = self._given
         self._stages = Stages.of(self._config)
         self._end_of_steps = "steps"
@@ -240,8 +242,6 @@ class TrainerStep:
     def _without_batch(self) -> Transaction | None:
         """The feeder's word that there is no more may come after the batch, time passes without batches too, and a run
         that goes on may have been given an end that it has reached already."""
-        if self._ends_by_itself(self._progress):
-            return self._finish_now("drained")
         reason = self._reason_to_end(self._progress)
         if reason is None:
             self._look_back()
@@ -285,7 +285,7 @@ class TrainerStep:
 
     def _begin(self, progress: Progress) -> bool:
         """Begins the update after `progress`, if there is a batch for it."""
-        if self._paused or self._ends_by_itself(progress):
+        if self._paused or (self._ends_by_itself(progress) and self._published):
             return False
         batch = self._assembly.take()
         if batch is None:
@@ -398,6 +398,8 @@ class TrainerStep:
         full = len(progress.rewards) >= run.stop_reward_over
         if run.stop_reward is not None and full and sum(progress.rewards) / len(progress.rewards) >= run.stop_reward:
             return "reward"
+        if self._ends_by_itself(progress):
+            return "drained"
         return self._reason_of_last(progress) or ("hours" if self._hours_over() else None)
 
     def _reason_of_last(self, progress: Progress) -> str | None:
@@ -436,6 +438,7 @@ class TrainerStep:
             match output.message:
                 case StepRecord() as step:
                     self._versions.record(step)
+                    self._published = step.announced or step.resumed
                     if not step.resumed:
                         metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
                     for metric, value in step.metrics.items():

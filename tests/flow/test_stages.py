@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from rftstream.errors import ConfigError
-from rftstream.messages import BatchManifest, Experience, GroupResult, LossKind
+from rftstream.messages import (
+    BatchManifest,
+    DesiredState,
+    Experience,
+    GroupResult,
+    LossKind,
+    RunFinished,
+    WeightsAnnounced,
+)
 from rftstream.testing import RoleDriver
 from tests.flow.test_buffer_experts import Scene
 from tests.flow.test_feeder import groups_of, scene_of
@@ -125,3 +133,31 @@ def test_a_batch_that_was_made_for_another_stage_is_not_trained(tmp_path: Path) 
     scene.batch(0)
     with pytest.raises(ConfigError, match=r"stages.0 \(sft, versions 0 to 2\): batch 0 was made for another stage"):
         RoleDriver(scene, "trainer").work()
+
+
+@pytest.mark.parametrize("ticks", range(1, 8))
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_drained_run_ends_with_a_version_that_is_published(tmp_path: Path, ticks: int, pauses: bool) -> None:
+    """Whenever it is drained: what is evaluated last, and what others go on from, is what it ended with."""
+    stages = [{"steps": 60, "algorithm": "sft"}, {"steps": 1, "algorithm": "grpo"}]
+    settings: dict[str, Any] = {
+        "feeder__max_staleness": 60,
+        "trainer__publish_every": 4,
+        "trainer__checkpoint_every": 1,
+    }
+    scene = Scene(tmp_path, **SETTINGS | settings | {"stages": stages})
+    scene.load(5)
+    RoleDriver(scene, "buffer").work()
+    trainer = RoleDriver(scene, "trainer")
+    for _ in range(ticks):
+        trainer.tick()
+    if pauses:
+        scene.ask(DesiredState.paused)
+        trainer.work()
+    scene.ask(DesiredState.draining)
+    trainer.work()
+    (finished,) = [one for one in scene.messages("control") if isinstance(one, RunFinished)]
+    announced = [one.name for one in scene.messages("weights") if isinstance(one, WeightsAnnounced)]
+    assert finished.reason == "drained"
+    assert announced[-1] == finished.name
+    assert trainer.done

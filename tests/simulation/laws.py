@@ -199,6 +199,8 @@ class Laws:
                 assert self.finished is None, "it is said once that a run is finished"
                 self.finished = message
                 assert self.simulation.folder.final.is_dir()
+                name = (message.name.trainer_epoch, message.name.version)
+                assert name in self.announced, "a run ends with a version that is published"
 
             case Trimmed():
                 self.deletions.say(message)
