@@ -17,7 +17,6 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
 from rftstream.algorithms.grpo import Grpo
-from rftstream.algorithms.policy_gradient import PROXIMAL_SHARE
 from rftstream.algorithms.sft import demonstration_rows, token_mean_loss
 from rftstream.messages import Experience, LossKind
 
@@ -57,10 +56,9 @@ class Mix:
         num_groups = 1 + max((row.group for row in usual), default=-1)
         mu = self.mu(batch[0].batch_sequence) if batch else 0.0
         # a demonstration has no version that sampled it, and its rows need what the others of their micro-batch have
-        lacking = (PROXIMAL_SHARE,) if "no_proximal_logprobs" in self.needs else ()
         rows = tuple(
             replace(row, group=row.group + first_group,
-                    additions={**{name: _all(row, 0.0) for name in lacking}, **row.additions,
+                    additions={**{name: _all(row, 0.0) for name in self._grpo.added}, **row.additions,
                                "expert": _all(row, flag), "mu": _all(row, mu)})
             for flag, first_group, some in ((0.0, 0, usual), (1.0, num_groups, experts)) for row in some
         )  # fmt: skip

@@ -4,7 +4,9 @@ An algorithm inherits from `PolicyGradient`, or from `CorrectedPolicyGradient` i
 the batch (`Clipped`: PPO's), and says `advantages` and `token_losses`; the rest (penalties and divergence in the
 reward, weights, divergence and entropy in the loss, means, metrics) is done here, for all in the same way:
 
-    loss = weigh(w l + kl_coef k - entropy_coefficient H)
+    loss = weigh(w d l + kl_coef k - entropy_coefficient H)
+
+with d = staleness_decay ** (versions since the token was sampled).
 
 Legend: N rollouts of the batch, B rows of a micro-batch, T padded tokens.
 """
@@ -40,6 +42,8 @@ CORRECTIONS = {
 ringtech.notion.site/icepop; MIS: verl's and TRL's rejection; clamp and mask: the decoupled loss as in AReaL."""
 PROXIMAL_SHARE = "proximal_share"
 """Addition of a row: how far the proximal policy is from who sampled each token towards the policy now."""
+AGE_WEIGHT = "age_weight"
+"""Addition of a row: what a token counts for its age."""
 
 
 class PolicyGradient:
@@ -62,6 +66,8 @@ class PolicyGradient:
         kl = {"loss": "reference_logprobs", "reward": "reference_rewards"}[config.kl_in]
         wished = {"entropy": config.entropy_coefficient, kl: config.kl_coef}
         self.needs: frozenset[str] = frozenset(name for name, weight in wished.items() if weight)
+        self.added: frozenset[str] = frozenset({AGE_WEIGHT} if config.staleness_decay < 1 else ())
+        """Additions that `loss` expects of every row."""
 
     # ----------------------------------------------------------------------------- what an algorithm says
 
@@ -104,8 +110,11 @@ class PolicyGradient:
                 for row, owner in zip(rows, scored.owners_R, strict=True)]  # fmt: skip
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
-        """More arrays [T] of a row, for `loss`."""
-        return {}
+        """More arrays [T] of a row, for `loss`: at least those that are `added`."""
+        if AGE_WEIGHT not in self.added:
+            return {}
+        ages_T = _ages(segment, experience.batch_sequence)
+        return {AGE_WEIGHT: (self.config.staleness_decay**ages_T).astype(np.float32)}
 
     def describe(
         self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
@@ -161,6 +170,9 @@ class PolicyGradient:
         metrics |= more | of_weights
         if weights_BT is not None:
             losses_BT = losses_BT * keep(weights_BT.detach(), mask_BT)
+        if AGE_WEIGHT in self.added:
+            age_weights_BT = keep(rows.additions[AGE_WEIGHT], mask_BT)
+            losses_BT, metrics[AGE_WEIGHT] = losses_BT * age_weights_BT, age_weights_BT.sum()
         parts = {"policy_loss": losses_BT.detach().sum()}
         if config.entropy_coefficient:
             if rows.entropy_BT is None:
@@ -218,6 +230,7 @@ class CorrectedPolicyGradient(PolicyGradient):
         self._interpolates = config.proximal == "log-linear"
         if self._interpolates:
             self.needs |= {"no_proximal_logprobs"}
+            self.added |= {PROXIMAL_SHARE}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
         from rftstream.core import corrections
@@ -248,9 +261,10 @@ class CorrectedPolicyGradient(PolicyGradient):
         )
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
-        if not self._interpolates:
-            return {}
-        return {PROXIMAL_SHARE: _proximal_shares(segment, experience.batch_sequence)}
+        more = super().additions(experience, segment)
+        if self._interpolates:
+            more[PROXIMAL_SHARE] = _proximal_shares(segment, experience.batch_sequence)
+        return more
 
 
 class GroupRelative:
@@ -287,15 +301,19 @@ class Clipped(CorrectedPolicyGradient):
         )  # fmt: skip
 
 
+def _ages(segment: Segment, version: int) -> np.ndarray:
+    """How many versions before `version` each token was sampled, at least 0. int64 [T]."""
+    ages_T = np.zeros(len(segment.token_ids.numpy()), dtype=np.int64)
+    for span in segment.versions:
+        ages_T[span.start : span.start + span.count] = max(0, version - span.version)
+    return ages_T
+
+
 def _proximal_shares(segment: Segment, version: int) -> np.ndarray:
     """(v_prox - v_behavior) / (v_theta - v_behavior) with v_theta = version, v_prox = version - 1, inside [0, 1]; 0
     where version sampled itself. float32 [T]."""
-    shares_T = np.zeros(len(segment.token_ids.numpy()), dtype=np.float32)
-    for span in segment.versions:
-        behind = version - span.version
-        if behind > 0:
-            shares_T[span.start : span.start + span.count] = (behind - 1) / behind
-    return shares_T
+    ages_T = _ages(segment, version)
+    return ((ages_T - 1) / np.maximum(ages_T, 1) * (ages_T > 0)).astype(np.float32)
 
 
 def _check_kl(config: PolicyGradientConfig, name: str) -> None:

@@ -14,11 +14,13 @@ from rftstream.algorithms import ALGORITHMS as ALL
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.m2po import KEPT
 from rftstream.algorithms.policy_gradient import (
+    AGE_WEIGHT,
     CORRECTIONS,
     PROXIMAL_SHARE,
     CorrectedPolicyGradient,
     PolicyGradient,
 )
+from rftstream.messages import VersionSpan
 from tests.unit.test_grpo import experience, segment
 
 ALGORITHMS = [name for name in ALL if issubclass(plugins.resolve("algorithm", name), PolicyGradient)]
@@ -33,6 +35,8 @@ SETTINGS = [
     ("grpo", {"correction": "none", "normalise": "sequence", "dual_clip": 3.0, "kl_coef": 0.1, "kl_estimator": "k2"}),
     ("grpo", {"proximal": "log-linear"}),
     ("grpo", {"ratio_from": "behavior", "correction": "none"}),
+    ("grpo", {"staleness_decay": 0.9, "proximal": "log-linear"}),
+    ("kimi", {"staleness_decay": 0.5}),
     ("gspo", {"sequence_mask": 0.01, "correction": "mis", "correction_level": "geometric"}),
     ("dapo", {"sequence_mask": 0.01, "sequence_mask_from": "proximal", "correction": "none"}),
     ("kimi", {"start": "proximal"}),
@@ -72,11 +76,12 @@ class Rows:
         self.advantages = normal(1.0)[:, :1].expand(ROWS, TOKENS).clone()
         self.kept = (torch.rand((ROWS, TOKENS), generator=generator) < 0.8).double()
         self.share = torch.rand((ROWS, TOKENS), generator=generator, dtype=torch.float64)
+        self.age_weight = torch.rand((ROWS, TOKENS), generator=generator, dtype=torch.float64)
 
     def where_masked(self, fill):
         """The same with something else at masked positions."""
         other = Rows()
-        for name in ("policy", "proximal", "reference", "behavior", "entropy", "advantages", "kept", "share"):
+        for name in vars(self).keys() - {"mask"}:
             setattr(other, name, torch.where(self.mask > 0, getattr(self, name), fill))
         return other
 
@@ -87,7 +92,8 @@ class Rows:
         batch = MicroBatch(
             loss_mask_BT=self.mask[some], behavior_logprobs_BT=self.behavior[some],
             advantages_BT=self.advantages[some],
-            additions={KEPT: self.kept[some], PROXIMAL_SHARE: self.share[some]}, entropy_BT=self.entropy[some],
+            additions={KEPT: self.kept[some], PROXIMAL_SHARE: self.share[some], AGE_WEIGHT: self.age_weight[some]},
+            entropy_BT=self.entropy[some],
             proximal_logprobs_BT=self.proximal[some], reference_logprobs_BT=self.reference[some],
         )  # fmt: skip
         policy = self.policy if policy is None else policy
@@ -167,6 +173,26 @@ def test_stopped_gradients():
     _, gradient, _ = rows.gradient(build(("topr", {})))
     expected = -torch.where(rows.advantages < 0, row, 1.0) * rows.advantages * rows.mask / 5
     torch.testing.assert_close(gradient, expected)
+
+
+def test_older_tokens_count_less():
+    """Of one row, by the version of each token: 0.5 ** (7 - v); the divergence counts in full."""
+    one = segment([0, 1, 1, 1, 1])
+    spans = ((1, 2, 4), (3, 1, 7), (4, 1, 8))  # the last one by a version that this batch does not know: not older
+    versions = tuple(VersionSpan(start=s, count=n, trainer_epoch=1, version=v) for s, n, v in spans)
+    old = replace(experience("a", 1.0, replace(one, versions=versions)), batch_sequence=7)
+    algorithm = build(("grpo", {"staleness_decay": 0.5}))
+    rows, _ = algorithm.prepare([old, experience("a", 0.0, one)])
+    np.testing.assert_array_equal(rows[0].additions[AGE_WEIGHT], np.float32([1, 0.125, 0.125, 1, 1]))
+    assert AGE_WEIGHT not in build(("grpo", {})).prepare([old])[0][0].additions
+    whole, weighed = (build(("grpo", {"kl_coef": 0.2, "correction": "none"} | more))
+                      for more in ({}, {"staleness_decay": 0.5}))  # fmt: skip
+    batch = Rows()
+    (_, plain, _), (_, less, metrics) = batch.gradient(whole), batch.gradient(weighed)
+    _, divergence, _ = batch.gradient(whole.__class__(replace(whole.config, kl_coef=0.4)))
+    of_kl = divergence - plain
+    torch.testing.assert_close(less - of_kl, (plain - of_kl) * batch.age_weight)
+    torch.testing.assert_close(metrics[AGE_WEIGHT], (batch.age_weight * batch.mask).sum())
 
 
 def test_every_algorithm_is_called_as_its_table_says():

@@ -224,12 +224,13 @@ def test_micro_batches_of_mix_add_up(tmp_path: Any) -> None:
         assert states[0][name] == pytest.approx(states[1][name], rel=1e-4)
 
 
-def test_demonstrations_have_no_versions_to_interpolate_by(tmp_path: Any) -> None:
-    """MIX in one micro-batch with rollouts, whose proximal logprobs are interpolated by who sampled them."""
-    mix, backend = Mix(Mix.Config(mu=0.5, proximal="log-linear")), tiny.backend(tiny.make(tmp_path))
+def test_demonstrations_have_no_versions_that_sampled_them(tmp_path: Any) -> None:
+    """MIX in one micro-batch with rollouts, whose proximal logprobs and weights depend on who sampled them."""
+    config = Mix.Config(mu=0.5, proximal="log-linear", staleness_decay=0.5)
+    mix, backend = Mix(config), tiny.backend(tiny.make(tmp_path))
     for batch in ([*rollouts(4), *demonstrations(2)], demonstrations(2)):
         rows, _ = mix.prepare(batch)
-        assert all("proximal_share" in row.additions for row in rows)
+        assert all({"proximal_share", "age_weight"} <= row.additions.keys() for row in rows)
         update = backend.update(rows, mix, tiny.plan(updates_per_batch=2))
         assert not update.skipped and np.isfinite(update.metrics["loss"])
 
