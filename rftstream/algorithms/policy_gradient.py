@@ -313,7 +313,7 @@ def _proximal_shares(segment: Segment, version: int) -> np.ndarray:
     """(v_prox - v_behavior) / (v_theta - v_behavior) with v_theta = version, v_prox = version - 1, inside [0, 1]; 0
     where version sampled itself. float32 [T]."""
     ages_T = _ages(segment, version)
-    return ((ages_T - 1) / np.maximum(ages_T, 1) * (ages_T > 0)).astype(np.float32)
+    return np.where(ages_T > 0, (ages_T - 1) / np.maximum(ages_T, 1), 0.0).astype(np.float32)
 
 
 def _check_kl(config: PolicyGradientConfig, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ OF_PARTS = {
 ROWS = [
     (section.splitlines()[0], [cell.strip() for cell in line.strip("|").split("|")])
     for section in re.split(r"^## ", read(PAGE), flags=re.MULTILINE)[1:]
-    for line in section.splitlines()
-    if line.startswith("|") and line != HEADER and not line.startswith("|-")
+    for line in takewhile(lambda line: line.startswith("|"), section.partition(f"{HEADER}\n")[2].splitlines())
+    if not line.startswith("|-")
 ]
 
 
