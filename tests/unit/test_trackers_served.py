@@ -220,7 +220,7 @@ def wandb_offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wandb.teardown()
 
 
-@pytest.mark.slow
+@pytest.mark.long  # on a busy machine its `finish` may take all of its minute, and leave the second file short
 def test_wandb_has_one_run_with_every_step_once(wandb_offline: None, tmp_path: Path, said: list[str]) -> None:
     run = run_in(tmp_path)
     log: list[served.News] = [step(1), step(2), evaluation(0, 0.25), step(3, loss=float("nan"), reward=0.375)]
