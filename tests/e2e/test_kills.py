@@ -87,7 +87,7 @@ def test_workers_by_hand_are_killed_and_stopped_and_single_roles_are_restarted(p
     for name in ("explorer-a", "verifier-a"):
         hands[name].send(signal.SIGKILL)
         assert hands[name].finish().code == -signal.SIGKILL
-    hands["explorer-b"].send(signal.SIGSTOP)
+    view.stop(hands["explorer-b"].pid)
     stopped_at = time.monotonic()
     kills = 2
     for role in ("trainer", "buffer", "feeder", "evaluator"):
@@ -189,7 +189,7 @@ def test_a_trainer_that_was_away_is_fenced_and_comes_back_when_its_successor_die
     reach(place, view, 3)
     first = place.worker("trainer-0")
     assert first is not None
-    first.send_signal(signal.SIGSTOP)
+    view.stop(first.pid)
     second = place.start("worker", "tiny.toml", "--role", "trainer", "--process", "second")
     place.wait_for(lambda: view.control().claims["trainer"].process == "second", "its claim")
     reach(place, view, view.curve().version + 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -148,6 +149,16 @@ class RunView:
 
     def control(self) -> ControlView:
         return read_control(self.transport)
+
+    def stop(self, pid: int) -> None:
+        """SIGSTOP, but not while it has the log's write lock: the supervisor would kill it for that."""
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            holder = self.transport.lock_holder()  # type: ignore[attr-defined]
+            if holder is None or holder.pid != pid:
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(LOOK_S)
 
     def records(self, topic: str) -> list[Record]:
         return list(Log(self.transport).read(topic))
