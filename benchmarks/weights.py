@@ -2,8 +2,9 @@
 
 SmolLM2-135M (a made model of its depth and width where it is not installed), served in bfloat16, trained by the torch
 backend with AdamW and float32 masters on sums answered rightly and wrongly, other ones with every batch. Each version
-goes through the trainer's publisher into a store on disk and from there through the explorer's follower. The form of
-others: gaps between changed elements and their new values, zstd. Times are of one core, digests included.
+goes through the trainer's publisher into a store on disk and from there through the explorer's follower into the policy
+`hf`. The form of others: gaps between changed elements and their new values, zstd. Times are of one core, digests
+included.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ import zstandard
 from rftstream import config
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.clock import SystemClock
 from rftstream.convert import convert_smollm2
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage, VersionName, WeightsAnnounced
 from rftstream.modelfolder import prepare_model
+from rftstream.policies.base import Policy
 from rftstream.rendering import open_renderer
 from rftstream.sections import RunConfig
 from rftstream.weights.follower import WeightsFollower
@@ -52,6 +55,7 @@ class Measured:
     take_s: list[float] = field(default_factory=list)
     write_s: list[float] = field(default_factory=list)
     apply_s: list[float] = field(default_factory=list)
+    load_s: list[float] = field(default_factory=list)
 
 
 def run() -> list[dict[str, Any]]:
@@ -70,12 +74,14 @@ def run() -> list[dict[str, Any]]:
 
 def _times(name: str, found: Measured, folder: Path) -> list[dict[str, Any]]:
     write_s, read_s = _safetensors(folder / "full", found.full_bytes)
-    take_s, rest_s, apply_s = (statistics.median(one) for one in (found.take_s, found.write_s, found.apply_s))
+    took = (found.take_s, found.write_s, found.apply_s, found.load_s)
+    take_s, rest_s, apply_s, load_s = (statistics.median(one) for one in took)
     rounding_s = _rounding(found.full_bytes)
     return [
         _row(f"{name}: to publish", "s", take_s + rest_s, write_s, "write of safetensors", write_s / (take_s + rest_s)),
         _row(f"{name}: of it, training waits", "s", take_s, rounding_s, "torch's rounding alone", rounding_s / take_s),
         _row(f"{name}: to apply", "s", apply_s, read_s, "read of safetensors", read_s / apply_s),
+        _row(f"{name}: sampling waits", "s", load_s, apply_s + load_s, "fetched in its thread", apply_s / load_s + 1),
     ]
 
 
@@ -91,7 +97,7 @@ def measure(model: Mapping[str, Any], lr: float, folder: Path) -> Measured:
     store = ObjectStore("file://weights", base=folder)
     publisher = WeightsPublisher(store, "bench", "bfloat16", anchor_every=1000, threads=1)
     follower = WeightsFollower(store, "bench", threads=1)
-    found, before = Measured(), np.empty(0, np.uint16)
+    found, before, policy = Measured(), np.empty(0, np.uint16), None
     for version, tensors in enumerate(_versions(model, lr, folder)):
         began = time.perf_counter()
         taken = publisher.take(tensors, VersionName(trainer_epoch=1, version=version), resumed=version == 0)
@@ -102,12 +108,17 @@ def measure(model: Mapping[str, Any], lr: float, folder: Path) -> Measured:
         began = time.perf_counter()
         fetched = follower.fetch(announced)
         applied_s = time.perf_counter() - began
+        policy = policy or _policy(model, folder)
+        began = time.perf_counter()
+        policy.load(fetched, announced.name)
+        loaded_s = time.perf_counter() - began
         state = np.concatenate([np.frombuffer(data_view(one), np.uint16) for one in fetched.values()])
         if version >= MEASURED_FROM:
             _note(found, announced, before, state)
             found.take_s.append(took_s)
             found.write_s.append(wrote_s)
             found.apply_s.append(applied_s)
+            found.load_s.append(loaded_s)
         before = state
         gc.collect()
     return found
@@ -136,10 +147,7 @@ def num_bytes_of_others(before: np.ndarray, state: np.ndarray) -> int:
 def _versions(model: Mapping[str, Any], lr: float, folder: Path) -> Iterator[Mapping[str, RawTensor]]:
     from rftstream.backends.torch import TorchBackend
 
-    run = config.from_dict({
-        "run": {"name": "weights", "steps": 1}, "model": {**model, "dtype": "bfloat16"},
-        "tasksets": {"sums": {"source": "arithmetic"}}, "base": str(folder),
-    })  # fmt: skip
+    run = _config(model, folder)
     spec = prepare_model(run.model, folder / "model", run.run.seed, threads=2)
     backend = TorchBackend(TorchBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)
     backend.open()
@@ -155,6 +163,21 @@ def _versions(model: Mapping[str, Any], lr: float, folder: Path) -> Iterator[Map
         assert not backend.update(rows, algorithm, plan).skipped
         yield backend.served_tensors()
     backend.close()
+
+
+def _config(model: Mapping[str, Any], folder: Path) -> RunConfig:
+    return config.from_dict({
+        "run": {"name": "weights", "steps": 1}, "model": {**model, "dtype": "bfloat16"},
+        "tasksets": {"sums": {"source": "arithmetic"}}, "base": str(folder),
+    })  # fmt: skip
+
+
+def _policy(model: Mapping[str, Any], folder: Path) -> Policy:
+    from rftstream.policies.hf import HfPolicy
+
+    run = _config(model, folder)
+    spec = prepare_model(run.model, folder / "model", run.run.seed, threads=1)
+    return HfPolicy(HfPolicy.Config(), model=spec, renderer=open_renderer(spec), clock=SystemClock())
 
 
 def _rows(run: RunConfig, folder: Path, chance: np.random.Generator) -> list[TrainingRow]:

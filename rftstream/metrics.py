@@ -47,7 +47,14 @@ VERSION = Gauge(
 )
 WEIGHTS_SECONDS = Histogram(
     "rftstream_weights_seconds",
-    "Time to publish (trainer) or take over (explorer, evaluator) a version.",
+    "Time to publish (trainer) or to fetch and take over (explorer, evaluator) a version.",
+    ["role"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+HELD_UP_SECONDS = Histogram(
+    "rftstream_held_up_seconds",
+    "For how long a version held up training (trainer), or rollouts that were being sampled (explorer).",
     ["role"],
     buckets=_SECONDS,
     registry=REGISTRY,
@@ -92,6 +99,7 @@ def begin(role: str) -> None:
             for result in ("saved", "resumed", "lost"):
                 PARTIAL_TOKENS.labels(result)
             WEIGHTS_SECONDS.labels(role)
+            HELD_UP_SECONDS.labels(role)
             for status in RolloutStatus:
                 ROLLOUTS.labels(str(status))
         case "verifier":
@@ -105,5 +113,8 @@ def begin(role: str) -> None:
                 GROUPS.labels(str(decided))
         case "trainer":
             WEIGHTS_SECONDS.labels(role)
+            HELD_UP_SECONDS.labels(role)
             for result in ("trained", "skipped"):
                 STEPS.labels(result)
+        case "evaluator":
+            WEIGHTS_SECONDS.labels(role)

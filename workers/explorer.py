@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from rftstream.roles.explorer import ExplorerStep
 from rftstream.roles.partials import Partials
 from rftstream.roles.stored import StoredRollouts
+from rftstream.roles.underway import Later
 from rftstream.runtime.role import Role, RoleContext
 from workers.parts import follower, model_spec, own_renderers, turn_loop
 
@@ -27,6 +30,7 @@ def build(context: RoleContext) -> Role:
         partials=Partials(context.transport),
         process=context.process,
         clock=context.clock,
+        fetching=Later() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights"),
     )
     return Role(
         name="explorer",

@@ -74,6 +74,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Times": (
         Panel("Publishing and taking over weights",
               (seconds("rftstream_weights_seconds", 0.5), seconds("rftstream_weights_seconds", 0.95)), unit="s"),
+        Panel("Held up by weights",
+              (seconds("rftstream_held_up_seconds", 0.5), seconds("rftstream_held_up_seconds", 0.95)),
+              "For so long training or sampling stood still for a version.", unit="s"),
         Panel("A step of the trainer", (train("step_s", "training"), train("wait_s", "waiting for a batch"),
                                         train("publish_s", "publishing")), unit="s", stacked=True),
         Panel("Commits", (seconds("rftstream_commit_seconds", 0.95),), unit="s"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -250,12 +251,14 @@ class EvaluatorStep:
     def _load(self, due: _Due) -> bool:
         if self._policy.version == due.announced.name:
             return True
+        began = time.perf_counter()
         try:
             self._policy.load(self._follower.fetch(due.announced), due.announced.name)
         except WeightsError as error:
             log.warning("%s; evaluation %s of it is left out", error, due.evaluation.name)
             self._skipped.add((due.evaluation.name, due.announced.name))
             return False
+        metrics.WEIGHTS_SECONDS.labels("evaluator").observe(time.perf_counter() - began)
         return True
 
     def _begin(self, due: _Due) -> _Running:

@@ -1,8 +1,8 @@
 """The explorer: tasks -> rollouts, with the newest weights that the trainer announced.
 
-A task waits while the policy is older than its `min_version`. Weights are taken over between two decoding steps; what
-runs goes on with them. After a rollback of the trainer what needs a newer version than there is now is paused, also in
-the middle; the others go on.
+A task waits while the policy is older than its `min_version`. Weights are fetched beside sampling, and taken over
+between two decoding steps; what runs goes on with them. After a rollback of the trainer what needs a newer version than
+there is now is paused, also in the middle; the others go on.
 
 What is not finished is saved to `partials` every so often, and when the worker is to leave; whoever gets the task next
 goes on from there. A rollout that has had its share of tokens in one go is saved too, and makes room for those that
@@ -15,6 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
 from rftstream import codec, metrics
@@ -42,6 +43,7 @@ from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received, Saved
 from rftstream.sections import ExplorerSection
 from rftstream.transport.base import Record
 from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.snapshot import RawTensor
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,15 @@ class _Work:
         return self.item.received.record.partition
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """A version on its way."""
+
+    target: WeightsAnnounced
+    tensors: Future[Mapping[str, RawTensor]]
+    began: float
+
+
 class ExplorerStep:
     def __init__(
         self,
@@ -96,8 +107,10 @@ class ExplorerStep:
         partials: Partials,
         process: str,
         clock: Clock,
+        fetching: Executor,
     ) -> None:
-        """`fetch_rollout`: the rollout that stands at a place of the log, if there is one."""
+        """`fetch_rollout`: the rollout that stands at a place of the log, if there is one. `fetching`: of one thread;
+        where weights are fetched."""
         self._policy = policy
         self._loop = loop
         self._follower = follower
@@ -119,6 +132,8 @@ class ExplorerStep:
         self._done: list[Done] = []
         self._decided: dict[str, None] = {}
         """Groups with an outcome, newest last, as many as could still have tasks on the way."""
+        self._fetching = fetching
+        self._fetch: _Fetch | None = None
         self._weights_retry_at = 0.0
         self._look_at = 0.0
         self._save_at = clock.now() + settings.partial_every_s
@@ -215,13 +230,15 @@ class ExplorerStep:
         }
 
     def close(self) -> None:
+        self._fetching.shutdown(cancel_futures=True)
         self._policy.close()
 
     # ------------------------------------------------------------------------------------------ weights
 
     def _take_over_weights(self) -> bool:
-        """Loads the newest version; True while an older one has to be taken over, and something is about to finish that
-        needs a newer one."""
+        """Loads the newest version once it is here; True while an older one has to be taken over, and something is
+        about to finish that needs a newer one."""
+        began = time.perf_counter()
         newest = self._follower.newest()
         current = self._policy.version
         if newest is None or newest.name == current:
@@ -231,22 +248,40 @@ class ExplorerStep:
             return True
         if self._weights_retry_at > self._clock.now():
             return False
-        started = time.perf_counter()
-        taken = newest.name
+        fetch = self._fetch or self._begin_fetch(newest)
+        if self._goes_on_meanwhile() and not fetch.tensors.done():
+            self._fetch = fetch
+            return False
+        self._fetch = None
+        taken, problem = fetch.target.name, None
         try:
-            tensors = self._follower.fetch(newest)
+            tensors = fetch.tensors.result()
         except WeightsError as error:
+            problem = error
+        if self._follower.find(taken) is None:  # the trainer was replaced meanwhile
+            return self._take_over_weights()
+        if problem is not None:
             self._weights_retry_at = self._clock.now() + 1.0
             reached = self._follower.held()
             if reached is None or current is None or not _is_between(reached[0], current, newest.name):
-                log.warning("%s; going on with %s", error, current)
+                log.warning("%s; going on with %s", problem, current)
                 return False
             taken, tensors = reached
-            log.warning("%s; going on with %s", error, taken)
+            log.warning("%s; going on with %s", problem, taken)
         self._policy.load(tensors, taken)
-        metrics.WEIGHTS_SECONDS.labels("explorer").observe(time.perf_counter() - started)
+        now = time.perf_counter()
+        metrics.WEIGHTS_SECONDS.labels("explorer").observe(now - fetch.began)
+        metrics.HELD_UP_SECONDS.labels("explorer").observe(now - began if self._active else 0.0)
         metrics.VERSION.labels("explorer").set(taken.version)
         return False
+
+    def _begin_fetch(self, newest: WeightsAnnounced) -> _Fetch:
+        return _Fetch(newest, self._fetching.submit(self._follower.fetch, newest), time.perf_counter())
+
+    def _goes_on_meanwhile(self) -> bool:
+        """Whether anything is sampled with weights that are still in force: else nobody is held up by waiting."""
+        current = self._policy.version
+        return bool(self._active) and current is not None and self._follower.find(current) is not None
 
     # ------------------------------------------------------------------------------------------ rollouts
 

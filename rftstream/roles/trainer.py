@@ -362,7 +362,9 @@ class TrainerStep:
             return self._publisher.take(self._backend.served_tensors(), name, resumed=resumed)
 
         self._publishing_since = time.perf_counter()
-        return self._asked(take)()
+        taken = self._asked(take)()
+        metrics.HELD_UP_SECONDS.labels("trainer").observe(time.perf_counter() - self._publishing_since)
+        return taken
 
     def _write(self, taken: Taken) -> WeightsAnnounced:
         announced = self._publisher.write(

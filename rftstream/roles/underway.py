@@ -1,4 +1,5 @@
-"""An update that is being computed in a thread of its own while the role goes on reading and writing."""
+"""What is computed in a thread of its own while the role goes on reading and writing: an update of the trainer, the
+fetching of a version by an explorer."""
 
 from __future__ import annotations
 
@@ -25,6 +26,42 @@ class Inline(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class Later(Executor):
+    """Computes in the thread that asks for the result, or asks often enough whether it is done: as slow as something
+    beside can be, and in the same order each time."""
+
+    LOOKS = 2
+    """So often it is not done yet."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return _LaterFuture(lambda: Inline().submit(fn, *args, **kwargs), self.LOOKS)
+
+
+class _LaterFuture(Future[Any]):
+    def __init__(self, compute: Callable[[], Future[Any]], looks: int) -> None:
+        super().__init__()
+        self._compute, self._looks = compute, looks
+
+    def done(self) -> bool:
+        self._looks -= 1
+        if self._looks < 0:
+            self._settle()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._settle()
+        return super().result(timeout)
+
+    def _settle(self) -> None:
+        if super().done():
+            return
+        found = self._compute()
+        if (error := found.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(found.result())
 
 
 class Underway:

@@ -31,9 +31,13 @@ READ_BYTES = 4 * 1024 * 1024
 Link = tuple[WeightsAnnounced, DeltaObject]
 """A version, and how it comes from its parent."""
 
+Known = Mapping[VersionName, WeightsAnnounced]
+"""Versions in force."""
+
 
 class WeightsFollower:
-    """Told of every announcement in log order by `announced`. Holds one copy of a model, changed in place."""
+    """Told of every announcement in log order by `announced`. Holds one copy of a model, changed in place. `fetch` may
+    run in another thread than all the rest, which goes on meanwhile; `held` is asked when it has ended."""
 
     def __init__(
         self, store: ObjectStore, model: str, *, cache: AnchorCache | None = None, threads: int | None = None
@@ -109,13 +113,14 @@ class WeightsFollower:
     def fetch(self, announcement: WeightsAnnounced) -> Mapping[str, RawTensor]:
         """The tensors, all digests verified: views of what the next call changes. WeightsGone if an object was deleted,
         WeightsError if one is damaged; `held` is then as far as it came."""
-        links = self._links_from_held(announcement)
+        known = self._announced  # only added to; a new trainer's begin another one
+        links = self._links_from_held(announcement, known)
         if links is not None:
             try:
                 return self._follow(links)
             except WeightsError as error:
                 logger.warning("%s; going back to a full snapshot", error)
-        anchor, links = self._links_from_anchor(announcement)
+        anchor, links = _links_from_anchor(announcement, known)
         if self._held != anchor.name or self._digest() != anchor.weights_digest:
             self._load(anchor)
         return self._follow(links)
@@ -129,7 +134,7 @@ class WeightsFollower:
     def _digest(self) -> str | None:
         return self._state.digest() if self._state is not None else None
 
-    def _links_from_held(self, target: WeightsAnnounced) -> list[Link] | None:
+    def _links_from_held(self, target: WeightsAnnounced, known: Known) -> list[Link] | None:
         """The changes from what is held to a version, oldest first, if they are less than a full snapshot. What is held
         is known by its digest: a new trainer's anchor is often a state that one has."""
         digest = self._digest()
@@ -149,24 +154,8 @@ class WeightsFollower:
             if limit is not None and num_bytes > limit:
                 return None
             links.append((one, way))
-            one = self._announced.get(way.parent)
+            one = known.get(way.parent)
         return None
-
-    def _links_from_anchor(self, target: WeightsAnnounced) -> tuple[WeightsAnnounced, list[Link]]:
-        links: list[Link] = []
-        one = target
-        while one.kind is not WeightsKind.full:
-            way = _delta_of(one)
-            assert way is not None
-            links.append((one, way))
-            parent = self._announced.get(way.parent)
-            if parent is None:
-                raise WeightsError(
-                    f"weights {text_of(target.name)}: its parent {text_of(way.parent)} is not in force; expected all "
-                    "versions back to a full snapshot; waiting for the next one"
-                )
-            one = parent
-        return one, links[::-1]
 
     def _follow(self, links: list[Link]) -> Mapping[str, RawTensor]:
         for link in links:
@@ -214,6 +203,23 @@ class WeightsFollower:
         if (found := state.digest()) != anchor.weights_digest:
             raise WeightsError(f"{where}: state {found}, expected {anchor.weights_digest}; it is another state")
         self._state = state
+
+
+def _links_from_anchor(target: WeightsAnnounced, known: Known) -> tuple[WeightsAnnounced, list[Link]]:
+    links: list[Link] = []
+    one = target
+    while one.kind is not WeightsKind.full:
+        way = _delta_of(one)
+        assert way is not None
+        links.append((one, way))
+        parent = known.get(way.parent)
+        if parent is None:
+            raise WeightsError(
+                f"weights {text_of(target.name)}: its parent {text_of(way.parent)} is not in force; expected all "
+                "versions back to a full snapshot; waiting for the next one"
+            )
+        one = parent
+    return one, links[::-1]
 
 
 def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:

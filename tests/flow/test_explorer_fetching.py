@@ -1,0 +1,74 @@
+"""The explorer while new weights are fetched beside sampling: it goes on, and never samples with what is no use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftstream.roles.underway import Later
+from rftstream.testing import RoleDriver
+from tests.flow.scene import Scene
+from tests.flow.test_explorer import SLOW, rollouts_of, versions_of, work_for
+
+
+def test_it_samples_on_while_new_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Later, "LOOKS", 20)  # of 0.05 s
+    scene = Scene(tmp_path, **SLOW)
+    scene.announce(0)
+    scene.admit(0)
+    explorer = RoleDriver(scene, "explorer")
+    work_for(scene, explorer, seconds=1.0)
+    scene.announce(1)
+    work_for(scene, explorer, seconds=0.5)
+    assert explorer.service.health()["version"] == 0
+    scene.announce(2)  # while 1 is fetched: the next one
+    explorer.work()
+    for rollout in rollouts_of(scene).values():
+        (v0, first), (v1, second), (v2, third) = versions_of(rollout)
+        assert (v0, v1, v2) == (0, 1, 2)
+        assert first + second + third == 40
+        assert 18 <= first <= 22
+        assert 8 <= second <= 12
+
+
+def test_what_is_being_fetched_when_its_trainer_is_replaced_is_never_sampled_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Later, "LOOKS", 1000)
+    scene = Scene(tmp_path, **SLOW)
+    scene.announce(0)
+    scene.announce(1)
+    scene.admit(0)
+    explorer = RoleDriver(scene, "explorer")
+    work_for(scene, explorer, seconds=1.0)
+    scene.announce(2)
+    work_for(scene, explorer, seconds=0.5)
+    scene.announce(0, epoch=2, resumed=True)
+    scene.admit(1)
+    work_for(scene, explorer, seconds=0.5)
+    health = explorer.service.health()
+    assert (health["version"], health["sampling"]) == (0, 4)
+    explorer.work()
+    stamps = {(one.ids.sequence, tuple((span.trainer_epoch, span.version) for span in one.segments[0].versions))
+              for one in rollouts_of(scene).values()}  # fmt: skip
+    assert stamps == {(0, ((1, 1), (2, 0))), (1, ((2, 0),))}
+
+
+def test_weights_that_go_while_they_are_fetched_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Later, "LOOKS", 10)
+    scene = Scene(tmp_path, **SLOW)
+    scene.announce(0)
+    scene.admit(0)
+    explorer = RoleDriver(scene, "explorer")
+    work_for(scene, explorer, seconds=1.0)
+    scene.announce(1, skill=1)
+    work_for(scene, explorer, seconds=0.2)
+    scene.store.delete("versions/000001-00000001.safetensors")
+    work_for(scene, explorer, seconds=1.0)
+    assert explorer.service.health()["version"] == 0
+    scene.announce(2)
+    explorer.work()
+    assert [[version for version, _ in versions_of(one)] for one in rollouts_of(scene).values()] == [[0, 2]] * 2
