@@ -28,6 +28,14 @@ MAX_ANSWER_BYTES = 256 << 20
 """Many times what logprobs of the longest prompts take."""
 
 
+class Again(Exception):
+    """Another try may help: nobody was there, or nobody had time. `timed_out`: there was no answer within its time."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+
+
 class Refused(Exception):
     """This request cannot be answered; others can."""
 
@@ -82,31 +90,40 @@ class ModelServer:
             )
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = f"{parts.path.rstrip('/')}/{resource}"
-        self._where = f"{parts.scheme}://{parts.netloc}{self._path}"
+        self.where = f"{parts.scheme}://{parts.netloc}{self._path}"
         self._api_key, self._timeout_s, self._tries, self._section = api_key, timeout_s, tries, section
 
     def ask(self, body: dict[str, Any], call: Call | None = None) -> dict[str, Any]:
         """The answer to a POST. Refused, or Unreachable after all tries."""
         call = call or Call()
-        pause_s, last, timed_out = PAUSE_S, "", False
+        pause_s, last = PAUSE_S, Again("")
         for number in range(self._tries):
             if number and call.cancelled.wait(pause_s * 2 ** (number - 1)):
                 break
             try:
-                status, answer = self._post(body, call)
-            except (OSError, http.client.HTTPException) as error:
-                last, timed_out = self._hidden(f"{type(error).__name__}: {error}"), isinstance(error, TimeoutError)
-                continue
-            if status == 200:
-                return _object(answer)
-            text = _object(answer).get("error", answer[:300].decode(errors="replace"))
-            said = text.get("message", text) if isinstance(text, dict) else text
-            last, timed_out = self._hidden(f"{status}: {said}"), False
-            if status in MISTAKEN:
-                raise Unreachable(f"{self._where}: {last}; mend url, model or api_key in [{self._section}]")
-            if status not in BUSY:
-                raise Refused(f"the server answered {last}")
-        raise Unreachable(f"{self._where}: {last}, after {self._tries} tries; is the server up?", timed_out=timed_out)
+                return self.ask_once(body, call)
+            except Again as error:
+                last = error
+        raise Unreachable(
+            f"{self.where}: {last}, after {self._tries} tries; is the server up?", timed_out=last.timed_out
+        )
+
+    def ask_once(self, body: dict[str, Any], call: Call) -> dict[str, Any]:
+        """Without a second try: Again, where one may help."""
+        try:
+            status, answer = self._post(body, call)
+        except (OSError, http.client.HTTPException) as error:
+            text = self._hidden(f"{type(error).__name__}: {error}")
+            raise Again(text, timed_out=isinstance(error, TimeoutError)) from None
+        if status == 200:
+            return _object(answer)
+        text = _object(answer).get("error", answer[:300].decode(errors="replace"))
+        said = self._hidden(f"{status}: {text.get('message', text) if isinstance(text, dict) else text}")
+        if status in MISTAKEN:
+            raise Unreachable(f"{self.where}: {said}; mend url, model or api_key in [{self._section}]")
+        if status in BUSY:
+            raise Again(said)
+        raise Refused(f"the server answered {said}")
 
     def _hidden(self, text: str) -> str:
         """Servers repeat keys that they refuse."""

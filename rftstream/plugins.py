@@ -79,9 +79,10 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
         elif isinstance(found, list) and key.isdigit():
             found = found[int(key)]
     plain = wanted.type if isinstance(wanted, msgspec.inspect.Metadata) else wanted
-    choices = getattr(plain, "values", None)
-    if isinstance(plain, msgspec.inspect.LiteralType) and choices:
-        return f"got {found!r}; {suggest(str(found), [str(choice) for choice in choices])}"
+    kinds = plain.types if isinstance(plain, msgspec.inspect.UnionType) else (plain,)
+    choices = [str(one) for kind in kinds if isinstance(kind, msgspec.inspect.LiteralType) for one in kind.values]
+    if choices and (len(kinds) == 1 or isinstance(found, str)):
+        return f"got {found!r}; {suggest(str(found), choices)}"
     if pattern := re.search(r"matching regex '(.*)'", text):
         return f"got {found!r}, expected text of the form {pattern[1]}"
     expected = re.sub(r"^Expected ", "", text).partition(", got")[0].replace("`", "").replace(" | null", "")

@@ -1,9 +1,11 @@
 """A served model as a policy: any server with OpenAI's completions that takes token ids as the prompt, and gives token
 ids and logprobs back. vLLM's does; others are told so by an error.
 
-The server's weights are its own: new versions of the trainer are not sent there. Tokens are stamped with the version in
-force all the same, for everything that is sampled needs one; so this is for teachers, judges, baselines and data, not
-for training on what it samples.
+With `update`, a server that can load weights while it runs is given each version: what was asked is answered first, by
+the weights that it was asked of, and what is new waits meanwhile, so a completion is of one version alone. A server
+that was gone may have begun anew with other weights: it is given them again before it is asked again. Without, the
+server's weights are its own. Tokens are stamped with the version in force all the same, for everything that is sampled
+needs one; so that is for teachers, judges, baselines and data, not for training on what it samples.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import math
 import queue
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -23,8 +26,9 @@ from rftstream.clock import Clock
 from rftstream.errors import PolicyError
 from rftstream.messages import VersionName, VersionSpan
 from rftstream.models import ModelSpec
-from rftstream.modelserver import Call, ModelServer, Refused, Unreachable
+from rftstream.modelserver import Again, Call, ModelServer, Refused, Unreachable
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.server_updates import ServerUpdates, UpdateRequest
 from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import RawTensor
 
@@ -34,7 +38,7 @@ STEP_S = 0.02
 
 class OpenAiPolicy:
     takes_weights = False
-    """The server's are its own."""
+    """Not so that whoever likes could give it some: a server has others to serve."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -52,6 +56,16 @@ class OpenAiPolicy:
         """Of a request that meets no server, or a busy one."""
         extra: dict[str, Any] = field(default_factory=dict)
         """Further fields of each request, as the server knows them."""
+        update: Literal["vllm", "vllm-cpu"] | tuple[UpdateRequest, ...] | None = None
+        """How the server is told to load a new version from a folder, when what it was asked before is answered. vllm:
+        by vLLM's own endpoints, which it has when it is started with `VLLM_SERVER_DEV_MODE=1`. vllm-cpu: for its builds
+        for CPUs, which would go on with the old weights in an output layer that is tied to the embeddings; they are
+        started with `--worker-extension-cls rftstream.policies.vllm_worker.WeightsReceiver`, too. Of another server the
+        requests, one after the other: `[{ path = "/update_weights", body = { model_path = "{folder}" } }]`. The server
+        must be this worker's alone. Default: never, its weights are its own."""
+        update_folder: str | None = None
+        """Where versions are written for it, two or three at a time; it must read them under the same path. Default:
+        the one for temporary files of this machine."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self._config, self._renderer = config, renderer
@@ -60,16 +74,32 @@ class OpenAiPolicy:
             section="policies.openai",
         )  # fmt: skip
         self._stop_ids = sorted(renderer.stop_token_ids)
+        self._updates: ServerUpdates | None = None
+        if config.update is not None:
+            self._updates = ServerUpdates(
+                config.update, folder=config.update_folder, url=config.url, api_key=config.api_key,
+                timeout_s=config.timeout_s, tries=config.tries, section="policies.openai", model=model,
+            )  # fmt: skip
         self._version: VersionName | None = None
-        self._held: list[_Call] = []
-        """Until there is a version to stamp with."""
+        """That the server has."""
+        self._next: VersionName | None = None
+        """That it gets as soon as nothing is on the way."""
+        self._sending: VersionName | None = None
+        """That it is being given."""
+        self._sending_call = Call()
+        self._waiting: deque[_Call] = deque()
         self._active: dict[str, _Call] = {}
-        self._told: queue.SimpleQueue[tuple[_Call, Completion | PolicyError]] = queue.SimpleQueue()
+        self._num_asked = 0
+        """Requests on the way, forgotten ones too."""
+        self._num_lost = 0
+        """Since the last that was answered."""
+        self._told: queue.SimpleQueue[tuple[_Call | None, _Told]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(config.batch_size, thread_name_prefix="openai")
 
     @property
     def version(self) -> VersionName | None:
-        return self._version
+        """Of what is submitted from now on."""
+        return self._next or self._version
 
     @property
     def slots(self) -> int:
@@ -80,10 +110,12 @@ class OpenAiPolicy:
         return len(self._active)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        self._version = name
-        held, self._held = self._held, []
-        for call in held:
-            self._threads.submit(self._sample, call)
+        if self._updates is None:
+            self._version = name
+        else:
+            self._updates.write(tensors, name, keep=(self._version, self._sending))
+            self._next = name
+        self._go_on()
 
     def submit(self, request: SampleRequest) -> None:
         call = self._active[request.request_id] = _Call(request)
@@ -95,10 +127,8 @@ class OpenAiPolicy:
             self._told.put((call, without_tokens(request, "length", None)))
         else:
             call.body = self._body(request, room)
-            if self._version is None:
-                self._held.append(call)
-            else:
-                self._threads.submit(self._sample, call)
+            self._waiting.append(call)
+            self._go_on()
 
     def so_far(self, request_id: str) -> Completion | None:
         """The server tells of whole completions only."""
@@ -107,31 +137,77 @@ class OpenAiPolicy:
     def abort(self, request_id: str) -> None:
         call = self._active.pop(request_id, None)
         if call is not None:
-            self._held = [one for one in self._held if one is not call]
+            self._waiting = deque(one for one in self._waiting if one is not call)
             call.cancel()
 
     def step(self) -> list[Completion]:
         done: list[Completion] = []
-        wait_s = STEP_S if self._active and self._version is not None else 0.0
+        wait_s = STEP_S if self._works else 0.0
         while True:
             try:
                 call, told = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
             except queue.Empty:
+                self._go_on()
                 return done
             wait_s = 0.0
-            if self._active.get(call.request.request_id) is call:
-                del self._active[call.request.request_id]
+            if call is not None and call.is_asked:
+                self._num_asked -= 1
+            if isinstance(told, VersionName):
+                self._updated(told)
+            elif isinstance(told, Again):
+                assert call is not None
+                self._ask_again(call, told)
+            elif call is None or self._active.get(call.request.request_id) is call:
                 if isinstance(told, PolicyError):
                     raise told
+                assert call is not None
+                del self._active[call.request.request_id]
+                self._num_lost = 0
                 done.append(told)
 
     def idle_s(self) -> float:
-        return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
+        return 0.0 if self._works else math.inf  # `step` waits for what is under way
 
     def close(self) -> None:
         for request_id in list(self._active):
             self.abort(request_id)
+        self._sending_call.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._updates is not None:
+            self._updates.close()
+
+    @property
+    def _works(self) -> bool:
+        return bool(self._active) and self.version is not None
+
+    def _go_on(self) -> None:
+        """Asks as much as may be asked now, or gives the server its next version."""
+        if self._sending is not None or self.version is None:
+            return
+        if self._next is None:
+            while self._waiting and self._num_asked < self._config.batch_size:
+                call = self._waiting.popleft()
+                call.is_asked = True
+                self._num_asked += 1
+                self._threads.submit(self._sample, call)
+        elif not self._num_asked:
+            self._sending, self._sending_call = self._next, Call()
+            self._threads.submit(self._update, self._sending, self._sending_call)
+
+    def _updated(self, name: VersionName) -> None:
+        self._version, self._sending = name, None
+        if self._next == name:
+            self._next = None
+
+    def _ask_again(self, call: _Call, error: Again) -> None:
+        """When the server has its weights again."""
+        self._num_lost += 1
+        if self._num_lost > self._config.tries * self._config.batch_size:
+            raise PolicyError(f"policy openai: {self._server.where}: {error}, {self._num_lost} times in a row")
+        self._next = self._next or self._version
+        if self._active.get(call.request.request_id) is call:
+            call.is_asked = False
+            self._waiting.appendleft(call)
 
     def _body(self, request: SampleRequest, room: int) -> dict[str, Any]:
         """What is off is left out: servers refuse fields that they do not know."""
@@ -156,8 +232,11 @@ class OpenAiPolicy:
     def _sample(self, call: _Call) -> None:
         version = self._version
         assert version is not None
+        ask = self._server.ask if self._updates is None else self._server.ask_once
         try:
-            told: Completion | PolicyError = _completion(call.request, self._server.ask(call.body, call), version)
+            told: _Told = _completion(call.request, ask(call.body, call), version)
+        except Again as error:
+            told = without_tokens(call.request, "error", str(error)) if call.cancelled.is_set() else error
         except Refused as error:
             told = without_tokens(call.request, "error", str(error))
         except Unreachable as error:
@@ -166,11 +245,25 @@ class OpenAiPolicy:
             told = without_tokens(call.request, "error", f"the server's answer: {type(error).__name__}: {error}")
         self._told.put((call, told))
 
+    def _update(self, name: VersionName, call: Call) -> None:
+        assert self._updates is not None
+        try:
+            self._updates.send(name, call)
+        except Exception as error:  # else all would wait for ever
+            self._told.put((None, PolicyError(f"policy openai: {error}")))
+        else:
+            self._told.put((None, name))
+
+
+_Told = Completion | VersionName | Again | PolicyError
+"""What a thread has to say."""
+
 
 class _Call(Call):
     def __init__(self, request: SampleRequest) -> None:
         super().__init__()
         self.request = request
+        self.is_asked = False
         self.body: dict[str, Any] = {}
 
 

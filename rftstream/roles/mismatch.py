@@ -35,7 +35,7 @@ def likely_cause(config: RunConfig, values: Mapping[str, float], batch: Sequence
     """The likeliest first: what certainly makes a difference, then what may."""
     if config.run.imported_from is not None:
         return "the rollouts are another run's; of the algorithms topr and asymre are made for that"
-    if config.explorer.policy == "openai":
+    if config.explorer.policy == "openai" and not config.policies.get("openai", {}).get("update"):
         return "explorer.policy 'openai' samples by the server's own weights, not by those that are trained"
     changed = sorted({name for experience in batch if not experience.expert for name in _inexact(experience.sampling)})
     if changed:

@@ -23,6 +23,12 @@ def check_part_names(config: RunConfig) -> None:
                 f"{where}: unknown {name!r}; {plugins.suggest(name, known)} (or 'module:Name' of your own)"
             )
     check_teacher(config)
+    check_server_updates(config)
+    check_shared(config)
+
+
+def check_shared(config: RunConfig) -> None:
+    """ConfigError for a log that workers cannot share."""
     if config.transport.kind == "memory":
         raise ConfigError(
             "transport.kind: 'memory' lives in one process, expected one that workers share; use 'embedded', "
@@ -47,6 +53,23 @@ def check_teacher(config: RunConfig) -> None:
             )
 
 
+def check_server_updates(config: RunConfig) -> None:
+    """ConfigError for a server that two would give weights: one would sample by those of the other."""
+    if not config.policies.get("openai", {}).get("update"):
+        return
+    counts = {}
+    if config.explorer.policy == "openai":
+        counts["explorer"] = config.explorer.count
+    if config.evaluations and (config.evaluator.policy or config.explorer.policy) == "openai":
+        counts["evaluator"] = config.evaluator.count
+    if sum(counts.values()) > 1:
+        workers = " and ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in counts.items())
+        raise ConfigError(
+            f"policies.openai.update: {workers} would give the server weights, expected one worker, for each would "
+            "sample by those of the others; set explorer.count = 1, and evaluator.policy = 'hf' or another one"
+        )
+
+
 def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Kind, place in the run file, name."""
     yield "transport", "transport.kind", config.transport.kind
@@ -65,7 +88,11 @@ def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
-    """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident."""
+    """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident.
+
+    Without `run_dir` the run file names a series of runs, and after an ended one comes the next. Whoever names a folder
+    means this one, and looks there for what comes out: one that holds an ended run is refused, and not quietly replaced
+    by another."""
     newest = newest_folder(config, run_dir)
     shown = shown_path(newest.path)
     if newest.is_live():
@@ -77,7 +104,7 @@ def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
         case "none":
             return newest
         case "ended":
-            return next_folder(config, newest)
+            return folder_after(config, newest, run_dir)
     if newest.exists():
         raise ConfigError(
             f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
@@ -86,6 +113,17 @@ def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
     raise ConfigError(
         f"{newest.run_id}: begun on another host and not ended yet, as the log at {config.transport.servers} says; "
         "join it with `rftstream worker`, go on with `rftstream resume`, or take another run.name"
+    )
+
+
+def folder_after(config: RunConfig, ended: RunFolder, run_dir: Path | None) -> RunFolder:
+    """ConfigError if the ended run has the folder that was asked for."""
+    if run_dir is None:
+        return next_folder(config, ended)
+    shown = shown_path(ended.path)
+    raise ConfigError(
+        f"{shown}: a run has ended in this folder, expected one for a new run; name another by --run-dir, go on with "
+        f"this run by `rftstream resume {shown} --set run.steps=N`, or remove it by `rftstream delete {shown}`"
     )
 
 

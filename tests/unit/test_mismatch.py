@@ -37,6 +37,7 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(("settings", "values", "sampling", "says"), [
     ({"run__imported_from": "/runs/a"}, {}, {"top_p": 0.5}, "the rollouts are another run's"),
     ({"explorer__policy": "openai"}, {}, {}, "by the server's own weights"),
+    ({"explorer__policy": "openai", "policies__openai": {"update": "vllm"}}, {"staleness_mean": 2.0}, {}, "2 versions"),
     ({}, {"staleness_mean": 3.0}, {"top_p": 0.9, "min_tokens": 2}, "sampling.min_tokens, sampling.top_p change"),
     ({}, {}, {"temperature": 0.0}, "sampling.temperature change"),
     ({}, {"staleness_mean": 1.5}, {"temperature": 0.7, "stop": ("x",)}, "1.5 versions old on average"),

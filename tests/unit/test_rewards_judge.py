@@ -8,7 +8,7 @@ from rftstream import modelserver
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.judge import JudgeReward
-from tests.unit.test_policy_openai import Server
+from tests.unit.served import Server
 
 
 def says(text):

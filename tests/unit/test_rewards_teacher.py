@@ -22,7 +22,7 @@ from rftstream.rewards.teacher import TeacherReward
 from rftstream.testing import Simulation
 from tests.flow.scene import make_config
 from tests.unit import tiny
-from tests.unit.test_policy_openai import Server
+from tests.unit.served import Server
 
 
 def segment(ids, mask, logprobs=None):
