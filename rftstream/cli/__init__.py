@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -67,20 +68,29 @@ class Commands(click.Group):
             raise click.UsageError(f"no command {args[0]!r}; {_suggest(args[0])}", ctx)
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **more)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # of --help and --version, which are written here
+            _tell(_about(error))
+            sys.exit(RftError.exit_code)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except RftError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"rftstream: {error}", err=True)
+            _tell(str(error))
             ctx.exit(error.exit_code)
         except BrokenPipeError:
             raise
         except OSError as error:  # a disk that is full or read-only, a folder without rights
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"rftstream: {_about(error)}", err=True)
+            _tell(_about(error))
             ctx.exit(RftError.exit_code)
 
 
@@ -101,8 +111,23 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         cli.main(args=list(args) if args is not None else None, prog_name="rftstream")
     except BrokenPipeError:  # whoever read the output has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        _give_up_unwritten()
+
+
+def _give_up_unwritten() -> None:
+    """What could not be written stays in a buffer, and the interpreter would complain of it when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # nobody can be told, but the exit code says it
+        click.echo(f"rftstream: {text}", err=True)
 
 
 def _about(error: OSError) -> str:

@@ -88,7 +88,9 @@ def _deletion_lines(plan: Deletion) -> list[str]:
     if plan.servers is not None:
         lines.append(f"on Kafka at {plan.servers}: {plural(len(plan.topics), 'topic')} and "
                      f"{plural(len(plan.groups), 'consumer group')} of {plan.folder.run_id}")  # fmt: skip
-    if plan.store is not None:
+    if plan.shared_with:
+        lines.append(f"stays, for {', '.join(plan.shared_with)} has the same store: what is in {plan.store}")
+    elif plan.store is not None:
         lines.append(f"in {plan.store}: {plural(len(plan.objects), 'object')}")
     if plan.kept:
         lines.append(f"stays, for no run makes it: {', '.join(plan.kept)}")

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 )
 @click.command()
 @files_argument
-@click.option("--run-dir", type=AnyPath(), help="Folder of the run.  [default: runs/<name>]")
+@click.option("--run-dir", type=AnyPath(),
+              help="Folder of the new run; one in which a run has ended is refused.  [default: runs/<name>; once that "
+                   "has ended, runs/<name>-2, ...]")  # fmt: skip
 @set_option
 @json_option
 @progress_option

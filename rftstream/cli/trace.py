@@ -28,9 +28,9 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
     each with topic, partition, offset and time. What stands there twice is marked TWIN.
 
     ID is as the other commands print it: a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a
-    version (v12; 1/12 for the one of trainer epoch 1; or its object in the store), or a record (rollouts[3]@8172),
-    which stands for whatever it belongs to. What an audit has read (RUN/index) is not read again. RUN is a run
-    folder, or a run file (then its newest run).
+    version (v12; 1/12 for the one of trainer epoch 1; or its object in the store), or a record (rollouts[3]@8172)
+    or dead letter (verifier/rollouts/3/8172), which stand for whatever they belong to. What an audit has read
+    (RUN/index) is not read again. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.cli.views import indexed, opened_run, print_out
     from rftstream.views.trace import trace as follow

@@ -151,7 +151,7 @@ def inspect(
               help="Write event files for TensorBoard into this folder instead of pictures.")  # fmt: skip
 @json_option
 def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
-    """Draw the run's curves as PNG, over steps and over wall time.
+    """Draw the run's curves as PNG, over steps and over time.
 
     Reward, held-out evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
     only steps in force, with a mark where a trainer resumed. RUN is a run folder, or a run file (then its newest run).

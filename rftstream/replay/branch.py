@@ -38,7 +38,7 @@ from rftstream.roles.groups import late_outcome
 from rftstream.roles.progress import Progress
 from rftstream.runtime.imported import Import, Say, skipped_rollouts, without
 from rftstream.runtime.observer import read_control
-from rftstream.transport.base import NewRecord, Position, Record, TopicPartition, Transport
+from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
 from rftstream.weights.checkpoints import CheckpointStore
 
 FLOW = ("tasks", "rollouts", "verified", "outcomes")
@@ -233,20 +233,10 @@ class BatchImport(Import):
         self._producer.commit([codec.to_record(claim, "control", 0, run=self._run_id, writer_epoch=claim.epoch)])
 
     def _all_is_done(self) -> None:
-        """Nobody samples, scores or batches what is here: it was all done."""
-        for group, topic, metadata in (
-            ("explorer", "tasks", ""),
-            ("verifier", "rollouts", ""),
-            ("buffer", "verified", "{end} {batches} 1"),
-        ):
-            self._producer.commit(
-                [],
-                positions={
-                    place: Position(end, metadata.format(end=end, batches=self._extent.last))
-                    for place, end in self._target.admin.end_offsets(topic).items()
-                },
-                group=group,
-            )
+        """Nobody samples, scores or batches what is here."""
+        self.pass_over("explorer", "tasks")
+        self.pass_over("verifier", "rollouts")
+        self.pass_over("buffer", "verified", f"{{end}} {self._extent.last} 1")
 
 
 def _epoch(record: Record) -> int:

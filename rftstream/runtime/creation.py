@@ -20,6 +20,7 @@ from rftstream.runtime.preflight import (
 from rftstream.runtime.runs import (
     RunFolder,
     create_log,
+    sharing_store,
 )
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
@@ -42,19 +43,24 @@ def begin(
 ) -> None:
     """The log of a new run, with the demonstrations that the run file names, then the file that makes the folder a
     run."""
-    _check_unused(transport, folder)
+    _check_unused(transport, config, folder)
     create_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
         load_experts(transport, config, folder, config.experts, say=say)
     write_config(config, folder)
 
 
-def _check_unused(transport: Transport, folder: RunFolder) -> None:
-    """On a log that others share the name may be somebody else's. ConfigError if a run has begun under it."""
+def _check_unused(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
+    """On a log that others share the name may be somebody else's, and so may the store. ConfigError then."""
     if "control" in transport.admin.topics() and any(transport.admin.end_offsets("control").values()):
         raise ConfigError(
             f"{folder.run_id}: the log has a run of this name already, but {shown_path(folder.path)} is new; take"
             " another name with --run-dir, or delete the topics of the old one"
+        )
+    if others := sharing_store(config, folder):
+        raise ConfigError(
+            f"weights.store: {config.weights.store!r} is the store of {others[0]} already, whose objects have the same "
+            'names; put "{run}" into it, which becomes the name of the run, or take another place'
         )
 
 

@@ -16,7 +16,7 @@ import psutil
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import Claim
 from rftstream.runtime.observer import read_control
-from rftstream.runtime.runs import GROUPS, RunFolder, find_run, open_store, open_transport
+from rftstream.runtime.runs import GROUPS, RunFolder, find_run, open_store, open_transport, sharing_store
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
 from rftstream.transport.findings import ServerLook
@@ -51,6 +51,8 @@ class Deletion:
     """URL of an object store outside the folder."""
     objects: tuple[str, ...]
     """There."""
+    shared_with: tuple[str, ...] = ()
+    """Runs beside it that have the same store: all objects stay."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,6 +63,7 @@ class Deletion:
             "run": self.folder.run_id, "run_dir": str(self.folder.path), "parts": dict(self.parts),
             "links": dict(self.links), "kept": list(self.kept), "servers": self.servers, "topics": list(self.topics),
             "groups": list(self.groups), "store": self.store, "objects": len(self.objects),
+            "shared_with": list(self.shared_with),
         }  # fmt: skip
 
 
@@ -68,25 +71,25 @@ def plan_deletion(path: Path) -> Deletion:
     """ConfigError if it is no run folder or somebody is at work on it."""
     folder, config = _checked(path)
     with _opened(config, folder) as transport:
-        if alive := who_is_alive(folder, transport):
-            raise ConfigError(
-                f"{folder.path}: somebody is at work on this run: {'; '.join(alive)}; stop it first "
-                "(ctrl-C, SIGTERM, or `rftstream drain` and wait)"
-            )
+        _check_nobody(folder, who_is_alive(folder, transport))
         remote = transport is not None and config.transport.kind != "embedded"
         topics = sorted(transport.admin.topics()) if transport is not None and remote else []
     store = _store_outside(config, folder)
-    there = sorted(folder.path.iterdir())
+    shared_with = () if store is None else tuple(sharing_store(config, folder))
+    there, parts = sorted(folder.path.iterdir()), _parts(config)
     return Deletion(
         folder=folder,
-        parts={one.name: _num_bytes(one) for one in there if one.name in PARTS},
-        links={one.name: os.readlink(one) for one in there if one.name in PARTS and one.is_symlink()},
-        kept=tuple(one.name for one in there if one.name not in PARTS),
+        parts={one.name: _num_bytes(one) for one in there if one.name in parts},
+        links={one.name: os.readlink(one) for one in there if one.name in parts and one.is_symlink()},
+        kept=tuple(one.name for one in there if one.name not in parts),
         topics=tuple(topics),
         groups=tuple(GROUPS) if remote else (),
         servers=config.transport.servers if remote else None,
         store=None if store is None else store.url,
-        objects=() if store is None else tuple(name for prefix in OBJECTS for name in store.list(prefix)),
+        shared_with=shared_with,
+        objects=()
+        if store is None or shared_with
+        else tuple(name for prefix in OBJECTS for name in store.list(prefix)),
     )
 
 
@@ -95,8 +98,10 @@ def delete_run(plan: Deletion) -> None:
     folder, config = _checked(plan.folder.path)
     with folder.held():
         with _opened(config, folder) as transport:
+            _check_nobody(folder, _workers_alive(folder, transport))  # some may have come while we were asked
             if transport is not None and (plan.topics or plan.groups):
-                transport.admin.delete_topics([name for name in plan.topics if name in transport.admin.topics()])
+                there = transport.admin.topics()
+                transport.admin.delete_topics([name for name in plan.topics if name in there])
                 look: ServerLook | None = getattr(transport.admin, "look", None)
                 if look is not None:
                     look.delete_groups(plan.groups)
@@ -104,7 +109,7 @@ def delete_run(plan: Deletion) -> None:
             store = open_store(config, folder)
             for name in plan.objects:
                 store.delete(name)
-        for name in PARTS:
+        for name in _parts(config):
             _remove(folder.path / name)
     with contextlib.suppress(OSError):  # something else lies in it
         folder.path.rmdir()
@@ -113,24 +118,37 @@ def delete_run(plan: Deletion) -> None:
 def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
     """Processes of a run that live, as far as can be seen from here, a few words for each."""
     alive: list[str] = []
-    pids: set[int] = set()
     if folder.is_live():
         pid = folder.lock_file.read_text(encoding="ascii", errors="replace").strip()
         alive.append(f"`run` or `resume`, process {pid or 'unknown'} here")
+    return alive + _workers_alive(folder, transport)
+
+
+def _workers_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
     if transport is None:
-        return alive
-    begun = "control" in transport.admin.topics()  # else a deletion was stopped half way
-    for claim in read_control(transport).claims.values() if begun else ():
+        return []
+    alive: list[str] = []
+    pids: set[int] = set()
+    topics = transport.admin.topics()
+    for claim in read_control(transport).claims.values() if "control" in topics else ():  # else half deleted
         if is_alive(claim) is True:
             pids.add(claim.pid)
             alive.append(f"{claim.process}, process {claim.pid} here")
     if (lock_holder := getattr(transport, "lock_holder", None)) and (holder := lock_holder()) is not None:
         alive.append(f"process {holder.pid}, which writes to the log")
-    look: ServerLook | None = getattr(transport.admin, "look", None)
-    if look is not None and transport.admin.topics():
-        for group, members in look.members(("explorer", "verifier")).items():
-            alive += [f"{group} {member}" for member in members]
+    look = getattr(transport.admin, "look", transport.admin)
+    if topics and (members := getattr(look, "members", None)) is not None:
+        for group, names in members(("explorer", "verifier")).items():
+            alive += [f"{group} {name}" for name in names]
     return alive + [f"a worker, process {pid} here" for pid in _workers(folder) if pid not in pids]
+
+
+def _check_nobody(folder: RunFolder, alive: list[str]) -> None:
+    if alive:
+        raise ConfigError(
+            f"{folder.path}: somebody is at work on this run: {'; '.join(alive)}; stop it first "
+            "(ctrl-C, SIGTERM, or `rftstream drain` and wait)"
+        )
 
 
 def is_alive(claim: Claim) -> bool | None:
@@ -144,7 +162,7 @@ def is_alive(claim: Claim) -> bool | None:
 
 
 def _workers(folder: RunFolder) -> list[int]:
-    """Explorers and verifiers, which claim nothing, say on their command line of which run they are."""
+    """Explorers and verifiers, which claim nothing and join later, say on their command line of which run they are."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = process.info["cmdline"] or []
@@ -173,6 +191,15 @@ def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
             "e.g. runs/<name>"
         )
     return folder, config
+
+
+def _parts(config: RunConfig) -> tuple[str, ...]:
+    """With what its trackers write there."""
+    trackers = config.trackers
+    found = ["wandb"] if trackers.wandb is not None else []
+    if trackers.tensorboard is not None and Path(trackers.tensorboard).name == trackers.tensorboard:
+        found.append(trackers.tensorboard)  # a folder of its own; elsewhere there may be others
+    return (*(name for name in found if name not in (*PARTS, "..")), *PARTS)
 
 
 @contextlib.contextmanager

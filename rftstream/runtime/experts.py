@@ -149,7 +149,8 @@ def load_experts(
         if not dry_run:
             producer = transport.producer(f"{folder.run_id}.experts")
             producer.start()
-        known = {record.header("id") or b"" for record in Log(transport).read("experts", bodies=False, settled=True)}
+        there = Log(transport).read("experts", bodies=False, settled=True)
+        known = {name for record in there if (name := record.header("id")) is not None}  # others are not ours
         loaded = Loaded(rows=len(rows), total=len(known), dry_run=dry_run)
         context = spec.context if spec.context is not None else renderer.context
         chosen = _choose(rows, known, loaded, section, renderer, context, taken_kinds(config), _sayer(say, len(rows)))

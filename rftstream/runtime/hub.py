@@ -46,7 +46,8 @@ def upload(folder: Path, place: HubPlace, *, private: bool, message: str) -> str
     """All files of the folder in one commit, into a repository (and branch) that is made where it is not there; its
     address. Files that a hub has already are not sent again. WeightsError if the hub refuses or does not answer."""
     api = HfApi(library_name="rftstream")
-    again = f"{folder} is complete; send it again with `hf upload {place.name} {folder}`"
+    options = (f" --revision {place.branch}" if place.branch else "") + (" --private" if private else "")
+    again = f"{folder} is complete; send it again with `hf upload {place.name} {folder}{options}`"
     try:
         api.create_repo(place.name, private=private or None, exist_ok=True)
         if place.branch is not None:

@@ -86,13 +86,7 @@ class Import:
 
     def check_whole(self, *topics: str) -> None:
         """ConfigError if something of these was deleted, on a live run meanwhile."""
-        deleted = read_control(self._source).deleted
-        if deleted.sequence or any(any(self._source.admin.begin_offsets(topic).values()) for topic in topics):
-            raise ConfigError(
-                f"the records of the first {deleted.sequence:,} groups, from before version {deleted.version}, were "
-                "deleted by retention, expected all of them; a run that is to be scored or trained again keeps its "
-                "log: leave [retention] out of its run file"
-            )
+        check_whole(self._source, *topics)
 
     def copy_topic(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
         """From where it was left. `change`: the record for this run, None for one that does not belong here."""
@@ -138,6 +132,13 @@ class Import:
             self.settle()
         return total
 
+    def pass_over(self, group: str, topic: str, metadata: str = "") -> None:
+        """What is on the topic was done in the other run: it waits for nobody. `{end}` in the metadata becomes where
+        the partition ends."""
+        ends = self._target.admin.end_offsets(topic)
+        positions = {place: Position(end, metadata.replace("{end}", str(end))) for place, end in ends.items()}
+        self._producer.commit([], positions=positions, group=group)
+
     def end(self) -> None:
         """How many groups there are: all there will ever be."""
         admitted = len({record.header("group_id") for record in self._into.read("tasks", bodies=False)})
@@ -170,6 +171,7 @@ class RolloutImport(Import):
         self.copy_topic("rollouts", lambda record: self._rollout(record, put_back))
         if missing := self.commit_all(skipped_rollouts(self._into, self._run_id)):
             self._say(f"rollouts: {missing:,} tasks were not sampled, or put back; they are skipped")
+        self.pass_over("explorer", "tasks")
         self.end()
 
     def _of_a_rollout(self, record: Record) -> NewRecord | None:
@@ -185,6 +187,17 @@ class RolloutImport(Import):
         """Groups that have a newer attempt: their rollouts may stand there once more."""
         groups = {(record.header("group_id") or b"").decode() for record in self._into.read("tasks", bodies=False)}
         return {group for group in groups if next_attempt(group) in groups}
+
+
+def check_whole(source: Transport, *topics: str) -> None:
+    """ConfigError if something of these was deleted."""
+    deleted = read_control(source).deleted
+    if deleted.sequence or any(any(source.admin.begin_offsets(topic).values()) for topic in topics):
+        raise ConfigError(
+            f"the records of the first {deleted.sequence:,} groups, from before version {deleted.version}, were "
+            "deleted by retention, expected all of them; a run that is to be scored or trained again keeps its "
+            "log: leave [retention] out of its run file"
+        )
 
 
 def _by_transaction(records: Iterable[NewRecord]) -> Iterator[list[NewRecord]]:

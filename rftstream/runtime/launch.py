@@ -24,6 +24,7 @@ from rftstream.runtime.observer import Observer
 from rftstream.runtime.preflight import (
     check_part_names,
     choose_folder,
+    folder_after,
     newest_folder,
     nothing_more,
     shown_path,
@@ -34,7 +35,6 @@ from rftstream.runtime.rollback import roll_back
 from rftstream.runtime.runs import (
     RunFolder,
     find_run,
-    next_folder,
     open_store,
     open_transport,
     read_config,
@@ -57,7 +57,7 @@ def run(
     """A new run, from start to end, or by `run.resume` one that is there. `progress`: auto, live, plain or none, on
     `stream` (stdout).
 
-    ConfigError if the folder's run is live, or neither live nor ended."""
+    ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named."""
     began = time.monotonic()
     if not isinstance(config, RunConfig):
         config = configs.load([config])
@@ -83,6 +83,8 @@ def run(
         if folder.exists():
             raise ConfigError(f"{folder.path}: another run was started there just now; try again")
         stretch = Stretch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        if given is None and folder.run_id != config.run.name:
+            stretch.note(f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
         return stretch.run(new=True)
 
 
@@ -171,11 +173,12 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
     add_import_paths(config)
     check_part_names(config)
     check_experts(config)
-    newest = newest_folder(config, Path(run_dir) if run_dir is not None else None)
+    given = Path(run_dir) if run_dir is not None else None
+    newest = newest_folder(config, given)
     found = standing(config, newest)
     if newest.is_live() or found == "begun":
         return newest, False
-    folder = next_folder(config, newest) if found == "ended" else newest
+    folder = folder_after(config, newest, given) if found == "ended" else newest
     with folder.held():
         if folder.exists():
             return folder, False

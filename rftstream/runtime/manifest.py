@@ -156,9 +156,11 @@ def _difference(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> st
     """Of a text of several lines the first line that differs."""
     before, after = then.get(key, ""), now.get(key, "")
     if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
-        lines = zip_longest(before.splitlines(), after.splitlines(), fillvalue="")
+        lines = zip_longest(before.splitlines(keepends=True), after.splitlines(keepends=True), fillvalue="")
         number, pair = next((n, pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1])
-        return f"{key} line {number}: {shorten(pair[0])} -> {shorten(pair[1])}"
+        bare = [line.rstrip("\r\n") for line in pair]
+        shown = pair if bare[0] == bare[1] else bare  # only their ends differ
+        return f"{key} line {number}: {shorten(shown[0])} -> {shorten(shown[1])}"
     return f"{key} {_value(then, key)} -> {_value(now, key)}"
 
 

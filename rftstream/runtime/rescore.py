@@ -10,10 +10,11 @@ from pathlib import Path
 from rftstream.clock import SystemClock
 from rftstream.errors import ConfigError
 from rftstream.modelfolder import prepare_model
+from rftstream.rewards.resolve import build_reward
 from rftstream.runtime.creation import write_config
 from rftstream.runtime.derived import copy_model, derive_config, differences
 from rftstream.runtime.host import add_import_paths
-from rftstream.runtime.imported import RolloutImport, Say
+from rftstream.runtime.imported import RolloutImport, Say, check_whole
 from rftstream.runtime.manifest import data_digests, make_manifest
 from rftstream.runtime.preflight import check_part_names, shown_path
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_run, open_transport, read_config
@@ -31,6 +32,10 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     config = _config(source, folder, reward, sets)
     add_import_paths(config)
     check_part_names(config)
+    for name, section in config.tasksets.items():  # before anything is made
+        build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
+    if not folder.exists():
+        check_whole(source.transport, "tasks", "rollouts")
     with folder.held():
         if folder.exists():
             _check_same(config, read_config(folder), folder)

@@ -208,16 +208,19 @@ def names_on_log(config: RunConfig) -> set[str]:
     return set(find_names(_revealed(config))) if find_names is not None else set()
 
 
-def next_folder(config: RunConfig, existing: RunFolder | None) -> RunFolder:
-    """The folder for a new run: the name itself, or the next free `-N`."""
-    first = existing.path if existing else Path(config.base) / config.run.folder / config.run.name
-    stem = re.sub(r"-\d+$", "", first.name) if existing and re.search(r"-\d+$", first.name) else first.name
-    taken = names_on_log(config)
-    number, path = 1, first
-    while RunFolder(path).exists() or path.name in taken:
-        number += 1
-        path = first.parent / f"{stem}-{number}"
-    return RunFolder(path)
+def check_transport(config: RunConfig) -> None:
+    """ConfigError for settings that its transport refuses before anybody is asked."""
+    check = getattr(plugins.resolve("transport", config.transport.kind, where="transport.kind"), "check", None)
+    if check is not None:
+        check(_revealed(config))
+
+
+def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
+    """The folder for a new run of this run file: the name itself, or with the number after the newest's."""
+    name = config.run.name
+    if newest is not None:
+        name += f"-{int(newest.run_id.removeprefix(name)[1:] or 1) + 1}"
+    return RunFolder(Path(config.base) / config.run.folder / name)
 
 
 def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
@@ -307,6 +310,29 @@ def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None
         settings.store.replace("{run}", folder.run_id), base=folder.path, patience_s=patience_s,
         timeout_s=min(settings.timeout_s, max(patience_s, 1.0)),
     )  # fmt: skip
+
+
+def store_place(config: RunConfig, folder: RunFolder) -> str:
+    """Where a run's objects are: a path, or a URL."""
+    url = config.weights.store.replace("{run}", folder.run_id)
+    scheme, separator, rest = url.partition("://")
+    return url.rstrip("/") if separator and scheme != "file" else os.path.abspath(folder.path / (rest or scheme))
+
+
+def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
+    """Runs beside this one whose objects are in the same place, under the same names."""
+    place, found = store_place(config, folder), []
+    for path in _listed(folder.path.parent):
+        other = RunFolder(path)
+        if path == folder.path or not other.exists():
+            continue
+        try:
+            is_same = store_place(read_config(other), other) == place
+        except ConfigError:  # of another release
+            continue
+        if is_same:
+            found.append(other.run_id)
+    return found
 
 
 def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:

@@ -18,6 +18,7 @@ from rftstream.messages import EvalResult, StepRecord
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime import zygote
 from rftstream.runtime.creation import begin, discard
+from rftstream.runtime.ending import RUN_LOG, note_ending, noting_failure
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.logging import TextFormatter
 from rftstream.runtime.observer import ControlView, Observer
@@ -120,12 +121,25 @@ class Stretch:
         """None until the log says which run it is."""
         self._untold: list[StepRecord | EvalResult] = []
         self._interrupts = 0
+        self._signal = ""
+        """The newest of those."""
         self._is_answered = False
-        self._notes = _notes_file(folder)
+        self._notes = notes_file(folder)
         self._stream = cast(TextIO, Onlooker(stream, self._unshown))
         self._spawner = spawner or self._default_spawner()
 
     def run(self, *, new: bool) -> RunResult:
+        try:
+            with noting_failure(self._notes):
+                result = self._run(new=new)
+            by = {"interrupted": self._signal, "failed": "error"}.get(result.reason, result.reason)
+            note_ending(self._notes, by, result.error)
+            return result
+        finally:
+            for handler in self._notes.handlers:
+                handler.close()
+
+    def _run(self, *, new: bool) -> RunResult:
         transport: Transport | None = None
         try:
             if isinstance(self._spawner, zygote.ZygoteSpawner):
@@ -144,8 +158,6 @@ class Stretch:
             self._spawner.close()
             if transport is not None:
                 transport.close()
-            for handler in self._notes.handlers:
-                handler.close()
 
     def _default_spawner(self) -> Spawner:
         if zygote.is_supported():
@@ -180,8 +192,6 @@ class Stretch:
             targets.close()
             self._close_trackers(ended=observer.control.finished is not None)
             observer.close()
-        if supervisor.failure is not None:
-            self._notes.error(supervisor.failure.text)
         return self._result(observer, supervisor.failure)
 
     def _track(self, news: Sequence[StepRecord | EvalResult], control: ControlView) -> None:
@@ -255,6 +265,7 @@ class Stretch:
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
             self._interrupts = 2 if self._is_answered else 1
+            self._signal = signal.Signals(signum).name
 
         before: dict[signal.Signals, Any] = {}
         try:
@@ -286,15 +297,19 @@ def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
 class _QuietHandler(logging.FileHandler):
     """On a full disk a note is shown, though it cannot be kept."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # of opening the file
+            super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the library calls it so
         pass
 
 
-def _notes_file(folder: RunFolder) -> logging.Logger:
+def notes_file(folder: RunFolder) -> logging.Logger:
     """logs/run.log: what the supervisor had to say."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     logger = logging.Logger("rftstream.run")  # one of each run, outside the tree that users configure
-    handler = _QuietHandler(folder.logs / "run.log", encoding="utf-8", delay=True)
+    handler = _QuietHandler(folder.logs / RUN_LOG, encoding="utf-8", delay=True)
     handler.setFormatter(TextFormatter("run"))
     logger.addHandler(handler)
     return logger

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.transport.base import Position, TopicPartition, TopicSettings
+from rftstream.transport.embedded_bells import is_dead
 from rftstream.transport.embedded_clients import all_positions
 from rftstream.transport.embedded_store import OFFSET_BITS, Store
 
@@ -72,6 +73,18 @@ class EmbeddedAdmin:
                 "INSERT INTO positions VALUES (?, ?, 0, '') ON CONFLICT DO NOTHING",
                 [(group, partition_id) for partition_id in ids],
             )
+
+    def members(self, groups: Collection[str]) -> dict[str, list[str]]:
+        """Group -> who is in it and lives, as its bell shows."""
+        now_s = self._store.clock()
+        found: dict[str, list[str]] = {group: [] for group in groups}
+        for group, name, bell, heartbeat_s, timeout_s in self._store.select(
+            "SELECT group_name, name, bell, heartbeat_s, session_timeout_s FROM members ORDER BY id"
+        ):
+            alive = not is_dead(bell) if bell else abs(now_s - heartbeat_s) <= timeout_s
+            if alive and group in found:
+                found[group].append(name)
+        return found
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
         ids = self._store.topic(topic).ids

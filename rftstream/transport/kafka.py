@@ -48,6 +48,11 @@ class KafkaTransport:
         self._closed = False
 
     @staticmethod
+    def check(section: Section) -> None:
+        """ConfigError for settings that no broker has to be asked about."""
+        Links("", section)
+
+    @staticmethod
     def runs(section: Section) -> list[str]:
         """Names of the runs that have topics at these servers."""
         admin = KafkaAdmin(Links("", section))

@@ -80,13 +80,22 @@ class Links:
 
     def __init__(self, run_id: str, section: Section, *, connect_s: float = CONNECT_S) -> None:
         if not section.servers:
-            raise ConfigError("transport.servers: missing, expected host:port,...; --set transport.servers=HOST:9092")
+            raise ConfigError(
+                "transport.servers: missing, expected where the brokers of kind 'kafka' listen, host:port,...; give it "
+                "below [transport], or by --set transport.servers=HOST:9092"
+            )
         self.run_id = run_id
         self.servers = section.servers
         self._connect_s = connect_s
         self._pid: int | None = None
         options = dict(section.options)
-        self.replication_factor = int(options.pop("replication_factor", -1))
+        replicas = options.pop("replication_factor", -1)
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or (replicas != -1 and replicas < 1):
+            raise ConfigError(
+                f"transport.options.replication_factor: got {replicas!r}, expected a number of brokers, or -1 for what "
+                "they have as their default"
+            )
+        self.replication_factor = replicas
         known = {*KafkaConsumer.DEFAULT_CONFIG, *KafkaProducer.DEFAULT_CONFIG, *KafkaAdminClient.DEFAULT_CONFIG}
         for key in options:
             if key in _OURS:

@@ -13,12 +13,13 @@ from typing import Any
 
 from rftstream import plugins
 from rftstream.errors import ConfigError, RftError
+from rftstream.runtime.ending import Ending
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun, RunFolder, open_transport, read_config
 from rftstream.views.history import read_history
 from rftstream.views.layout import columns, moment, number
-from rftstream.views.status import state_of
+from rftstream.views.status import ending_of, state_of
 
 SETTINGS = {
     "transport": "transport.kind",
@@ -33,6 +34,9 @@ SETTINGS = {
 
 OPTIONS = {"taskset": "tasksets.NAME.options", "transport": "transport.options"}
 """Kind -> the table of its parts' settings, where it is not [<kind>s.<name>]."""
+
+ERROR_WIDTH = 60
+"""Characters of the error that ended a run; `status` shows more of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ class RunLine:
     name: str
     folder: str
     state: str
+    stopped: Ending | None = None
+    """What ended it, of a run that is neither live nor finished."""
     version: int | None = None
     steps: int | None = None
     reward: float | None = None
@@ -205,14 +211,22 @@ def runs_to_text(lines: list[RunLine]) -> str:
         of = f" / {line.steps:,}" if line.steps else ""
         version = None if line.version is None else f"{line.version:,}{of}"
         created = moment(line.created_at) if line.created_at else None
-        rows.append((line.name, line.error or line.state, created, version, number(line.reward)))
+        rows.append((line.name, line.error or _state(line), created, version, number(line.reward)))
     return "\n".join(columns(rows, left=3))
+
+
+def _state(line: RunLine) -> str:
+    if line.stopped is None:
+        return line.state
+    stopped = line.state if line.state == "stopped" else f"{line.state}, stopped"
+    return f"{stopped} by {line.stopped.sentence(ERROR_WIDTH)}"
 
 
 def run_line_to_json(line: RunLine) -> dict[str, Any]:
     return {
-        "run": line.name, "run_dir": line.folder, "state": line.state, "version": line.version, "steps": line.steps,
-        "reward": line.reward, "created_at": line.created_at, "error": line.error,
+        "run": line.name, "run_dir": line.folder, "state": line.state,
+        "stopped": None if line.stopped is None else line.stopped.to_json(), "version": line.version,
+        "steps": line.steps, "reward": line.reward, "created_at": line.created_at, "error": line.error,
     }  # fmt: skip
 
 
@@ -224,12 +238,13 @@ def _run_line(folder: RunFolder) -> RunLine:
         return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
     try:
         log = Log(run.transport)
-        control, history = read_control(run.transport), read_history(log)
+        control, history, live = read_control(run.transport), read_history(log), folder.is_live()
         rewards = history.rewards()
         return RunLine(
             name=folder.run_id,
             folder=str(folder.path),
-            state=state_of(control, folder.is_live()),
+            state=state_of(control, live),
+            stopped=ending_of(control, folder, live),
             version=history.version,
             steps=config.steps,
             reward=rewards[-1] if rewards else None,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import math
+import os
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.messages import DesiredState, GroupResult
+from rftstream.runtime.ending import Ending, read_ending
 from rftstream.runtime.observer import ControlView, read_control
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder
@@ -25,6 +29,11 @@ from rftstream.views.layout import columns, duration, moment, number, plural, si
 from rftstream.views.origin import Origin, origin_of
 
 HEALTH_TIMEOUT_S = 0.5
+ERROR_WIDTH = 300
+"""Characters of an error that are shown."""
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Past any proxy: what is asked is on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,8 @@ class Status:
     """running, paused, draining, finished, or stopped (nobody supervises it)."""
     live: bool
     """Whether a `run` or `resume` supervises it here."""
+    stopped: Ending | None
+    """What ended the last one that did, of a run that is neither live nor finished."""
     origin: Origin | None
     """Where its rollouts come from, if it has not sampled them itself."""
     control: ControlView
@@ -83,6 +94,7 @@ def read_status(run: OpenRun) -> Status:
         folder=str(run.folder.path),
         state=state_of(control, live),
         live=live,
+        stopped=ending_of(control, run.folder, live),
         origin=origin_of(run.config, control.manifest),
         control=control,
         history=history,
@@ -108,14 +120,19 @@ def state_of(control: ControlView, live: bool) -> str:
     return str(desired) if live or desired is not DesiredState.running else "stopped"
 
 
+def ending_of(control: ControlView, folder: RunFolder, live: bool) -> Ending | None:
+    """None of a run that is live or finished, and where nobody has begun it here."""
+    return None if live or control.finished is not None else read_ending(folder)
+
+
 def disk_bytes(folder: RunFolder) -> dict[str, int]:
-    """What is below the run folder, by its first folder."""
+    """What is below the run folder, by its first folder; links are not followed."""
     found: Counter[str] = Counter()
-    for path in folder.path.rglob("*"):
-        with contextlib.suppress(OSError):  # deleted meanwhile
-            if path.is_file():
-                parts = path.relative_to(folder.path).parts
-                found[parts[0] if len(parts) > 1 else "other"] += path.stat().st_size
+    for base, _, files in os.walk(folder.path):  # passes over folders that are deleted meanwhile
+        parts = Path(base).relative_to(folder.path).parts
+        for name in files:
+            with contextlib.suppress(OSError):
+                found[parts[0] if parts else "other"] += os.lstat(os.path.join(base, name)).st_size
     return dict(sorted(found.items()))
 
 
@@ -142,7 +159,7 @@ def _feeder_cursor(log: Log) -> dict[str, Any]:
 
 def _dead_letters(log: Log) -> dict[str, int]:
     letters = {record.key: record.header("reason") or b"?" for record in log.read("dead", bodies=False)}
-    reasons = Counter(reason.decode() for reason in letters.values())
+    reasons = Counter(reason.decode(errors="replace") for reason in letters.values())
     return dict(reasons.most_common())
 
 
@@ -160,9 +177,9 @@ def _ask(file: Path) -> Worker | None:
     except (OSError, ValueError):
         return None
     health: dict[str, Any] | None = None
-    with contextlib.suppress(OSError, ValueError):  # gone, or not one of ours any more
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # gone, or not one of ours any more
         try:
-            answer = urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=HEALTH_TIMEOUT_S)
+            answer = _DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=HEALTH_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             answer = error  # 503: it says of itself that it is stuck
         with answer:
@@ -191,7 +208,7 @@ def _evaluations(history: History) -> dict[str, dict[str, Any]]:
         one = {"version": result.name.version, "num_unscored": result.num_unscored, **result.metrics}
         entry = found.setdefault(result.evaluation, {})
         entry["newest"] = one
-        if "best" not in entry or one.get("mean", 0.0) > entry["best"].get("mean", 0.0):
+        if "best" not in entry or one.get("mean", -math.inf) > entry["best"].get("mean", -math.inf):
             entry["best"] = one
     return found
 
@@ -204,6 +221,7 @@ def _json(status: Status) -> dict[str, Any]:
         "run_dir": status.folder,
         "state": status.state,
         "live": status.live,
+        "stopped": None if status.stopped is None else status.stopped.to_json(),
         "desired": {
             "state": "running" if desired is None else str(desired.state),
             "by": "" if desired is None else desired.by,
@@ -247,6 +265,8 @@ def _json(status: Status) -> dict[str, Any]:
 def _text(status: Status, now: float) -> list[str]:
     history, data = status.history, _json(status)
     rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
+    if status.stopped is not None:
+        rows.append(("stopped by", _ending_sentence(status.stopped)))
     if (origin := status.origin) is not None:
         rows.append(("made of", f"{origin.run}: {origin.how}"))
         rows += [("changed", line) for line in origin.changed]
@@ -260,7 +280,9 @@ def _text(status: Status, now: float) -> list[str]:
     reward = data["reward"]
     if reward["last"] is not None:
         mean = reward[f"mean_{NUM_SMOOTHED}"]
-        rows.append(("reward", f"{number(reward['last'])}, mean of the last {NUM_SMOOTHED} steps {number(mean)}"))
+        num_steps = min(NUM_SMOOTHED, len(history.rewards()))
+        of_several = f", mean of the last {num_steps} steps {number(mean)}" if num_steps > 1 else ""
+        rows.append(("reward", number(reward["last"]) + of_several))
     for name, entry in data["evaluations"].items():
         results = [f"{number(one.get('mean'))} at version {one['version']}" for one in (entry["newest"], entry["best"])]
         rows.append((f"eval {name}", f"{results[0]}, best {results[1]}"))
@@ -302,6 +324,12 @@ def _state_sentence(status: Status) -> str:
     if not status.live:
         return f"stopped: {who}; `rftstream resume {status.folder}` goes on"
     return f"running, {who}"
+
+
+def _ending_sentence(ending: Ending) -> str:
+    if ending.by == "kill":
+        return "a kill: no word of its end in logs/run.log (SIGKILL, out of memory, machine down, disk full)"
+    return ending.sentence(ERROR_WIDTH, "" if ending.at is None else f", {moment(ending.at)}")
 
 
 def _health_sentence(worker: Worker) -> str:

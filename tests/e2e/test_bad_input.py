@@ -248,6 +248,9 @@ def test_a_reward_that_always_fails_stops_the_run_and_mending_it_loses_nothing(p
     refused(done, "200 of the last 200 rollouts could not be scored by score", "KeyError: 'no such thing'",
             "Mend the reward, then `rftstream resume`", code=6)  # fmt: skip
     assert (done.result["reason"], done.result["steps"]) == ("failed", 0)
+    stopped = place.look("status", "runs/tiny", "--json").result["stopped"]
+    assert (stopped["by"], stopped["error"]) == ("error", done.result["error"])
+    assert "stopped by an error: verifier-0: " in place.look("list", "runs").out
     view = place.view("runs/tiny")
     before = view.assert_nothing_lost()
     assert before.groups.dead > 0

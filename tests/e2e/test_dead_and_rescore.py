@@ -89,6 +89,9 @@ n = 2
     again = place.view("runs/again")
     report = again.assert_nothing_lost()
     assert (report.groups.admitted, report.groups.trained) == (first.audit().groups.admitted, 0)
+    lag = place.look("status", "runs/again", "--json").result["lag"]
+    assert (lag["tasks"], lag["rollouts"]) == (0, 0)
+    assert lag["verified"] > 0
 
     trained = place.call("resume", "runs/again", "--json")
     assert trained.code == 0, trained.err

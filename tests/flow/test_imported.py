@@ -73,6 +73,9 @@ def check(source: Scene, target: Scene) -> None:
         assert codec.from_record(record).ids.sequence % 3 == record.partition  # type: ignore[union-attr]
     ends = [one for one in target.messages("control") if isinstance(one, TasksEnded)]
     assert ends == [TasksEnded(admitted=7, reason="imported")]
+    lag = {group: sum(target.log.connect("look").admin.lag(group, topic).values())
+           for group, topic in (("explorer", "tasks"), ("verifier", "rollouts"))}  # fmt: skip
+    assert lag == {"explorer": 0, "verifier": len(ours)}, "what is sampled already waits to be scored alone"
     report = target.audit()
     assert report.fine, report.to_text()
 

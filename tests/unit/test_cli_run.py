@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import click
 import pytest
@@ -143,6 +144,35 @@ def test_what_the_system_refuses_is_one_line_too() -> None:
         1,
         "rftstream: runs/a/plots: No space left on device",
     )
+
+
+def written_to(stdout: IO[bytes] | int, arguments: str, *, unbuffered: bool) -> tuple[int, str]:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "rftstream", *arguments.split()], stdout=stdout, stderr=subprocess.PIPE, text=True,
+        env=env | ({"PYTHONUNBUFFERED": "1"} if unbuffered else {}), timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [("--help", False), ("--version", True), ("run --help", False), ("list rewards", True)]
+)
+def test_a_full_disk_under_the_output_is_one_line(arguments: str, unbuffered: bool) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        code, error = written_to(full, arguments, unbuffered=unbuffered)
+    assert (code, error.count("\n")) == (1, 1)
+    assert error.startswith("rftstream: No space left on device; ")
+
+
+@pytest.mark.parametrize(("arguments", "unbuffered"), [("--help", True), ("list rewards", False)])
+def test_a_reader_that_has_left_hears_nothing(arguments: str, unbuffered: bool) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        assert written_to(write, arguments, unbuffered=unbuffered) == (1, "")
+    finally:
+        os.close(write)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ def test_a_hub_that_refuses(fake_hub: Hub, folder: Path) -> None:
     assert f"{fake_hub.url}: refused me/sums with 403, You have no rights to write to me." in text
     assert f"{folder} is complete; send it again with `hf upload me/sums {folder}`" in text
     assert TOKEN not in text
+    with pytest.raises(WeightsError, match=f"`hf upload me/sums {folder} --revision v4 --private`"):
+        hub.upload(folder, HubPlace("me/sums", "v4"), private=True, message="m")
 
 
 def test_a_hub_that_is_away(fake_hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -21,9 +22,10 @@ from rftstream import codec
 from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import RunFinished, VersionName
-from rftstream.runtime import launch, preflight
+from rftstream.runtime import creation, launch, preflight
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import RunFolder, create_log, open_transport
+from rftstream.views import listing
 
 RUN_FILE = """
 [run]
@@ -103,8 +105,10 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     board.Reload()
     assert [event.step for event in board.Scalars("train/reward")] == [1, 2, 3, 4, 5, 6]
 
+    assert "a new run in" not in out.getvalue()
     another = rftstream.run(configs.load([run_file], sets=["run.steps=1"]), progress="none", stream=out)
     assert another.run_dir == tmp_path / "runs" / "tiny-2"
+    assert f"a new run in {another.run_dir}: those of this name before it have ended" in out.getvalue()
 
 
 def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tmp_path: Path) -> None:
@@ -132,8 +136,26 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tm
     assert (run.returncode, result["reason"], result["exit_code"]) == (0, "interrupted", 0)
     assert "trainer-0 ended (killed by SIGKILL); starting again" in error
     assert processes_of(tmp_path) == []
+    (line,) = listing.list_runs(tmp_path / "runs")
+    assert "stopped by ctrl-C " in listing.runs_to_text([line])
+    assert line.stopped is not None
+    assert (line.state, line.stopped.by) == ("stopped", "SIGINT")
     with pytest.raises(ConfigError, match="neither ended nor is anybody running it; go on with `rftstream resume"):
         rftstream.run(run_file)
+
+
+def test_a_run_that_was_killed_is_known_by_that_it_left_no_word(run_file: Path, tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "rftstream", "run", str(run_file), "--progress", "none", "--set", "run.steps=100000"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+    log = folder.logs / "trainer-0.log"
+    wait_for(lambda: log.exists() and "in force" in log.read_text())
+    run.kill()
+    run.wait(timeout=20)
+    wait_for(lambda: processes_of(tmp_path) == [])
+    assert "stopped by a kill " in listing.runs_to_text(listing.list_runs(tmp_path / "runs"))
 
 
 def test_a_run_that_cannot_begin_says_why_and_leaves_its_name_free(run_file: Path, tmp_path: Path) -> None:
@@ -196,7 +218,48 @@ def test_a_folder_that_was_named(run_file: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     assert preflight.choose_folder(config, mine).path == mine
     make_run(RunFolder(mine), run_file, finished=True)
-    assert preflight.choose_folder(config, mine).path == tmp_path / "mine-2"
+    for begin in (preflight.choose_folder, lambda config, mine: launch.create(config, run_dir=mine)):
+        with pytest.raises(ConfigError, match=r"mine: a run has ended in this folder.*--run-dir.*resume.*delete"):
+            begin(config, mine)
+    assert not (tmp_path / "mine-2").exists()
+
+
+def test_the_number_of_a_run_is_after_the_newest(run_file: Path, tmp_path: Path) -> None:
+    """Also where one in between was deleted: the run file means the one with the highest number."""
+    config, runs = configs.load([run_file]), tmp_path / "runs"
+    for name in ("tiny-2", "tiny-9"):
+        make_run(RunFolder(runs / name), run_file, finished=True)
+    assert preflight.choose_folder(config, None).path == runs / "tiny-10"
+    own = configs.load([run_file], sets=["run.name=own-3"])
+    assert preflight.choose_folder(own, None).path == runs / "own-3"
+    make_run(RunFolder(runs / "own-3"), run_file, finished=True)
+    assert preflight.choose_folder(own, None).path == runs / "own-3-2"
+
+
+@pytest.mark.parametrize(("store", "refused"), [
+    ("file://{place}/store", True), ("{place}/store", True), ("s3://bucket/x", True), ("file://weights", False),
+    ("file://{place}/{{run}}", False), ("s3://bucket/{{run}}", False), ("weights", False),
+])  # fmt: skip
+def test_runs_do_not_share_a_store(run_file: Path, tmp_path: Path, store: str, refused: bool) -> None:
+    run_file.write_text(f'{RUN_FILE}[weights]\nstore = "{store.format(place=tmp_path)}"\n')
+    config = configs.load([run_file], env={})
+    make_run(preflight.choose_folder(config, None), run_file, finished=True)
+    second = preflight.choose_folder(config, None)
+    transport = open_transport(config, second, create=True)
+    with pytest.raises(ConfigError, match="is the store of tiny already") if refused else nullcontext():
+        creation.begin(transport, config, second)
+    transport.close()
+    assert second.exists() is not refused
+
+
+def test_a_name_that_ends_in_a_number_keeps_it(run_file: Path, tmp_path: Path) -> None:
+    """Its second run is one that its run file finds again."""
+    config = configs.load([run_file], sets=["run.name=tiny-2"], env={})
+    for name in ("tiny-2", "tiny-2-2", "tiny-2-3"):
+        chosen = preflight.choose_folder(config, None)
+        assert chosen.path == tmp_path / "runs" / name
+        make_run(chosen, run_file, finished=True)
+        assert preflight.newest_folder(config, None) == chosen
 
 
 def test_reopening_takes_back_the_end(run_file: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from rftstream import config as configs
+from rftstream.errors import ConfigError
 from rftstream.messages import Claim
-from rftstream.runtime.deletion import PARTS, is_alive, who_is_alive
+from rftstream.runtime.deletion import PARTS, delete_run, is_alive, plan_deletion, who_is_alive
 from rftstream.runtime.runs import GROUPS, RunFolder, create_log, open_run
 from rftstream.topics import TOPICS
 from rftstream.transport.embedded import EmbeddedTransport
@@ -136,6 +137,30 @@ def test_delete_knows_all_that_runs_make() -> None:
     assert {getattr(RunFolder(Path("demo")), name).name for name in names} == set(PARTS)
 
 
+def test_what_trackers_wrote_into_the_folder_goes_too(make_run: MakeRun, tmp_path: Path) -> None:
+    write_run_file(tmp_path, '[trackers]\ntensorboard = "board"\nwandb = "me/sums"\n')
+    run = make_run()
+    for name in ("board", "wandb", "boards"):
+        (run / name).mkdir()
+        (run / name / "events").write_text("x")
+    plan = called("delete", run, "--yes")
+    assert plan["kept"] == ["boards"]
+    assert plan["parts"]["board"] == plan["parts"]["wandb"] == 1
+    assert [one.name for one in run.iterdir()] == ["boards"]
+
+
+@pytest.mark.parametrize("board", ["..", ".", "/somewhere", "a/b", "../other", "log"])
+def test_event_files_elsewhere_stay(make_run: MakeRun, tmp_path: Path, board: str) -> None:
+    other = tmp_path / "runs" / "other"
+    other.mkdir(parents=True)
+    write_run_file(tmp_path, f'[trackers]\ntensorboard = "{board}"\n')
+    run = make_run()
+    (run / "a" / "b").mkdir(parents=True)
+    assert called("delete", run, "--yes")["kept"] == ["a"]
+    assert other.is_dir()
+    assert [one.name for one in run.iterdir()] == ["a"]
+
+
 def test_files_of_others_and_links_stay(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     elsewhere = tmp_path / "elsewhere"
@@ -163,6 +188,22 @@ def test_objects_outside_the_folder(make_run: MakeRun, run_file: Path, tmp_path:
     plan = called("delete", run, "--yes")
     assert (plan["store"], plan["objects"]) == (f"file://{tmp_path}/store", 2)
     assert [one.name for one in (tmp_path / "store").rglob("*") if one.is_file()] == ["else"]
+
+
+def test_objects_of_a_store_that_another_run_has_stay(make_run: MakeRun, tmp_path: Path) -> None:
+    """They have the same names."""
+    write_run_file(tmp_path, f'[weights]\nstore = "file://{tmp_path}/store"\n')
+    run = make_run()
+    other = run.with_name("demo-2")
+    other.mkdir()
+    (other / "config.toml").write_text((run / "config.toml").read_text())
+    opened = open_run(run)
+    opened.store().put("versions/000001-00000000.safetensors", b"x")
+    opened.transport.close()
+    assert "stays, for demo-2 has the same store: what is in file://" in call("delete", run, "--dry-run").stdout
+    plan = called("delete", run, "--yes")
+    assert (plan["objects"], plan["shared_with"]) == (0, ["demo-2"])
+    assert [one.name for one in (tmp_path / "store" / "versions").iterdir()] == ["000001-00000000.safetensors"]
 
 
 def test_what_is_no_run_folder_is_never_deleted(run_file: Path, tmp_path: Path, make_run: MakeRun) -> None:
@@ -219,6 +260,33 @@ def test_who_is_at_work_is_named_once(make_run: MakeRun) -> None:
         joins.communicate(b"\n")
     opened.transport.close()
     assert alive == [f"evaluator-9, process {claims.pid} here", f"a worker, process {joins.pid} here"]
+
+
+def test_refused_while_a_worker_that_was_started_by_hand_is_in_its_group(make_run: MakeRun) -> None:
+    """Its command line names a run file, not the folder."""
+    run = make_run()
+    opened = open_run(run)
+    member = opened.transport.member("explorer", ["tasks"], name="explorer-here-1", session_timeout_s=10.0)
+    refused = call("delete", run, "--yes")
+    member.close()
+    opened.transport.close()
+    assert refused.exit_code == 2
+    assert "somebody is at work on this run: explorer explorer-here-1; stop it first" in refused.stderr
+    assert (run / "log").is_dir()
+    assert call("delete", run, "--yes").exit_code == 0
+
+
+def test_who_came_while_we_were_asked_is_not_deleted_under(make_run: MakeRun) -> None:
+    run = make_run()
+    plan = plan_deletion(run)
+    opened = open_run(run)
+    member = opened.transport.member("verifier", ["rollouts"], name="verifier-here-1", session_timeout_s=10.0)
+    with pytest.raises(ConfigError, match="somebody is at work on this run: verifier verifier-here-1"):
+        delete_run(plan)
+    member.close()
+    opened.transport.close()
+    delete_run(plan)
+    assert not run.exists()
 
 
 def claim(**changes: Any) -> Claim:

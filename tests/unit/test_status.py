@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
+import threading
+import urllib.request
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +25,11 @@ from rftstream.messages import (
     RunState,
     VersionName,
 )
+from rftstream.runtime.ending import noting_failure
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun, RunFolder
+from rftstream.runtime.stretch import notes_file
 from rftstream.sections import RunConfig
 from rftstream.transport.base import NewRecord
 from rftstream.transport.memory import MemoryLog
@@ -78,6 +87,19 @@ def test_only_steps_in_force_count(log: SyntheticLog) -> None:
     assert history.version == 3
 
 
+def test_a_pause_is_longer_than_any_step(log: SyntheticLog) -> None:
+    log.trained |= dict.fromkeys(range(9), 0)
+    for version, at in ((1, 100.0), (2, 400.0)):
+        log.step(version, at=at)
+    log.step(2, epoch=2, resumed=True, at=690.0)  # it was started again
+    log.step(3, epoch=2, at=700.0)
+    log.step(3, epoch=3, resumed=True, at=5000.0)
+    log.step(4, epoch=3, at=5010.0)
+    history = read_history(Log(log.transport))
+    assert history.pauses == ((700.0, 5000.0),)
+    assert [history.at_work_s(at) for at in (400.0, 700.0, 3000.0, 5000.0, 5010.0)] == [400, 700, 700, 700, 710]
+
+
 def test_a_trainer_that_only_started(log: SyntheticLog) -> None:
     history = read_history(Log(log.transport))
     assert (history.version, history.steps, history.resumes) == (0, (), ())
@@ -109,6 +131,10 @@ def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
     assert found["state"] == "stopped"
     assert (found["version"], found["step"], found["steps"]) == (1, 1, 8)
     assert found["reward"] == {"last": 0.25, "mean_10": 0.25}
+    assert "of the last" not in status(log, tmp_path).to_text()
+    log.trained[2] = 2
+    log.step(2, metrics={"reward": 0.75})
+    assert "0.750, mean of the last 2 steps 0.500" in status(log, tmp_path).to_text()
     assert found["groups"] == {"admitted": 4, "trained": 1, "batched": 2, "filtered": 1, "expired": 0, "dead": 0}
     assert found["left_out"] == 2
     assert found["lag"] == {"tasks": 8, "rollouts": 6, "verified": 6, "batches": 1}
@@ -133,6 +159,56 @@ def test_states(log: SyntheticLog, tmp_path: Path) -> None:
     assert "rftstream resume" in status(log, tmp_path).to_text()
 
 
+NOTES = """2026-01-31 11:00:00.000 INFO    run begins pid=1
+2026-01-31 11:30:00.000 INFO    run ended by=SIGTERM
+2026-01-31 12:00:00.000 INFO    run begins pid=2
+2026-01-31 12:10:00.000 WARNING run trainer-0 ended (killed by SIGKILL); starting again in 0.2 s
+"""
+
+
+def noted(folder: Path, *lines: str) -> None:
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "run.log").write_text("\n".join([*NOTES.splitlines(), *lines, ""]))
+
+
+@pytest.mark.parametrize(
+    ("line", "by", "said"),
+    [
+        (None, "kill", "a kill: no word of its end in logs/run.log"),
+        ("INFO    run ended by=SIGINT", "SIGINT", "ctrl-C, 2026-01-31 12:30:00"),
+        ("INFO    run ended by=SIGTERM", "SIGTERM", "SIGTERM, 2026-01-31 12:30:00"),
+        ('ERROR   run ended by=error error="trainer-0: \\"x\\" is gone"', "error",
+         'an error, 2026-01-31 12:30:00: trainer-0: "x" is gone'),
+    ],
+)  # fmt: skip
+def test_what_stopped_a_run(log: SyntheticLog, tmp_path: Path, line: str | None, by: str, said: str) -> None:
+    assert status(log, tmp_path).stopped is None, "nobody has begun it here"
+    noted(tmp_path, *(() if line is None else (f"2026-01-31 12:30:00.000 {line}",)))
+    found = status(log, tmp_path)
+    assert found.to_json()["stopped"]["by"] == by
+    assert f"stopped by    {said}" in found.to_text()
+    with RunFolder(tmp_path).held():
+        assert status(log, tmp_path).stopped is None
+    log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=8), finished_at=5.0))
+    assert status(log, tmp_path).stopped is None
+
+
+def test_an_error_is_noted_in_one_line_without_its_secrets(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "open-sesame")
+    notes = notes_file(RunFolder(tmp_path))
+    with pytest.raises(OSError, match="sesame"), noting_failure(notes):
+        raise OSError("a\nlong story\nkafka://me:hush@host refused open-sesame")
+    for handler in notes.handlers:
+        handler.close()
+    kept = (tmp_path / "logs" / "run.log").read_text()
+    found = status(log, tmp_path).stopped
+    assert found is not None
+    assert found.error == "kafka://***@host refused ***"
+    assert not {"hush", "sesame"} & set(re.findall(r"\w+", kept)), kept
+
+
 def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     health = Health()
@@ -150,6 +226,63 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     assert found["explorer-0"].health["state"] == "running"
     assert found["ghost"].health is None
     assert found["other"].health is None
+
+
+def test_who_has_a_workers_port_by_now_may_speak_anything(log: SyntheticLog, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(b"SSH-2.0-mine\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        (tmp_path / "logs" / "explorer-0.port").write_text(str(server.getsockname()[1]))
+        (worker,) = status(log, tmp_path).workers
+        thread.join()
+    assert (worker.process, worker.health) == ("explorer-0", None)
+
+
+def test_workers_are_not_asked_by_way_of_a_proxy(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    server = HealthServer(Health(), port=0, host="127.0.0.1", file=tmp_path / "logs" / "explorer-0.port")
+    try:
+        (worker,) = status(log, tmp_path).workers
+    finally:
+        server.close()
+    assert worker.health is not None
+
+
+def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: SyntheticLog, tmp_path: Path) -> None:
+    train(log, 0.0, 0.0)
+    unscored = replace(evaluation(0, 0.0), metrics={"length_mean": 3.0}, num_unscored=5)
+    log.put("evals", unscored, evaluation(1, -0.5), evaluation(2, -0.75))
+    assert "eval held-out  -0.750 at version 2, best -0.500 at version 1" in status(log, tmp_path).to_text()
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_passed_over(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a trainer deletes its old checkpoints."""
+    (tmp_path / "weights" / "gone").mkdir(parents=True)
+    (tmp_path / "config.toml").write_bytes(b"x")
+    look = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path).name == "gone":
+            Path(path).rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert status(log, tmp_path).disk_bytes == {"other": 1}
 
 
 def test_disk_by_folder(log: SyntheticLog, tmp_path: Path) -> None:
