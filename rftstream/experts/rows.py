@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,7 @@ class ExpertColumns:
         messages: Chat = ()
         chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
         if chosen is not None and rejected is not None:
-            preference = self._preference(self._value(row, "prompt"), chosen, rejected, where)
+            preference = self._preference(row, chosen, rejected, where)
         else:
             messages = self._chat(row, where)
         plain = Plain(where)
@@ -147,7 +147,8 @@ class ExpertColumns:
             raise ConfigError(f"{where}: a chat of {roles}, expected a turn of the assistant to learn from")
         return self._with_system(messages, row, where)
 
-    def _preference(self, prompt: Any, chosen: Any, rejected: Any, where: str) -> Preference:
+    def _preference(self, row: Mapping[str, Any], chosen: Any, rejected: Any, where: str) -> Preference:
+        prompt = self._value(row, "prompt")
         better, worse = _answer(chosen, where, "chosen"), _answer(rejected, where, "rejected")
         if better[0].role == "assistant" and prompt is not None:
             before = read_chat(_plain_roles(prompt), where)
@@ -158,12 +159,15 @@ class ExpertColumns:
             before, better, worse = better[:shared], better[shared:], worse[shared:]
             if not before:
                 raise ConfigError(f"{where}: chosen and rejected begin with different messages, expected a prompt")
+            said = read_chat(_plain_roles(prompt), where) if isinstance(prompt, list) and prompt else before
+            if said[0].role == "system" != before[0].role:  # they were cut where the user begins
+                before = (said[0], *before)
         for name, answer in (("chosen", better), ("rejected", worse)):
             if not any(message.role == "assistant" for message in answer):
                 raise ConfigError(f"{where}: {name} has no turn of the assistant of its own, expected one to compare")
         if better == worse:
             raise ConfigError(f"{where}: chosen and rejected are the same, expected two answers to compare")
-        return Preference(prompt=self._with_system(before, {}, where), chosen=better, rejected=worse)
+        return Preference(prompt=self._with_system(before, row, where), chosen=better, rejected=worse)
 
     def _with_system(self, messages: Chat, row: Mapping[str, Any], where: str) -> Chat:
         system = self._value(row, "system")
@@ -177,7 +181,7 @@ class ExpertColumns:
     def _weight(self, row: Mapping[str, Any], where: str) -> float:
         weight = self._value(row, "weight")
         weight = 1.0 if weight is None else weight
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= sys.float_info.max:
             raise ConfigError(f"{where}: the weight is {weight!r}, expected a number of at least 0")
         return float(weight)
 
@@ -191,7 +195,8 @@ def _plain_roles(chat: Any) -> Any:
     if not isinstance(chat, list) or not all(isinstance(one, dict) and "from" in one and "value" in one
                                              for one in chat):  # fmt: skip
         return chat
-    return [{"role": SHARE_GPT.get(one["from"], one["from"]), "content": one["value"]} for one in chat]
+    return [{"role": SHARE_GPT.get(one["from"], one["from"]) if isinstance(one["from"], str) else None,
+             "content": one["value"]} for one in chat]  # fmt: skip
 
 
 def _identity(messages: Chat, preference: Preference | None, weight: float, tools: Any) -> str:

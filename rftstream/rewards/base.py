@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rftstream.messages import Array
+from rftstream.errors import RewardError
+from rftstream.messages import Array, Problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +75,29 @@ class RewardInput:
         return [int(one) for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0]]
 
 
+def problem_input(problem: Problem) -> RewardInput:
+    """What a reward sees of a problem that nobody has said anything to."""
+    asked = [message for message in problem.messages if message.role == "user"]
+    return RewardInput(
+        completion="",
+        answer=problem.answer,
+        prompt=asked[-1].content if asked else "",
+        messages=tuple({"role": message.role, "content": message.content} for message in problem.messages),
+        info=problem.info,
+        data_source=problem.data_source,
+        num_tokens=0,
+        truncated=False,
+        num_prompt_messages=len(problem.messages),
+    )
+
+
+def needed_answer(item: RewardInput, reward: str) -> str:
+    """RewardError if there is none."""
+    if item.answer is None:
+        raise RewardError(f"{reward}: the problem has no answer; name its column in the taskset's columns")
+    return item.answer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     reward: float
@@ -89,7 +113,9 @@ class Reward(Protocol):
     One that scores several rollouts at once has `batched = True` and, beside the call, `score_all(items)`, which
     returns for each item a Score, a number, None where it does not apply, or the exception that says why there is
     none. Costly preparation (a model) belongs into `open()`, which a scorer calls before the first item and
-    `rftstream check` does not. With `takes_base = True` it is built with `base=`, the folder of the run file, too."""
+    `rftstream check` does not. One that needs something of the problem has `check(item)`, which raises RewardError
+    where it is missing, whatever the completion will be; `rftstream check` calls it. With `takes_base = True` it is
+    built with `base=`, the folder of the run file, too."""
 
     version: str
     """Changes whenever the same input could get another score."""

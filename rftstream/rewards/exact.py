@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rftstream.errors import ConfigError, RewardError
-from rftstream.rewards.base import RewardInput
+from rftstream.errors import ConfigError
+from rftstream.rewards.base import RewardInput, needed_answer
 from rftstream.rewards.version import config_version
 
 
@@ -32,10 +32,11 @@ class ExactMatch:
         self.version = config_version("1", config)
 
     def __call__(self, item: RewardInput) -> float:
-        if item.answer is None:
-            raise RewardError("exact: the problem has no answer; name its column in the taskset's columns")
-        found = self._extract(item.completion)
-        return float(found is not None and self._normalize(found) == self._normalize(item.answer))
+        answer, found = needed_answer(item, "exact"), self._extract(item.completion)
+        return float(found is not None and self._normalize(found) == self._normalize(answer))
+
+    def check(self, item: RewardInput) -> None:
+        needed_answer(item, "exact")
 
     def _extract(self, completion: str) -> str | None:
         if self._pattern is None:

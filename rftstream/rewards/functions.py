@@ -73,9 +73,9 @@ class FunctionReward:
         columns: Mapping[str, str] | None = None,
         conversational: bool = False,
     ) -> None:
+        self.name = where
         self._function = function
         self._options = dict(options)
-        self._where = where
         self._aliases = {theirs: ours for ours, theirs in (columns or {}).items() if ours in ("answer", "data_source")}
         self._conversational = conversational
         self.version = source_version(function, options)
@@ -85,7 +85,7 @@ class FunctionReward:
         self._takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._only = required[0] if len(required) == 1 else None
         self._names = [p.name for p in named]
-        self._required = set(required)
+        self.required = set(required)
         self._positional = [p.name for p in named if p.kind is p.POSITIONAL_ONLY]
         self.convention = find_convention(self._names)
         self._over_lists = self.convention in ("verl batch", "TRL")
@@ -95,7 +95,7 @@ class FunctionReward:
         unknown = set(options) - set(self._names)
         if unknown and not self._takes_rest:
             raise ConfigError(f"{where}: takes no {', '.join(sorted(unknown))}; it takes {', '.join(self._names)}")
-        if self.convention == "TRL" and (lacking := (self._required & OF_TRL_ALONE) - set(options)):
+        if self.convention == "TRL" and (lacking := (self.required & OF_TRL_ALONE) - set(options)):
             raise ConfigError(
                 f"{where}: needs {', '.join(sorted(lacking))}, which only TRL's trainer has; give it a default"
             )
@@ -103,7 +103,7 @@ class FunctionReward:
     def __call__(self, item: RewardInput) -> Score:
         outcome = self.score_all([item])[0]
         if outcome is None:
-            raise RewardError(f"{self._where}: returned None, so it does not apply to this rollout")
+            raise RewardError(f"{self.name}: returned None, so it does not apply to this rollout")
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -120,6 +120,12 @@ class FunctionReward:
                 outcomes[place] = outcome
         return outcomes
 
+    def check(self, item: RewardInput) -> None:
+        """RewardError if the problem lacks a column that the function names."""
+        known = self._row(item, self._conversational) if self._over_lists else self._one(item)
+        if not self._takes_item(known):
+            self._check_there(known)
+
     # ------------------------------------------------------------------------------------------ for one rollout
 
     def _one_by_one(self, items: Sequence[RewardInput]) -> list[Outcome]:
@@ -134,11 +140,17 @@ class FunctionReward:
         return [self._outcome(value) for value in values]
 
     def _call(self, item: RewardInput) -> Any:
-        known = self._verl(item) if self.convention == "verl" else self._ours(item)
-        if self.convention == "ours" and self._only is not None and self._only not in known:
+        known = self._one(item)
+        if self._takes_item(known):
             return self._function(item, **self._options)
         self._check_there(known)
         return self._apply(known)
+
+    def _takes_item(self, known: Mapping[str, Any]) -> bool:
+        return self.convention == "ours" and self._only is not None and self._only not in known
+
+    def _one(self, item: RewardInput) -> dict[str, Any]:
+        return self._verl(item) if self.convention == "verl" else self._ours(item)
 
     def _ours(self, item: RewardInput) -> dict[str, Any]:
         known = {**self._columns(item), **self._options, **{name: getattr(item, name) for name in INPUT_FIELDS}}
@@ -159,13 +171,12 @@ class FunctionReward:
 
     def _together(self, items: Sequence[RewardInput], conversational: bool) -> list[Outcome]:
         """One call for all that have what the function needs."""
-        rows = [self._verl_row(item) if self.convention == "verl batch" else self._trl_row(item, conversational)
-                for item in items]  # fmt: skip
+        rows = [self._row(item, conversational) for item in items]
         outcomes: list[Outcome] = [None] * len(rows)
         places = []
         for place, row in enumerate(rows):
             try:
-                self._check_there({**row, **self._options, **dict.fromkeys(_Log.NAMES)})
+                self._check_there(row)
                 places.append(place)
             except RewardError as error:
                 outcomes[place] = error
@@ -186,8 +197,11 @@ class FunctionReward:
                 values = asyncio.run(_await(values))
             values = self._list_of(values, len(rows))
         except (Exception, SystemExit) as error:
-            return [error if len(rows) == 1 else SpoiltBatch(f"{self._where}: {error!r}")] * len(rows)
+            return [error if len(rows) == 1 else SpoiltBatch(f"{self.name}: {error!r}")] * len(rows)
         return [self._outcome(value, log.metrics(place)) for place, value in enumerate(values)]
+
+    def _row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
+        return self._verl_row(item) if self.convention == "verl batch" else self._trl_row(item, conversational)
 
     def _trl_row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
         """TRL passes every column of the dataset; answer and data_source go by our names, too."""
@@ -211,17 +225,18 @@ class FunctionReward:
         if hasattr(values, "tolist"):  # an array of numpy or torch
             values = values.tolist()
         if not isinstance(values, list | tuple):
-            raise RewardError(f"{self._where}: returned {type(values).__name__}, expected a list of {count} numbers")
+            raise RewardError(f"{self.name}: returned {type(values).__name__}, expected a list of {count} numbers")
         if len(values) != count:
-            raise RewardError(f"{self._where}: returned {len(values)} values for {count} rollouts, expected {count}")
+            raise RewardError(f"{self.name}: returned {len(values)} values for {count} rollouts, expected {count}")
         return list(values)
 
     # ------------------------------------------------------------------------------------------ both
 
     def _check_there(self, known: Mapping[str, Any]) -> None:
-        if missing := self._required - known.keys():
+        passed = _Log.NAMES if self.convention == "TRL" else ()
+        if missing := self.required - known.keys() - self._options.keys() - set(passed):
             raise RewardError(
-                f"{self._where}: needs {', '.join(sorted(missing))}, but the problem has only "
+                f"{self.name}: needs {', '.join(sorted(missing))}, but the problem has only "
                 f"{', '.join(sorted(known))}; is the column in the taskset?"
             )
 
@@ -233,10 +248,10 @@ class FunctionReward:
         if isinstance(value, BaseException) or (value is None and self.convention == "TRL"):
             return value
         try:
-            score = to_score(value, where=self._where, key="score" if self.convention.startswith("verl") else None)
+            score = to_score(value, where=self.name, key="score" if self.convention.startswith("verl") else None)
             if not metrics:
                 return score
-            return to_score(replace(score, metrics={**metrics, **score.metrics}), where=self._where)
+            return to_score(replace(score, metrics={**metrics, **score.metrics}), where=self.name)
         except RewardError as error:
             return error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftstream.errors import MissingChecker, RewardError
-from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.version import config_version
 
 
@@ -46,9 +46,7 @@ class MathReward:
         self.version = config_version("1", config, "math-verify", "sympy", "latex2sympy2_extended")
 
     def __call__(self, item: RewardInput) -> Score:
-        if item.answer is None:
-            raise RewardError("math: the problem has no answer; name its column in the taskset's columns")
-        gold_text = item.answer.rpartition(self._config.gold_marker)[2].strip()
+        gold_text = needed_answer(item, "math").rpartition(self._config.gold_marker)[2].strip()
         gold = self._read(gold_text, self._gold_targets) or self._read(f"${gold_text}$", self._gold_targets)
         if not gold:
             raise RewardError(
@@ -66,6 +64,10 @@ class MathReward:
             timeout_seconds=None,
         )
         return Score(reward=float(equal), metrics={"parsed": float(bool(found))})
+
+    def check(self, item: RewardInput) -> None:
+        """Whether its answer can be read is not looked at: that may take any time."""
+        needed_answer(item, "math")
 
     def _read(self, text: str, targets: list[Any]) -> list[Any]:
         return self._parse(text, extraction_config=targets, parsing_timeout=None)  # type: ignore[no-any-return]

@@ -35,13 +35,16 @@ class ReasoningGymReward:
         self.version = config_version("1", config, "reasoning-gym")
 
     def __call__(self, item: RewardInput) -> Score:
-        try:
-            name, settings, entry = item.info["dataset"], item.info["config"], unpack_value(item.info["entry"])
-        except KeyError as error:
-            raise RewardError(f"reasoning_gym: the problem has no {error}; its taskset must be reasoning_gym") from None
+        self.check(item)
+        name, settings, entry = item.info["dataset"], item.info["config"], unpack_value(item.info["entry"])
         answer = self._extract(item.completion)
         reward = 0.0 if answer is None else self._dataset(name, settings).score_answer(answer, entry)
         return Score(reward=reward, metrics={"answered": float(answer is not None)})
+
+    def check(self, item: RewardInput) -> None:
+        for name in ("dataset", "config", "entry"):
+            if name not in item.info:
+                raise RewardError(f"reasoning_gym: the problem has no {name!r}; its taskset must be reasoning_gym")
 
     def _extract(self, completion: str) -> str | None:
         tag = self._config.tag

@@ -35,6 +35,10 @@ class CompositeReward:
         self.batched = any(getattr(part.reward, "batched", False) for part in parts)
         """Whether it is worth while to hand it several rollouts at once."""
 
+    @property
+    def rewards(self) -> list[Reward]:
+        return [part.reward for part in self._parts]
+
     def open(self) -> None:
         """Costly preparation."""
         for part in self._parts:

@@ -76,7 +76,8 @@ class Training:
             update = Update(metrics={})
         tokens = float(sum(row.loss_mask.sum() for row in rows))
         trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)}
-        values = {**batch.manifest.metrics, **values, **update.metrics, **trained, "lr": lr}
+        # An algorithm's mean reward is that of the batch, from which filtered groups are missing.
+        values = {**values, **update.metrics, **trained, "lr": lr, **batch.manifest.metrics}
         return update, {name: float(value) for name, value in values.items()}
 
     def speeds(self, values: Mapping[str, float], step_s: float) -> dict[str, float]:

@@ -22,7 +22,7 @@ from rftstream.messages import (
     Verdict,
     VerifiedRollout,
 )
-from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest, TokenSegment
+from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest, TokenSegment, problem_input
 from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received, dead_letter
 from rftstream.topics import MAX_RECORD_BYTES
 from rftstream.transport.base import Record
@@ -182,19 +182,13 @@ def reward_input(rollout: Rollout) -> RewardInput:
     problem = rollout.problem
     assert problem is not None
     said = [turn for turn in rollout.turns if turn.role == "assistant"]
-    asked = [message for message in problem.messages if message.role == "user"]
-    messages = [{"role": message.role, "content": message.content} for message in problem.messages]
-    messages += [{"role": turn.role, "content": turn.content} for turn in rollout.turns]
-    return RewardInput(
+    before = problem_input(problem)
+    return replace(
+        before,
         completion=said[-1].content if said else "",
-        answer=problem.answer,
-        prompt=asked[-1].content if asked else "",
-        messages=tuple(messages),
-        info=problem.info,
-        data_source=problem.data_source,
+        messages=(*before.messages, *({"role": turn.role, "content": turn.content} for turn in rollout.turns)),
         num_tokens=rollout.num_tokens,
         truncated=rollout.status is RolloutStatus.truncated,
-        num_prompt_messages=len(problem.messages),
         segments=tuple(
             TokenSegment(
                 token_data=segment.token_ids.data, mask_data=segment.loss_mask.data,

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.runtime.initial import fetch_initial
-from rftstream.runtime.preflight import check_teacher
+from rftstream.runtime.preflight import check_server_updates, check_shared, check_teacher
+from rftstream.runtime.runs import check_transport
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.stages import Stage, Stages
 from rftstream.tasksets.base import Taskset
@@ -33,6 +35,7 @@ from rftstream.tasksets.open import open_taskset
 from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
 from rftstream.views.check_experts import ExpertsLine, experts_line
+from rftstream.views.check_rewards import check_columns
 from rftstream.views.estimate import DiskEstimate, estimate_disk
 from rftstream.views.layout import columns, plural, size
 from rftstream.views.memory import MemoryEstimate, estimate_memory, longest_row, memory_lines, memory_warnings
@@ -43,7 +46,8 @@ RENDERED_PROMPTS = 1_000
 """Of each taskset; of the others only those that may be too long by their number of bytes."""
 
 TEMPLATE_TOKENS = 32
-"""What a chat template may add per message, generously: below it a prompt's bytes bound its tokens."""
+"""What a chat template may add per message, generously, beside what it adds to an empty one: below it a prompt's bytes
+bound its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,8 @@ class TasksetLine:
     """In one pass; of an evaluation those that are used."""
     longest: int = 0
     """Tokens of the longest prompt that was rendered."""
+    num_rendered: int = 0
+    """Prompts that were: all, or the first ones and those that may be too long."""
     too_long: int = 0
     """Prompts that leave no room for a completion."""
     too_long_means: str = ""
@@ -90,7 +96,7 @@ class TasksetLine:
     one_turn: bool = False
     """Nothing depends on that."""
     advice: list[str] = field(default_factory=list)
-    """About its template."""
+    """About its template and its reward."""
 
     @property
     def place(self) -> str:
@@ -133,6 +139,8 @@ def check(config: RunConfig) -> CheckReport:
         check_trackers(config)
     with collect("trainer.algorithm"):
         check_teacher(config)
+    with collect("policies.openai.update"):
+        check_server_updates(config)
     if config.model.lora is not None and config.trainer.backend == "torch":
         from rftstream.backends import lora
 
@@ -195,6 +203,8 @@ def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
     with collect("transport.kind"):
         plugins.resolve("transport", config.transport.kind, where="transport.kind")
         lines.append(PartLine(kind="transport", name=config.transport.kind, settings=""))
+        check_shared(config)
+        check_transport(config)
     for kind, name in dict.fromkeys(names):
         with collect(f"{kind} {name}"):
             _, options = config.build_part(kind, name)
@@ -236,8 +246,9 @@ def _taskset(
 ) -> TasksetLine:
     kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
     line = TasksetLine(name=name, source=section.source, kind=kind, reward=_reward_name(section.reward))
+    reward = None
     with collect(f"{line.place}.reward"):
-        build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
+        reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
     with collect(line.place):
         taskset = open_taskset(name, section, config)
         line.problems = len(taskset)
@@ -253,6 +264,9 @@ def _taskset(
             line.turns = first_difference(rendering.renderer, messages, problem.tools, rendering.show)
             line.advice = list(_template_advice(line, rendering, section))
             _measure(line, taskset, rendering, section.too_long if isinstance(section, TasksetSection) else "truncate")
+    if reward is not None and line.first_problem is not None:
+        with collect(f"{line.place}.reward"):
+            line.advice += check_columns(line.place, reward, taskset, line.problems)
     return line
 
 
@@ -269,14 +283,15 @@ def _first_messages(config: RunConfig, environment: str, problem: Problem) -> tu
 def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long: str) -> None:
     """Looks at every problem; renders the first ones and all that may be too long."""
     line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
-    context = rendering.context
+    context, added = rendering.context, rendering.added
     for index in range(line.problems):
         problem = taskset.problem(index)
-        bound = sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
+        bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if index >= RENDERED_PROMPTS and not problem.tools and (context is None or bound < context):
             continue
         token_ids = rendering.renderer.render(problem.messages, problem.tools)
         length = len(token_ids)
+        line.num_rendered += 1
         if rendering.unknown in token_ids:
             line.unknown.append(index)
         line.longest = max(line.longest, length)
@@ -319,7 +334,7 @@ def _template_advice(
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rendering:
     spec: ModelSpec
     renderer: Renderer
@@ -345,6 +360,14 @@ class Rendering:
                 unknown = tokenizer.token_to_id(name)
         context = spec.context if spec.context is not None else renderer.context
         return Rendering(spec, renderer, context, special, unknown)
+
+    @cached_property
+    def added(self) -> int:
+        """Tokens that the template adds to a message without text."""
+        try:
+            return len(self.renderer.render((ChatMessage(role="user", content=""),)))
+        except RftError:  # it refuses such ones
+            return 0
 
     def text(self, token_ids: Sequence[int]) -> str:
         """With the tokens that decoding leaves out."""
@@ -418,7 +441,8 @@ def _json(report: CheckReport) -> dict[str, Any]:
         "tasksets": [
             {
                 "name": line.name, "kind": line.kind, "source": line.source, "reward": line.reward,
-                "problems": line.problems, "longest_prompt": line.longest, "too_long": line.too_long,
+                "problems": line.problems, "longest_prompt": line.longest,
+                "num_rendered": line.num_rendered, "too_long": line.too_long,
                 "first_prompt": None if line.first is None else {
                     "messages": [{"role": one.role, "content": one.content} for one in line.first.messages],
                     "num_tokens": len(line.first.token_ids), "token_ids": list(line.first.token_ids),
@@ -479,8 +503,9 @@ def _taskset_lines(line: TasksetLine) -> list[str]:
     head = f"{line.kind} {line.name}: {line.source}, {plural(line.problems, 'problem')}, reward {line.reward}"
     if line.first is None:
         return [head]
-    lines = [head, f"  longest prompt {plural(line.longest, 'token')}"]
-    if line.too_long:
+    which = "prompt" if line.num_rendered == line.problems else f"of {line.num_rendered:,} rendered prompts"
+    lines = [head, f"  longest {which} {plural(line.longest, 'token')}"]
+    if line.too_long and line.too_long_means:
         lines[-1] += f"; {plural(line.too_long, 'prompt')} longer than the context, {line.too_long_means}"
     lines.append(f"  first prompt, {plural(len(line.first.token_ids), 'token')}:")
     for message in line.first.messages:

@@ -180,6 +180,10 @@ def test_another_template_is_another_run(tmp_path: Path) -> None:
     for changes, text in [
         ({"model__chat_template": "1\n{{ b }}\n3\n"},
          "another chat_template: model.chat_template line 2: '{{ a }}' -> '{{ b }}'"),
+        ({"model__chat_template": "1\n{{ a }}\n3"},
+         r"another chat_template: model.chat_template line 3: '3\n' -> '3'"),
+        ({"model__chat_template": "1\r\n{{ a }}\n3\n"},
+         r"another chat_template: model.chat_template line 1: '1\n' -> '1\r\n'"),
         ({"model__chat_template_kwargs": {"a": 2}},
          "another chat_template: model.chat_template_kwargs.a unset -> 2"),
         ({"tasksets__sums__chat_template_kwargs": {"a": 2}},

@@ -180,6 +180,72 @@ def test_every_error_is_told_at_once(write: Write) -> None:
     assert text.count("'gpro'") == 1, "each once"
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "kafka"}, "transport.servers: missing, expected where the brokers"),
+        ({"kind": "kafka", "servers": ""}, "--set transport.servers=HOST:9092"),
+        ({"kind": "kafka", "servers": "x:1", "options": {"sasl_mechanizm": "PLAIN"}}, "did you mean 'sasl_mechanism'?"),
+        ({"kind": "kafka", "servers": "x:1", "options": {"replication_factor": "x"}}, "replication_factor: got 'x'"),
+        ({"kind": "kafka", "servers": "x:1", "options": {"replication_factor": 0}}, "replication_factor: got 0"),
+        ({"kind": "kafka", "servers": "x:1", "options": {"sasl_plain_password": "env:NOT_THERE"}}, "NOT_THERE is not"),
+        ({"kind": "memory"}, "transport.kind: 'memory' lives in one process"),
+    ],
+)
+def test_a_log_that_no_run_could_open(write: Write, settings: dict[str, Any], said: str) -> None:
+    text = errors(write(transport=settings))
+    assert said in text
+    assert len(text.splitlines()) == 1
+
+
+def test_a_broker_is_not_asked(write: Write) -> None:
+    fine(write(transport={"kind": "kafka", "servers": "127.0.0.1:1"}))
+
+
+def write_rows(folder: Path, *rows: dict[str, Any]) -> None:
+    (folder / "train.jsonl").write_text("\n".join(json.dumps({"prompt": "1+1=", **row}) for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("reward", "rows", "said"),
+    [
+        ("exact", [{"solution": "2"}, {"solution": "3"}],
+         "exact: the problem has no answer; name its column in the taskset's columns. So it is with all 2 looked at; "
+         "beside the prompt it has solution"),
+        ("math", [{}], "math: the problem has no answer; name its column in the taskset's columns. So it is with all 1 "
+         "looked at; beside the prompt it has nothing"),
+        ("exact", [{"reward_model": {"style": "rule", "ground_truth": "2"}}],
+         "it has reward_model.style, reward_model.ground_truth"),
+        ([{"name": "own_check_columns:ours"}, {"name": "exact", "weight": 0.5}], [{"answer": "2"}],
+         "own_check_columns:ours: needs solution, but the problem has only answer,"),
+        ("own_check_columns:verl", [{"other": 1}], "own_check_columns:verl: needs ground_truth, but"),
+        ("own_check_columns:trl", [{"answer": "2"}], "own_check_columns:trl: needs solution, but"),
+    ],
+)  # fmt: skip
+def test_a_reward_that_could_score_no_problem(
+    write: Write, tmp_path: Path, reward: Any, rows: list[dict[str, Any]], said: str
+) -> None:
+    (tmp_path / "own_check_columns.py").write_text(
+        "def ours(completion, solution):\n    return 1.0\n"
+        "def verl(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+        "def trl(completions, solution, **kwargs):\n    return [1.0 for _ in completions]\n"
+    )
+    config = write(tasksets__train__reward=reward)
+    write_rows(tmp_path, *rows)
+    text = errors(config)
+    assert text.startswith("tasksets.train.reward: ")
+    assert said in text
+    assert len(text.splitlines()) == 1
+    named = {"solution": "2", "answer": "2"}
+    write_rows(tmp_path, named, named)
+    assert "reward" not in "\n".join(fine(config).warnings)
+
+
+def test_a_reward_of_an_evaluation_of_another_kind(write: Write) -> None:
+    text = errors(write(evaluations__e={"source": "arithmetic", "reward": "reasoning_gym"}))
+    assert "evaluations.e.reward: reasoning_gym: the problem has no 'dataset'; its taskset must be" in text
+
+
 def test_a_line_that_is_not_json_is_named(write: Write, tmp_path: Path) -> None:
     config = write()
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": \n')
@@ -221,6 +287,38 @@ def test_a_late_long_prompt_is_found_without_rendering_all(write: Write) -> None
 # --------------------------------------------------------------------------------------------- warnings
 
 
+def test_a_long_template_hides_no_late_long_prompt(write: Write) -> None:
+    """Whose text alone would fit, with what templates usually add to it."""
+    made = {"make": {"characters": "0123456789+=", "layers": 1, "width": 16, "heads": 2}, "context": 100,
+            "chat_template": "{{ '0' * 60 }}{% for m in messages %}{{ m.content }}{% endfor %}"}  # fmt: skip
+    prompts = [*["1+1="] * 1100, "1+" * 20 + "1="]
+    found = write(prompts, model=made, sampling__max_tokens=3)
+    assert "problem 1100 has a prompt of 102 tokens" in errors(found)
+    (line,) = fine(write(prompts, model=made, sampling__max_tokens=3, tasksets__train__too_long="skip")).tasksets
+    assert (line.too_long, line.longest, line.num_rendered) == (1, 102, 1001)
+    (line,) = fine(write(prompts[:1100], model=made, sampling__max_tokens=3)).tasksets
+    assert line.num_rendered == 1000
+
+
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        ("vllm", "1 explorer and 1 evaluator would give the server weights"),
+        ("sglang", "got 'sglang'; known: vllm, vllm-cpu"),
+    ],
+)
+def test_servers_that_are_given_weights(write: Write, update: str, said: str) -> None:
+    openai = {"url": "http://127.0.0.1:9/v1", "model": "m", "update": update, "update_folder": "weights"}
+    held_out = {"source": "jsonl:train.jsonl"}
+    text = errors(write(explorer__policy="openai", policies__openai=openai, evaluations__held_out=held_out))
+    assert f"policies.openai.update: {said}" in text
+
+
+def test_how_many_prompts_were_rendered_is_said_if_not_all(write: Write) -> None:
+    assert "  longest of 1,000 rendered prompts 1 token\n" in fine(write(["1"] * 1001, model__context=80)).to_text()
+    assert "  longest prompt 4 tokens\n" in fine(write()).to_text()
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -246,8 +344,26 @@ def test_warnings(write: Write, changes: dict[str, Any], text: str) -> None:
 def test_a_prompt_that_holds_its_solution(write: Write, tmp_path: Path) -> None:
     config = write(sampling__max_tokens=8)
     chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
-    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": chat}))
+    write_rows(tmp_path, {"prompt": chat, "answer": "2"})
     assert "tasksets.train: the first prompt ends with a turn of the assistant" in "\n".join(fine(config).warnings)
+
+
+def test_problems_that_the_reward_could_not_score(write: Write, tmp_path: Path) -> None:
+    config = write(sampling__max_tokens=8)
+    write_rows(tmp_path, {"answer": "2"}, {"answer": "3"}, {"answer": None, "hint": "4"})
+    (warning,) = fine(config).warnings
+    assert "So it is with 1 of 3 looked at, whose rollouts will have no reward; the first is problem 2" in warning
+    assert warning.endswith("beside the prompt it has hint")
+
+
+def test_a_function_that_is_given_no_answer(write: Write, tmp_path: Path) -> None:
+    """It may know what to do with None."""
+    (tmp_path / "own_check_answer.py").write_text("def score(completion, answer):\n    return answer is None\n")
+    config = write(sampling__max_tokens=8, tasksets__train__reward="own_check_answer:score")
+    write_rows(tmp_path, {"solution": "2"})
+    (warning,) = fine(config).warnings
+    assert "own_check_answer:score takes `answer`, which is None in all 1 problems looked at" in warning
+    assert warning.endswith("beside the prompt the first has solution")
 
 
 def test_characters_that_the_tokenizer_does_not_know(write: Write) -> None:

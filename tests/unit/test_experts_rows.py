@@ -84,6 +84,22 @@ def test_columns_and_a_system_prompt(tmp_path: Path) -> None:
     assert one.messages == chat(("system", "Add."), QUESTION, ANSWER)
 
 
+def test_a_pair_may_have_a_system_prompt_of_its_own(tmp_path: Path) -> None:
+    pair = {"prompt": "1+2=", "chosen": "3", "rejected": "4"}
+    own, usual = read(write(tmp_path, {**pair, "system": "Be brief."}, pair), system="Add.")
+    for one, system in ((own, "Be brief."), (usual, "Add.")):
+        assert one.preference is not None
+        assert one.preference.prompt == chat(("system", system), QUESTION)
+    assert own.demonstration_id != usual.demonstration_id
+
+
+def test_a_system_prompt_that_whole_chats_leave_out_is_that_of_the_prompt(tmp_path: Path) -> None:
+    whole = {"chosen": said(QUESTION, ANSWER), "rejected": said(QUESTION, ("assistant", "4"))}
+    (one,) = read(write(tmp_path, {"prompt": said(("system", "Add."), QUESTION), **whole}), system="Other.")
+    assert one.preference is not None
+    assert one.preference.prompt == chat(("system", "Add."), QUESTION)
+
+
 def test_the_id_is_that_of_what_is_learned(tmp_path: Path) -> None:
     row = {"prompt": "1+2=", "completion": "3"}
     one, same, other = read(
@@ -103,6 +119,8 @@ def test_the_id_is_that_of_what_is_learned(tmp_path: Path) -> None:
         ({"messages": []}, "the chat is an empty list"),
         ({"prompt": "1+2=", "completion": 3}, "the completion is a number"),
         ({"prompt": "1+2=", "completion": "3", "weight": -1}, "the weight is -1"),
+        ({"prompt": "1+2=", "completion": "3", "weight": 10**400}, "the weight is 1000"),
+        ({"conversations": [{"from": ["gpt"], "value": "3"}]}, "message 0 of the chat, expected {role, content}"),
         ({"prompt": "1+2=", "chosen": "3", "rejected": "3"}, "are the same"),
         ({"chosen": said(QUESTION, ANSWER), "rejected": said(("user", "?"), ANSWER)}, "begin with different messages"),
     ],

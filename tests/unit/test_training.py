@@ -60,6 +60,17 @@ def test_the_most_extreme_tokens_of_a_batch_are_left_out(backend):
     assert train(backend, "m2po", few, threshold=0.2)["second_moment_dropped"] == 0
 
 
+def test_the_reward_of_a_step_is_that_of_all_who_were_decided_not_of_the_batch(backend):
+    """As the buffer counted it: with filtered groups, which are not in the batch."""
+    one = batch(backend, off=0.0)
+    decided = {"reward": 0.25, "reward_std": 0.5, "rollouts": 24.0, "filtered_share": 0.75}
+    one = replace(one, manifests=(replace(one.manifests[0], metrics=decided),))
+    part = plugins.resolve("algorithm", "grpo")
+    _, values = Training(backend, part(part.Config()), TrainerSection()).update(one, 1e-3)
+    assert {name: values[name] for name in decided} == decided
+    assert values["num_rollouts"] == 6
+
+
 def test_interpolated_proximal_logprobs_are_not_computed(backend):
     """Of the tokens of version 1, trained at 3, one is 0.6 from the policy: half of that is its ratio to the batch's
     policy. With what is computed the ratio of the first step is 1."""
