@@ -125,11 +125,12 @@ def _text(report: AuditReport) -> list[str]:
             ("pending", *(stage.replace("_", " ") for stage in STAGES)),
             *((label, *(f"{one.pending_by_stage[stage]:,}" for stage in STAGES)) for label, one in both),
         ])]  # fmt: skip
-    lines += ["", *columns([
-        ("completion tokens", "rollouts", "mean", "p50", "p95"),
-        *((name, f"{one.count:,}", *(number(x, 1) if x is not None else "-" for x in (one.mean, one.p50, one.p95)))
-          for name, one in report.lengths.items() if one.count),
-    ])]  # fmt: skip
+    if any(one.count for one in report.lengths.values()):
+        lines += ["", *columns([
+            ("completion tokens", "rollouts", "mean", "p50", "p95"),
+            *((name, f"{one.count:,}", *(number(x, 1) for x in (one.mean, one.p50, one.p95)))
+              for name, one in report.lengths.items() if one.count),
+        ])]  # fmt: skip
     twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
     lines += ["", f"twins: {twins or 'none'}"]
     if report.deleted_groups:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 FORMS = (
     "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
-    "epoch 1), a demonstration (experts/0/17/0, or its id), or a record (rollouts[3]@8172)"
+    "epoch 1), a demonstration (experts/0/17/0, or its id), a record (rollouts[3]@8172), or a dead letter "
+    "(verifier/rollouts/3/8172)"
 )
 
 
@@ -54,6 +55,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("version", r"(?:v|version[: ])(?P<version>\d+)"),
     ("version", r"v?(?P<epoch>\d+)/(?P<version>\d+)"),
     ("record", r"(?P<topic>[a-z]+)\[(?P<partition>\d+)\]@(?P<offset>\d+)"),
+    ("record", r"[a-z]+/(?P<topic>[a-z]+)/(?P<partition>\d+)/(?P<offset>\d+)"),
 )
 
 
@@ -140,7 +142,7 @@ class Node:
 
 
 def _fact(name: str, value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else last_line(str(value))  # of a traceback
     return text if name in ("is", "by", "why") else f"{name} {text}"
 
 

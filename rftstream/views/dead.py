@@ -195,18 +195,29 @@ def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str 
 
     ConfigError for a name of which nothing is dead."""
     if names:
-        return list({group.group_id: group for name in names for group in [_named(log, view, name)]}.values())
+        owners = _groups_of_letters(log, {one.id for one in view.letters} & set(names))
+        return list({group.group_id: group for name in names for group in [_named(view, name, owners)]}.values())
     dead = [group for group in view.groups if group.state == "dead"]
     if reason is None:
         return dead
     return [group for group in dead if reason in group.reasons]
 
 
-def _named(log: Log, view: DeadView, name: str) -> DeadGroup:
-    candidates = [name, name.rpartition("/")[0]]
-    if any(letter.id == name for letter in view.letters):
-        candidates = [_owners(original)[1] for _, original in find_letters(log, name)]
-    for candidate in candidates:
+def _groups_of_letters(log: Log, names: Collection[str]) -> dict[str, str]:
+    """Letter -> group of the record that it is about."""
+    found: dict[str, str] = {}
+    for record in log.read("dead") if names else ():
+        try:
+            letter = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(letter, DeadLetter) and (name := codec.key_of(letter).decode()) in names:
+            found.setdefault(name, _owners(original_of(letter, record.timestamp_s))[1])
+    return found
+
+
+def _named(view: DeadView, name: str, owners: Mapping[str, str]) -> DeadGroup:
+    for candidate in [owners[name]] if name in owners else [name, name.rpartition("/")[0]]:
         if (group := view.find_group(candidate)) is not None:
             return group
     raise ConfigError(

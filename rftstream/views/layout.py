@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -21,15 +22,17 @@ def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = ""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Short, and readable at any magnitude: 0.512, 12.3, 1,600, 3.1e-06."""
+    """Short, and readable at any magnitude: 0.512, 12.340, 1,600, 3.1e-06."""
     if value is None:
         return "-"
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) >= 0.001:
-        return f"{value:.{digits}g}" if abs(value) >= 10**digits else f"{value:.{digits}f}"
+        return f"{value:.{digits}f}"
     return f"{value:.1e}"
 
 

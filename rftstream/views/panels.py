@@ -5,8 +5,9 @@ that have nothing to show.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D1F", "#56B4E9", "#7F
 INK = "#333333"
 
 MAX_LINES = 6
-"""Of one panel."""
+"""Of one panel, the first ones; how many more there are is said."""
 
 TIME_UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (4 * 86400.0, 3600.0, "h"), (math.inf, 86400.0, "days"))
 """Up to so many seconds -> seconds per unit, its name."""
@@ -38,6 +39,8 @@ class Axis:
     steps: Floats
     """Places of history.steps."""
     resumes: Floats
+    stages: Floats
+    """The last step of each stage but the last."""
     of_evaluation: Callable[[EvalResult], float]
     whole: bool
     """Only whole numbers have a meaning."""
@@ -78,29 +81,43 @@ def over_steps(history: History) -> Axis:
         label="version (trained batches)",
         steps=_floats(step.name.version for step in history.steps),
         resumes=_floats(step.name.version for step in history.resumes),
+        stages=_floats(step.name.version for step in _ends_of_stages(history)),
         of_evaluation=lambda result: float(result.name.version),
         whole=True,
     )
 
 
 def over_time(history: History) -> Axis:
-    """Time runs from the first record on. An evaluation stands where its version was made."""
-    times = [step.recorded_at for step in (*history.steps, *history.resumes)]
-    begin = min(times, default=0.0)
-    first = history.steps[0] if history.steps else None
-    if first is not None:  # the first step began before it was recorded
-        begin = min(begin, first.recorded_at - first.metrics.get("step_s", 0.0) - first.metrics.get("wait_s", 0.0))
-    span = max(times, default=0.0) - begin
+    """Time runs from the first record on, and stands still in pauses. An evaluation stands where its version was
+    made."""
+
+    def at_work(steps: Iterable[StepRecord]) -> Floats:
+        return _floats(history.at_work_s(step.recorded_at) for step in steps)
+
+    steps, resumes = at_work(history.steps), at_work(history.resumes)
+    times = np.concatenate([steps, resumes])
+    begin = float(times.min(initial=math.inf)) if len(times) else 0.0
+    if history.steps:  # the first step began before it was recorded
+        metrics = history.steps[0].metrics
+        begin = min(begin, float(steps[0]) - metrics.get("step_s", 0.0) - metrics.get("wait_s", 0.0))
+    span = float(times.max(initial=begin)) - begin
     _, unit_s, unit = next(item for item in TIME_UNITS if span <= item[0])
-    made = {step.name.version: step.recorded_at for step in history.steps}
+    made = {step.name.version: at for step, at in zip(history.steps, steps.tolist(), strict=True)}
     return Axis(
         file="by_time.png",
-        label=f"wall time ({unit})",
-        steps=(_floats(step.recorded_at for step in history.steps) - begin) / unit_s,
-        resumes=(_floats(step.recorded_at for step in history.resumes) - begin) / unit_s,
+        label=f"time without pauses ({unit})" if history.pauses else f"wall time ({unit})",
+        steps=(steps - begin) / unit_s,
+        resumes=(resumes - begin) / unit_s,
+        stages=(at_work(_ends_of_stages(history)) - begin) / unit_s,
         of_evaluation=lambda result: (max(made.get(result.name.version, begin), begin) - begin) / unit_s,
         whole=False,
     )
+
+
+def _ends_of_stages(history: History) -> Iterator[StepRecord]:
+    for step, following in pairwise(history.steps):
+        if step.metrics.get("stage") != following.metrics.get("stage"):
+            yield step
 
 
 def metric(history: History, axis: Axis, name: str, label: str, *, scale: float = 1.0, **style: Any) -> list[Line]:
@@ -141,20 +158,23 @@ def shares(history: History, axis: Axis) -> list[Line]:
 
 
 def evaluations(history: History, axis: Axis) -> list[Line]:
-    """The mean of each evaluation, its pass@k, and best and worst of the most samples, where these say more."""
-    lines: list[Line] = []
+    """The means of all evaluations, then their pass@k, and best and worst of the most samples, where these say more."""
+    means: list[Line] = []
+    rest: list[Line] = []
     for i, evaluation in enumerate(sorted({result.evaluation for result in history.evaluations})):
         results = [result for result in history.evaluations if result.evaluation == evaluation]
         x = _floats(axis.of_evaluation(result) for result in results)
         drawn: list[Floats] = []
         for name in _shown({name for result in results for name in result.metrics}):
             y = _floats(result.metrics.get(name, math.nan) for result in results)
-            if name == "mean" or not any(_same(y, other) for other in drawn):
+            there = np.isfinite(y)  # where too few samples have a reward, or another k was asked for, it is missing
+            if there.any() and (name == "mean" or not any(_same(y, other) for other in drawn)):
                 drawn.append(y)
                 label = evaluation if name == "mean" else f"{evaluation} {name}"
-                color = COLORS[i % len(COLORS)]
-                lines.append(Line(x=x, y=y, label=label, dashed=name != "mean", smooth=False, color=color))
-    return lines
+                line = Line(x=x[there], y=y[there], label=label, dashed=name != "mean", smooth=False,
+                            color=COLORS[i % len(COLORS)])  # fmt: skip
+                (means if name == "mean" else rest).append(line)
+    return means + rest
 
 
 def _shown(names: Collection[str]) -> list[str]:
@@ -182,7 +202,7 @@ def parts(history: History, axis: Axis) -> list[Line]:
 def spread(history: History, axis: Axis) -> list[Line]:
     """Standard deviation of the rewards, of all and by taskset."""
     tasksets = by_prefix(history, axis, "reward_std")
-    return [*tasksets[: MAX_LINES - 1], *metric(history, axis, "reward_std", "all" if tasksets else "")]
+    return [*metric(history, axis, "reward_std", "all" if tasksets else "", color=INK if tasksets else None), *tasksets]
 
 
 def panels(history: History, axis: Axis) -> list[Panel]:
@@ -198,10 +218,11 @@ def panels(history: History, axis: Axis) -> list[Panel]:
 
     tasksets = per_taskset(history, axis)
     reward = of("reward", "all tasksets", color=INK) if tasksets else of("reward", "")
-    if reward:
-        main = Panel(title="Reward", unit="mean over scored rollouts", lines=[*tasksets[: MAX_LINES - 1], *reward])
+    explores = bool(reward) or not history.steps
+    if explores:
+        main = Panel(title="Reward", unit="mean over scored rollouts", lines=[*reward, *tasksets])
     else:  # demonstrations or pairs alone
-        main = Panel(title="Loss", unit="", right_unit="share of pairs", lines=[
+        main = Panel(title="Loss", unit="", right_unit="share of pairs", marks_skipped=True, lines=[
             *of("loss", "trained"), *of("held_out_loss", "held out"),
             *of("accuracy", "accuracy", right=True), *of("held_out_accuracy", "accuracy, held out", right=True),
         ])  # fmt: skip
@@ -209,24 +230,28 @@ def panels(history: History, axis: Axis) -> list[Panel]:
     return [
         main,
         Panel(title="Held-out evaluation", unit="mean, pass@k, best and worst of k", lines=evaluations(history, axis),
-              empty="no evaluation yet"),
+              empty="no evaluation yet", optional=not explores),
         Panel(title="Completion length", unit="tokens", right_unit="truncated, %", from_zero=True,
+              optional=not explores,
               lines=[*of("length_mean", "mean"), *of("truncated_share", "truncated", scale=100, right=True)]),
-        Panel(title="Staleness", unit="versions", from_zero=True, lines=[
+        Panel(title="Staleness", unit="versions", from_zero=True, optional=not explores, lines=[
             *of("staleness_mean", "mean"), *of("staleness_max", "max"),
             *of("staleness_in_flight", "while sampled"), *of("staleness_in_queue", "in the queue"),
         ]),
-        Panel(title="Groups without signal", unit="% of decided groups", lines=shares(history, axis), from_zero=True),
-        Panel(title="Loss", unit="", lines=[*of("loss", "all" if len(terms) > 1 else ""),
-                                            *(terms if len(terms) > 1 else [])], marks_skipped=True),
+        Panel(title="Groups without signal", unit="% of decided groups", lines=shares(history, axis), from_zero=True,
+              optional=not explores),
+        *([Panel(title="Loss", unit="", lines=[*of("loss", "all" if len(terms) > 1 else ""),
+                                               *(terms if len(terms) > 1 else [])], marks_skipped=True)]
+          if explores else []),
         Panel(title="Gradient norm", unit="before clipping", right_unit="learning rate", log_if_wide=True,
               lines=[*of("grad_norm", "norm"), *of("lr", "learning rate", right=True, smooth=False)]),
         Panel(title="Entropy", unit="nats per token", lines=of("entropy", ""), from_zero=True),
         Panel(title="Trainer against sampler", unit="KL (k3), 0.001 nats per token", log_if_wide=True,
+              optional=not explores,
               right_unit="effective sample size, share",
               lines=[*of("mismatch_k3", "KL", scale=1000), *of("ess", "ESS", right=True)]),
         Panel(title="Rates", unit="rollouts per s", right_unit="trained tokens per s", from_zero=True, lines=[
-            *rates(history, axis, "rollouts_per_s", "rollouts", "rollouts/s"),
+            *(rates(history, axis, "rollouts_per_s", "rollouts", "rollouts/s") if explores else []),
             *rates(history, axis, "tokens_per_s", "tokens", "tokens/s", right=True),
         ]),
         Panel(title="Time of a step", unit="s", from_zero=True, lines=[
@@ -243,7 +268,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
               lines=[*of("kl", "from version 0"), *of("teacher_kl", "from the teacher")]),
         Panel(title="Clipped and left out", unit="% of tokens", optional=True, from_zero=True, lines=percent({
             "clip_fraction": "clipped", "importance_clamped": "bounded", "importance_dropped": "weight 0",
-            "sequences_dropped": "rows", "second_moment_dropped": "M2PO", "masked_fraction": "masked",
+            "sequences_dropped": "rows", "second_moment_dropped": "M2PO", "masked_fraction": "prompt or masked",
         })),
         Panel(title="Work of the trainer", unit="tokens through the model per s", right_unit="MFU, %", optional=True,
               from_zero=True, lines=[*of("computed_tokens_per_s", "tokens/s"),

@@ -56,21 +56,30 @@ def smoothed(values: Floats, width: int) -> Floats:
     return means
 
 
+def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) -> Floats:
+    """Each stage by itself: the loss of one says nothing of that of the next."""
+    parts = np.split(values, np.searchsorted(line.x, stages, side="right"))
+    return np.concatenate([smoothed(part, width) for part in parts])
+
+
 def window(num_values: int) -> int:
     """Width of the running mean: none for a handful, 4 % of a long run."""
     return 1 if num_values < 12 else max(5, num_values // 25)
 
 
 def view(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """Limits that a few outliers do not dictate; None if all can be shown."""
-    values = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
+    """Limits that a few outliers, up to 1 % at each end, do not dictate; None if all can be shown."""
+    values = np.sort(np.concatenate([line.y for line in lines])) if lines else np.empty(0)
     if len(values) < 50:
         return None
-    low, high = np.percentile(values, [1, 99])
-    room = max(high - low, 1e-12)
-    if values.max() <= high + 3 * room and values.min() >= low - 3 * room:
+    few = math.ceil(len(values) / 100)
+    low, high = values[few], values[-1 - few]
+    room = high - low
+    if room == 0:  # what is always the same but for these is drawn for their sake
         return None
-    return max(values.min(), low - room / 2), min(values.max(), high + room / 2)
+    if values[-1] <= high + 3 * room and values[0] >= low - 3 * room:
+        return None
+    return float(max(values[0], low - room / 2)), float(min(values[-1], high + room / 2))
 
 
 # --------------------------------------------------------------------------------------------- drawing
@@ -85,7 +94,7 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     height = rows * ROW_INCHES + MARGIN_INCHES
     figure = Figure(figsize=(15, height), dpi=DPI, facecolor=FACE)
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(rows, NUM_COLUMNS, left=0.05, right=0.955, top=1 - 1.4 / height, bottom=0.63 / height,
+    grid = figure.add_gridspec(rows, NUM_COLUMNS, left=0.05, right=0.94, top=1 - 1.4 / height, bottom=0.63 / height,
                                hspace=0.42, wspace=0.34)  # fmt: skip
     figure.text(0.05, 1 - 0.45 / height, run, fontsize=17, fontweight="bold", color=INK)
     figure.text(0.05, 1 - 0.72 / height, _subtitle(history), fontsize=10, color=FAINT)
@@ -93,10 +102,16 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
         columns = slice(0, 2) if place == 1 else place % NUM_COLUMNS
         ax = _panel(figure.add_subplot(grid[place // NUM_COLUMNS, columns]), axis, panel)
         if place == 1:
-            _label_resumes(ax, axis)
+            _label(ax, "resumed", axis.resumes[:12])
+            _label(ax, "next stage", axis.stages[:12])
         if panel.marks_skipped:
             _mark_skipped(ax, history, axis)
-    figure.savefig(file)
+    partial = file.with_suffix(".partial")
+    try:
+        figure.savefig(partial, format="png")
+        partial.replace(file)  # whoever looks meanwhile, or a full disk, finds no half of a picture
+    finally:
+        partial.unlink(missing_ok=True)
     return file
 
 
@@ -108,7 +123,8 @@ def _subtitle(history: History) -> str:
         long = len(rewards) >= 10
         facts.append(f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}")
     if len(history.steps) > 1:
-        facts.append(duration(history.steps[-1].recorded_at - history.steps[0].recorded_at))
+        first_s, last_s = (history.at_work_s(history.steps[place].recorded_at) for place in (0, -1))
+        facts.append(duration(last_s - first_s) + (" without pauses" if history.pauses else ""))
     if history.resumes:
         facts.append(f"resumed {len(history.resumes)} times" if len(history.resumes) > 1 else "resumed once")
     return "   ·   ".join(facts)
@@ -116,46 +132,68 @@ def _subtitle(history: History) -> str:
 
 def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
     unit, lines = panel.unit, panel.lines
-    ax.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=19)
+    left, right = [line for line in lines if not line.right], [line for line in lines if line.right]
+    if not left:
+        left, right, unit = right, [], panel.right_unit or unit
+    ax.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=22)
     _frame(ax)
     ax.set_xlabel(axis.label, color=FAINT, fontsize=8)
     ax.set_ylabel(unit, color=FAINT, fontsize=8)
     _x_limits(ax, axis)
     for x in axis.resumes:
         ax.axvline(x, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    for x in axis.stages:
+        ax.axvline(x, color="#cccccc", linewidth=0.9, zorder=1)
     if not lines:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color=FAINT)
         ax.set_yticks([])
         return ax
-    left, right = [line for line in lines if not line.right], [line for line in lines if line.right]
-    _draw_lines(ax, left, COLORS, from_zero=panel.from_zero, log_if_wide=panel.log_if_wide)
+    _draw_lines(ax, left, COLORS, axis.stages, from_zero=panel.from_zero, log_if_wide=panel.log_if_wide)
     handles = list(ax.get_lines())
     if right:
         twin = ax.twinx()
         _frame(twin, is_right=True)
-        _draw_lines(twin, right, COLORS[len(left) :], from_zero=True)
+        _draw_lines(twin, right, COLORS[len(left) :], axis.stages, from_zero=True)
         twin.set_ylabel(panel.right_unit, color=COLORS[len(left)], fontsize=8)
         twin.tick_params(axis="y", colors=COLORS[len(left)])
-        if left:
-            ax.set_ylabel(unit, color=COLORS[0], fontsize=8)
-            ax.tick_params(axis="y", colors=COLORS[0])
+        ax.set_ylabel(unit, color=COLORS[0], fontsize=8)
+        ax.tick_params(axis="y", colors=COLORS[0])
         handles += twin.get_lines()
-    shown = [handle for handle in handles if not handle.get_label().startswith("_")]
-    if shown:
-        length = sum(len(handle.get_label()) + 5 for handle in shown)
-        ax.legend(
-            handles=shown,
-            loc="lower left",
-            bbox_to_anchor=(0.0, 0.985),
-            ncols=len(shown),
-            frameon=False,
-            fontsize=8 if length < 64 else 6.5,
-            handlelength=1.3,
-            columnspacing=1.2,
-            labelcolor=INK,
-            borderaxespad=0.1,
-        )
+    if len(left) > MAX_LINES:
+        handles += ax.plot([], [], linestyle="none", label=f"+{len(left) - MAX_LINES:,} more")
+    if shown := [handle for handle in handles if not handle.get_label().startswith("_")]:
+        _legend(ax, shown)
     return ax
+
+
+def _legend(ax: Any, handles: Sequence[Any]) -> None:
+    """Below the title: in one row, or in two of small letters, where long names lose their middle."""
+    labels = [handle.get_label() for handle in handles]
+    width = ax.get_position().width * ax.figure.get_figwidth()
+    fits = sum(len(label) + 5 for label in labels) < 15 * width
+    columns = len(labels) if fits else math.ceil(len(labels) / 2)
+    ax.legend(
+        handles=handles,
+        labels=labels if fits else [shorten(label, int(18 * width / columns) - 6) for label in labels],
+        loc="lower left",
+        bbox_to_anchor=(0.0, 0.985),
+        ncols=columns,
+        frameon=False,
+        fontsize=8 if fits else 6.5,
+        handlelength=1.3,
+        columnspacing=1.2,
+        labelspacing=0.15,
+        labelcolor=INK,
+        borderaxespad=0.1,
+    )
+
+
+def shorten(label: str, length: int) -> str:
+    """Of what is too long the middle is left out: names that differ often do so at an end."""
+    if len(label) <= length:
+        return label
+    end = (length - 1) // 2
+    return f"{label[: length - 1 - end]}…{label[len(label) - end :]}"
 
 
 def _frame(ax: Any, *, is_right: bool = False) -> None:
@@ -170,24 +208,25 @@ def _frame(ax: Any, *, is_right: bool = False) -> None:
 
 
 def _draw_lines(
-    ax: Any, lines: Sequence[Line], colors: Sequence[str], *, from_zero: bool, log_if_wide: bool = False
+    ax: Any, lines: Sequence[Line], colors: Sequence[str], stages: Floats, *, from_zero: bool, log_if_wide: bool = False
 ) -> None:
+    lines = lines[:MAX_LINES]
     values = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
     limits = view(lines)
-    for line, default in zip(lines[:MAX_LINES], colors, strict=False):
+    for line, default in zip(lines, colors, strict=False):
         color = line.color or default
         width = window(len(line.y)) if line.smooth else 1
         marked = len(line.x) <= NUM_MARKED
         style: dict[str, Any] = {
             "color": color,
             "linestyle": (0, (4, 2)) if line.dashed else "-",
-            "label": line.label or "_",
+            "label": f" {line.label}" if line.label.startswith("_") else line.label or "_",  # _ is hidden
         }
         if width > 1:
             faint = {"color": color, "alpha": 0.3 if len(line.y) < 1000 else 0.18, "linewidth": 0.8, "label": "_"}
             ax.plot(line.x, line.y, **faint)
             usual = line.y if limits is None else np.clip(line.y, *limits)
-            ax.plot(line.x, smoothed(usual, width), linewidth=1.8, **style)
+            ax.plot(line.x, smoothed_by_stage(line, usual, width, stages), linewidth=1.8, **style)
         else:
             ax.plot(line.x, line.y, linewidth=1.5, marker="o" if marked else None, markersize=4, **style)
     if log_if_wide and len(values) and values.min() > 0 and values.max() > 100 * values.min():
@@ -214,10 +253,10 @@ def _x_limits(ax: Any, axis: Axis) -> None:
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
-def _label_resumes(ax: Any, axis: Axis) -> None:
-    for x in axis.resumes[:12]:
+def _label(ax: Any, text: str, places: Floats) -> None:
+    for x in places:
         ax.annotate(
-            "resumed",
+            text,
             (x, 1),
             xycoords=("data", "axes fraction"),
             xytext=(3, -4),

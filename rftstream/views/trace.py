@@ -58,6 +58,7 @@ from rftstream.views.layout import plural
 from rftstream.views.origin import origin_node
 from rftstream.views.rows import digest
 from rftstream.weights.lineage import Lineage
+from rftstream.weights.store import ObjectStore
 
 FLOW = ("tasks", "partials", "rollouts", "verified")
 MAX_NAMES = 20_000
@@ -77,6 +78,8 @@ class _Trace:
     def __init__(self, run: OpenRun, index: Index | None) -> None:
         self._run = run
         self._headers = Headers(run.transport, index)
+        self._asked: dict[str, str] = {}
+        """Object -> where it is."""
         imported = run.config.run.imported_from
         self._other = None if imported is None else Path(imported).name
         """The run whose versions sampled what is here, if it is not this one."""
@@ -266,14 +269,14 @@ class _Trace:
 
     def _dead(self, records: Iterable[Record]) -> Iterator[Node]:
         """Letters about any of these."""
-        places = {(one.topic, str(one.partition), str(one.offset)) for one in records}
-        for letter in self._letters:
-            role, *place = (header(letter, "id") or "///").rsplit("/", 3)
-            if tuple(place) in places:
-                message = self._headers.message_of(letter)
-                detail = message.detail if isinstance(message, DeadLetter) else str(message)
-                facts = {"role": role, "reason": header(letter, "reason"), "why": last_line(detail)}
-                yield Node(kind="dead", name="", record=letter, facts=facts)
+        places = {f"{one.topic}/{one.partition}/{one.offset}" for one in records}
+        found = [letter for place in places for letter in self._letters.get(place, ())]
+        for letter in sorted(found, key=lambda one: one.offset):
+            message = self._headers.message_of(letter)
+            detail = message.detail if isinstance(message, DeadLetter) else str(message)
+            role = (header(letter, "id") or "").partition("/")[0]
+            facts = {"role": role, "reason": header(letter, "reason"), "why": last_line(detail)}
+            yield Node(kind="dead", name="", record=letter, facts=facts)
 
     def _not_found(self, target: Target, text: str, known: set[str]) -> str:
         searched = ", ".join(f"{plural(count, 'record')} of {place}" for place, count in self._headers.searched.items())
@@ -439,9 +442,15 @@ class _Trace:
         if not isinstance(announced, WeightsAnnounced):
             return Node(kind="weights", name=name_of(name), record=record, facts={"why": announced})
         return Node(kind="weights", name=name_of(name), record=record, facts={
-            "object": announced.object, "is": whereabouts(self._run.store(), announced),
+            "object": announced.object, "is": self._whereabouts(announced),
             "state": announced.weights_digest[:19],
         })  # fmt: skip
+
+    def _whereabouts(self, announced: WeightsAnnounced) -> str:
+        """Siblings have the same versions: the store may be far away, and is asked for each once."""
+        if announced.object not in self._asked:
+            self._asked[announced.object] = whereabouts(self._store, announced)
+        return self._asked[announced.object]
 
     def _evaluations(self, name: VersionName) -> Iterator[Node]:
         for record in self._results.get(name, ()):
@@ -453,6 +462,10 @@ class _Trace:
             yield Node(kind="evaluation", name=evaluation, record=record, facts=facts)
 
     # ------------------------------------------------------------------------------------------ small topics
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        return self._run.store()
 
     @cached_property
     def _said(self) -> Trimmed:
@@ -489,5 +502,9 @@ class _Trace:
         return found
 
     @cached_property
-    def _letters(self) -> list[Record]:
-        return list(self._headers.all_of("dead"))
+    def _letters(self) -> dict[str, list[Record]]:
+        """By the place of the record that they are about, `topic/partition/offset`."""
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self._headers.all_of("dead"):
+            found[(header(record, "id") or "").partition("/")[2]].append(record)
+        return found

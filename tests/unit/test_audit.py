@@ -58,6 +58,7 @@ def test_an_empty_log(log: SyntheticLog) -> None:
     report = balanced(log)
     assert counts(report.rollouts) == counts(report.groups) == {}
     assert report.to_json()["lengths"]["trained"] == {"count": 0, "mean": None, "p50": None, "p95": None}
+    assert "completion tokens" not in report.to_text()
 
 
 def test_every_stage_and_outcome(log: SyntheticLog) -> None:

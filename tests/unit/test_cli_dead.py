@@ -14,6 +14,7 @@ from rftstream import config as configs
 from rftstream.messages import GroupResult, Request, RunFinished, UnscorableReason, VersionName
 from rftstream.runtime.role import Log, dead_letter
 from rftstream.runtime.runs import RunFolder, create_log, open_run
+from rftstream.transport.base import TopicPartition
 from rftstream.transport.embedded import EmbeddedTransport
 from tests import commands
 from tests.unit.synthetic import SyntheticLog, outcome, task
@@ -170,3 +171,23 @@ def test_drop_lists_no_more_and_deletes_nothing(run: Path) -> None:
     by = [one.message for one in Log(opened.transport).messages("control") if one.message is not None]
     opened.transport.close()
     assert {codec.CONTRACTS[type(one)] for one in by} == {"request", "dead_dropped"}
+
+
+# --------------------------------------------------------------------------------------------- rescore
+
+
+def test_a_reward_that_is_not_there_leaves_nothing_behind(run: Path) -> None:
+    into = run.with_name("again")
+    result = commands.call("rescore", run, "--reward", "json:score", "--into", into)
+    assert result.exit_code == 2
+    assert "tasksets.sums.reward: module 'json' has no 'score'" in result.stderr
+    assert not into.exists()
+
+
+def test_what_cannot_be_scored_again_leaves_nothing_behind(run: Path) -> None:
+    change(run, lambda log: log.transport.admin.delete_before({TopicPartition("tasks", 0): 1}))
+    into = run.with_name("again")
+    result = commands.call("rescore", run, "--reward", "exact", "--into", into)
+    assert result.exit_code == 2
+    assert "deleted by retention, expected all of them" in result.stderr
+    assert not into.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from rftstream.cli import cli
 from rftstream.config import from_dict, load
 from rftstream.errors import ConfigError
 from rftstream.runtime.creation import begin
+from rftstream.runtime.experts import load_experts
+from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder, open_run, open_transport
 from rftstream.runtime.supervisor import worker_commands
+from rftstream.transport.base import NewRecord
 
 RUN = """
 [run]
@@ -76,6 +80,21 @@ def test_load(folder: RunFolder, tmp_path: Path) -> None:
     assert (code, "number 3" in out, "batch  not yet" in out) == (0, True, True)
     code, _, err = call("trace", folder.path, "experts/0/9/0")
     assert (code, "no such demonstration" in err) == (2, True)
+
+
+def test_records_of_others_take_no_number(folder: RunFolder, tmp_path: Path) -> None:
+    opened = open_run(folder.path)
+    producer = opened.transport.producer("somebody")
+    producer.start()
+    producer.commit([NewRecord("experts", 0, b"?", b"?")])
+    producer.close()
+    assert opened.config.experts is not None
+    section = replace(opened.config.experts, source=f"jsonl:{write(tmp_path / 'more.jsonl', 3)}")
+    loaded = load_experts(opened.transport, opened.config, folder, section, say=print)
+    numbers = [record.header("number") for record in Log(opened.transport).read("experts", bodies=False)]
+    opened.transport.close()
+    assert loaded.total == 3
+    assert sorted(one for one in numbers if one is not None) == [b"0", b"1", b"2"]
 
 
 def test_a_bad_line_is_named(folder: RunFolder, tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from rftstream.messages import EvalResult, StepRecord, VersionName
 from rftstream.views import panels, plot
@@ -52,14 +56,26 @@ def test_wall_time_begins_with_the_first_steps_work() -> None:
     assert panels.over_time(history(step(1), step(200))).label == "wall time (h)"
 
 
+def test_pauses_take_no_time() -> None:
+    """Two steps a minute apart, a night, the start of another trainer, and its first step a minute later."""
+    night = 1120.0, 41120.0
+    found = replace(
+        history(step(1), step(2), step(3, at=41180.0), resumes=(step(2, resumed=True, at=41120.0),)), pauses=(night,)
+    )
+    axis = panels.over_time(found)
+    assert (axis.label, axis.steps.tolist(), axis.resumes.tolist()) == ("time without pauses (s)", [0, 60, 120], [60])
+    assert axis.of_evaluation(evaluation(3)) == 120
+    assert "2 min without pauses" in plot._subtitle(found)
+
+
 def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
     results = [evaluation(v, **{"mean": v / 10, "pass@1": v / 10, "pass@4": v / 5, "length_mean": 9.0}) for v in (0, 4)]
     found = history(step(1), evaluations=(*results, evaluation(4, "other", mean=0.5)))
     lines = panels.evaluations(found, panels.over_steps(found))
     assert [(line.label, line.dashed) for line in lines] == [
-        ("held-out", False), ("held-out pass@4", True), ("other", False),
+        ("held-out", False), ("other", False), ("held-out pass@4", True),
     ]  # fmt: skip
-    assert lines[0].color == lines[1].color != lines[2].color
+    assert lines[0].color == lines[2].color != lines[1].color
 
 
 def test_best_and_worst_are_drawn_of_the_most_samples() -> None:
@@ -94,6 +110,26 @@ def test_the_running_mean_by_hand() -> None:
     assert [plot.window(n) for n in (1, 11, 12, 200, 10_000)] == [1, 1, 5, 8, 400]
 
 
+def test_stages_are_marked_and_smoothed_each_by_itself() -> None:
+    found = history(*[step(v, loss=4.0 if v <= 8 else 0.0, stage=1.0 if v <= 8 else 2.0) for v in range(1, 17)])
+    axis = panels.over_steps(found)
+    assert axis.stages.tolist() == [8]
+    assert panels.over_time(found).stages.tolist() == [7]  # minutes
+    (line,) = panels.metric(found, axis, "loss", "")
+    assert plot.smoothed_by_stage(line, line.y, 5, axis.stages).tolist() == [4.0] * 8 + [0.0] * 8
+    assert plot.smoothed(line.y, 5)[7] != 4
+
+
+def test_of_demonstrations_alone_nothing_about_rollouts_is_drawn() -> None:
+    found = history(step(1, loss=2.0, held_out_loss=2.5, step_s=1.0, tokens=5.0, rollouts=0.0))
+    shown = [one for one in panels.panels(found, panels.over_steps(found)) if one.lines or not one.optional]
+    assert [one.title for one in shown] == ["Loss", "Gradient norm", "Entropy", "Rates", "Time of a step"]
+    assert shown[0].marks_skipped
+    assert [line.label for one in shown if one.title == "Rates" for line in one.lines] == ["tokens/s"]
+    none_yet = history()
+    assert panels.panels(none_yet, panels.over_steps(none_yet))[0].title == "Reward"
+
+
 def test_outliers_do_not_dictate_the_view() -> None:
     calm = np.sin(np.arange(500.0))
 
@@ -107,6 +143,84 @@ def test_outliers_do_not_dictate_the_view() -> None:
     limits = view(wild)
     assert limits is not None
     assert limits[1] < 3
+    few = calm[:60].copy()
+    few[7] = 1e6  # more than 1 %, and still one alone
+    assert view(few) == pytest.approx((-1, 2), abs=0.1)
+
+
+def test_what_is_rarely_not_0_is_in_view() -> None:
+    rare = np.zeros(500)
+    rare[100] = 5.0
+    assert plot.view([panels.Line(x=np.arange(500.0), y=rare, label="")]) is None
+
+
+def test_an_evaluation_that_lacks_a_number_here_and_there_is_drawn(tmp_path: Path) -> None:
+    """Another k from version 30 on, and none with a reward at version 50."""
+    results = [evaluation(v, **{"mean": 0.5, "pass@4" if v < 30 else "pass@8": 0.75} if v != 50 else {"length_mean": 1})
+               for v in range(60)]  # fmt: skip
+    found = history(step(1), evaluations=tuple(results))
+    lines = {line.label: line for line in panels.evaluations(found, panels.over_steps(found))}
+    assert lines["held-out pass@4"].x.tolist() == [*range(30)]
+    assert lines["held-out"].x.tolist() == [v for v in range(60) if v != 50]
+    assert len(plot.plot(found, run="demo", folder=tmp_path)) == 2
+
+
+def test_of_many_evaluations_every_mean_comes_first() -> None:
+    metrics = {"mean": 0.5, "pass@4": 0.8, "pass@8": 0.9, "best@8": 0.95, "worst@8": 0.1}
+    found = history(step(1), evaluations=tuple(evaluation(1, name, **metrics) for name in ("a", "b", "c")))
+    labels = [line.label for line in panels.evaluations(found, panels.over_steps(found))]
+    assert (labels[:4], len(labels)) == (["a", "b", "c", "a pass@4"], 15)
+
+
+def drawn_panel(title: str, found: History) -> Any:
+    axis = panels.over_steps(found)
+    (panel,) = (one for one in panels.panels(found, axis) if one.title == title)
+    figure = Figure(figsize=(15, 5))
+    ax = plot._panel(figure.add_subplot(1, 3, 1), axis, panel)
+    FigureCanvasAgg(figure).draw()
+    return ax
+
+
+def test_lines_that_are_not_drawn_are_counted_and_names_stay_in_their_panel() -> None:
+    names = {f"metric/quite_a_long_name_of_a_thing_{i}": float(i) for i in range(9)}
+    ax = drawn_panel("What rewards and environments measured", history(step(1, **names)))
+    legend = ax.get_legend()
+    *shown, more = [text.get_text() for text in legend.get_texts()]
+    assert more == "+3 more"
+    assert len(set(shown)) == panels.MAX_LINES
+    assert shown[0].startswith("qui") and shown[0].endswith("_0")
+    assert legend.get_window_extent().width <= 1.05 * ax.get_window_extent().width
+
+
+def test_what_belongs_to_the_right_alone_stands_at_the_left() -> None:
+    ax = drawn_panel("Rates", history(step(1, loss=1.0, step_s=2.0, tokens=10.0)))
+    assert (ax.get_ylabel(), len(ax.figure.axes)) == ("trained tokens per s", 1)
+
+
+def test_a_name_may_begin_with_an_underscore() -> None:
+    ax = drawn_panel("Reward", history(step(1, **{"reward": 0.5, "reward/_own": 0.25, "reward/sums": 0.75})))
+    assert [text.get_text().strip() for text in ax.get_legend().get_texts()] == ["all tasksets", "_own", "sums"]
+
+
+def test_long_names_lose_their_middle() -> None:
+    assert [plot.shorten("abcdefgh", length) for length in (8, 6, 5)] == ["abcdefgh", "abc…gh", "ab…gh"]
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _) = plot.plot(history(step(1, reward=0.5)), run="demo", folder=tmp_path)
+    before = first.read_bytes()
+
+    def half(figure: Figure, file: Path, **options: Any) -> None:
+        Path(file).write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(OSError, match="no space"):
+        plot.plot(history(step(1)), run="demo", folder=tmp_path)
+    assert first.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["by_step.png", "by_time.png"]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 60])
@@ -145,7 +259,7 @@ def test_panels_that_nothing_fills_are_left_out_and_others_have_their_lines() ->
     assert drawn("What rewards and environments measured") == {"judge.score": 7.0, "parsed": 1.0}
     assert drawn("Loss") == {"all": 0.1, "policy": 0.2, "divergence": 0.01, "entropy": -0.1}
     assert drawn("Divergence") == {"from version 0": 0.1, "from the teacher": 1.5}
-    assert drawn("Clipped and left out") == {"clipped": 25, "masked": 50}
+    assert drawn("Clipped and left out") == {"clipped": 25, "prompt or masked": 50}
     assert drawn("Staleness") == {"while sampled": 0.5, "in the queue": 1.0}
     assert drawn("Gradient norm") == {"learning rate": 1e-6}
     assert drawn("Work of the trainer") == {"MFU": 30}

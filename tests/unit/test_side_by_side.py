@@ -23,14 +23,14 @@ from rftstream.testing import MemoryRun, RoleDriver
 from rftstream.transport.embedded import EmbeddedTransport
 from scripts import curves, side_by_side, trl_side
 from scripts.experiments import RUN_FILE, Experiment
-from scripts.side_by_side import SETTINGS, find_row, own_seconds, reached, read_rows
+from scripts.side_by_side import ARITHMETIC, SMOLLM2, find_row, own_seconds, reached, read_rows
 from scripts.trl_side import EVALUATIONS, Look
 from tests.unit.synthetic import SyntheticLog
 
 
 @pytest.fixture(scope="module")
 def run() -> RunConfig:
-    return configs.load([RUN_FILE], sets=[*Experiment("trl", SETTINGS).sets(3), "run.steps=4"], env={})
+    return configs.load([RUN_FILE], sets=[*Experiment("trl", ARITHMETIC.settings).sets(3), "run.steps=4"], env={})
 
 
 # --------------------------------------------------------------------------------------------- the same for both
@@ -67,7 +67,9 @@ def test_the_same_reward(run: RunConfig) -> None:
     answers = ["7", "7", "7", "7", "7", "8"]
     prompts = [[{"role": "user", "content": "3+4="}]] * len(said)
     completions = [[{"role": "assistant", "content": one}] for one in said]
-    found = trl_side.reward(run)(prompts=prompts, completions=completions, answer=answers, trainer_state=None)
+    found = trl_side.reward(run)(
+        prompts=prompts, completions=completions, answer=answers, info=["{}"] * len(said), trainer_state=None
+    )
     assert found == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -82,6 +84,22 @@ def test_the_same_settings(run: RunConfig, tmp_path: Path) -> None:
     assert (theirs.bf16, theirs.fp16, theirs.gradient_checkpointing) == (False, False, False)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what TRL brings
+def test_the_same_of_an_example_with_other_rewards_and_a_template(tmp_path: Path) -> None:
+    sets = [*Experiment("trl", SMOLLM2.settings).sets(0), "run.steps=2"]
+    run = configs.load([SMOLLM2.run_file], sets=sets, env={})
+    problem = next(trl_side.problems(run))
+    row = trl_side.columns(problem)
+    said = [[{"role": "assistant", "content": one}] for one in (str(problem.answer), "none", f"It is {problem.answer}")]
+    rewards = trl_side.reward(run)(
+        prompts=[row["prompt"]] * 3, completions=said, answer=[row["answer"]] * 3, info=[row["info"]] * 3
+    )
+    assert rewards[0] == 1.0 > rewards[2] > rewards[1]
+    theirs = trl_side.settings(run, tmp_path)
+    assert (theirs.bf16, theirs.warmup_steps, theirs.per_device_train_batch_size) == (True, 5, 32)
+
+
 # --------------------------------------------------------------------------------------------- times
 
 
@@ -92,9 +110,9 @@ def test_evaluations_that_others_wait_for_do_not_count() -> None:
 
 def test_the_first_that_reaches_it_counts() -> None:
     row = {"curve": [[0, 5.0, 0.1], [10, 7.0, 0.79], [20, 9.5, 0.8], [30, 11.0, 0.7], [40, 12.0, 0.9]]}
-    assert reached(row) == (20, 9.5)
+    assert reached(row, 0.8) == (20, 9.5)
     assert reached(row, 0.95) is None
-    assert side_by_side.sentence(row) == "0.8 after 10 s at version 20; 0.90 after 12 s at version 40"
+    assert side_by_side.sentence(row, 0.8) == "0.8 after 10 s at version 20; 0.90 after 12 s at version 40"
 
 
 # --------------------------------------------------------------------------------------------- what is done
@@ -111,7 +129,7 @@ class FakeSides:
     def __call__(self, arguments: Sequence[str]) -> int:
         self.called.append(arguments[1])
         is_trl = arguments[1] == "scripts.trl_side"
-        folder = Path(arguments[2] if is_trl else arguments[arguments.index("--run-dir") + 1])
+        folder = Path(arguments[3] if is_trl else arguments[arguments.index("--run-dir") + 1])
         folder.mkdir()
         means = [(0, 0.0), (10, 0.84)]
         if is_trl:
@@ -146,7 +164,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSides:
 
 def measure(fake: FakeSides, folder: Path, **options: Any) -> int:
     measured = folder / "m" / "trl.json"
-    return side_by_side.measure(range(1), runs=folder / "runs", measured=measured, call=fake, **options)
+    return side_by_side.measure([ARITHMETIC], range(1), runs=folder / "runs", measured=measured, call=fake, **options)
 
 
 def test_all_sides_become_rows_and_are_not_run_again(fake: FakeSides, tmp_path: Path) -> None:
@@ -160,7 +178,7 @@ def test_all_sides_become_rows_and_are_not_run_again(fake: FakeSides, tmp_path: 
     assert measure(fake, tmp_path) == 0
     assert read_rows(tmp_path / "m" / "trl.json") == rows
     assert fake.called == ["rftstream", "scripts.trl_side", "scripts.trl_side"]
-    side_by_side.draw(rows, tmp_path / "trl.png")
+    side_by_side.draw(ARITHMETIC, rows, tmp_path / "trl.png")
     assert (tmp_path / "trl.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -174,13 +192,13 @@ def test_a_side_that_failed_or_was_stopped_begins_anew(fake: FakeSides, tmp_path
 
 
 def test_only_what_is_missing(fake: FakeSides, tmp_path: Path) -> None:
-    old = {"side": "rftstream", "seed": 0, "of": side_by_side.digest(), "curve": [[0, 1.0, 0.0]]}
+    old = {"name": "trl", "side": "rftstream", "seed": 0, "of": ARITHMETIC.digest, "curve": [[0, 1.0, 0.0]]}
     side_by_side.write_row(tmp_path / "m" / "trl.json", old)
     side_by_side.write_row(tmp_path / "m" / "trl.json", {**old, "side": "trl", "of": "00000000"})
     assert measure(fake, tmp_path, missing=True) == 0
     assert fake.called == ["scripts.trl_side", "scripts.trl_side"], "the row of other settings is none"
     rows = read_rows(tmp_path / "m" / "trl.json")
-    assert len(rows) == 3 and find_row(rows, "trl", 0) is not None
+    assert len(rows) == 3 and find_row(rows, ARITHMETIC, "trl", 0) is not None
 
 
 def test_without_trl_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,5 +211,6 @@ def test_without_trl_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_what_was_measured_is_of_sides_that_there_are() -> None:
+    sides = {one.name: one.sides for one in side_by_side.COMPARISONS}
     for row in read_rows():
-        assert row["side"] in side_by_side.SIDES and row["curve"][0][0] == 0
+        assert row["side"] in sides[row["name"]] and row["curve"][0][0] == 0

@@ -14,10 +14,11 @@ from rftstream import config as configs
 from rftstream.messages import EvalResult, GroupResult, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.runtime.role import Log, dead_letter
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log
-from rftstream.transport.base import NewRecord
+from rftstream.transport.base import NewRecord, TopicPartition
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.views.chain import Headers, Node
 from rftstream.views.trace import trace
+from rftstream.weights.store import ObjectStore
 from tests import commands
 from tests.unit.synthetic import SyntheticLog, piece, rollout
 
@@ -205,6 +206,28 @@ def test_letters_and_late_ones(scene: Scene) -> None:
     scene.late(4, 1)
     assert len(all_of(scene.trace("sums/0/4/0/1"), "late outcome")) == 1
     assert not all_of(scene.trace("sums/0/4/0/0"), "late outcome")
+
+
+def test_a_letter_by_its_id(scene: Scene) -> None:
+    """As `dead list` prints it."""
+    (record, *_) = Log(scene.transport).read("rollouts", start={TopicPartition("rollouts", 1): 0})
+    ids = record.header("rollout_id")
+    assert ids is not None
+    node = scene.trace(f"verifier/rollouts/{record.partition}/{record.offset}")
+    assert (node.kind, node.name) == ("rollout", ids.decode())
+
+
+def test_a_traceback_is_one_line_of_the_tree_and_whole_in_the_json() -> None:
+    node = Node(kind="verified", name="", facts={"unscorable": "error", "why": "Traceback:\n  here\nValueError: no\n"})
+    assert node.line() == "verified  unscorable error, ValueError: no"
+    assert node.to_json()["facts"]["why"].startswith("Traceback:")
+
+
+def test_the_store_is_asked_for_each_version_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(ObjectStore, "exists", lambda store, name: asked.append(name) or True)
+    assert len(all_of(scene.trace("sums/0/0/0"), "by version")) > 1
+    assert len(asked) == len(set(asked)) > 0
 
 
 def test_command(scene: Scene) -> None:
