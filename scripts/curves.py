@@ -60,16 +60,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=_seeds, default=SEEDS, metavar="A:B", help="of experiments; default: 0:3")
     parser.add_argument("--missing", action="store_true", help="only what was not measured yet")
     given = parser.parse_args(arguments)
-    known = [*EXAMPLES, *experiments.names(), side_by_side.NAME]
+    known = [*EXAMPLES, *experiments.names(), *(one.name for one in side_by_side.COMPARISONS)]
     if unknown := [name for name in given.only if name not in known]:
         print(f"curves: unknown {unknown[0]!r}; {suggest(unknown[0], known)}", file=sys.stderr)
         return 2
-    beside = side_by_side.NAME in (given.only or [side_by_side.NAME])
+    beside = side_by_side.select(given.only or [side_by_side.NAME])
     if beside and (lacking := side_by_side.why_not()):
         print(f"curves: {lacking}", file=sys.stderr)
         if given.only:
             return 2
-        beside = False
+        beside = []
     for name in [name for name in EXAMPLES if name in (given.only or EXAMPLES)]:
         run_file = ROOT / "examples" / f"{name}.toml"
         if code := _finish(run_file) or _draw(run_file, ROOT / "docs" / "pictures" / f"{name}.png"):
@@ -77,9 +77,9 @@ def main(arguments: Sequence[str]) -> int:
     chosen = experiments.select(given.only) if given.only else list(EXPERIMENTS)
     failed = measure(chosen, given.seeds, missing=given.missing) if chosen else 0
     if beside:
-        failed = side_by_side.measure(given.seeds, missing=given.missing, runs=RUNS) or failed
-        if rows := side_by_side.read_rows():
-            side_by_side.draw(rows)
+        failed = side_by_side.measure(beside, given.seeds, missing=given.missing, runs=RUNS) or failed
+        for one in beside:
+            side_by_side.draw(one, side_by_side.read_rows())
     return failed
 
 

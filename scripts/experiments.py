@@ -27,13 +27,13 @@ CHANCE, LEARNED = 0.2, 0.8
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "dr_grpo": {"row_tokens": 3},
-    "dapo": {"overlong_penalty": 0.5},
+    "dapo": {"overlong_penalty": 0.5, "buffer.zero_variance": "replace"},
     "gspo": {},
     "cispo": {},
     "sapo": {},
     "rloo": {},
     "reinforce_plus_plus": {},
-    "remax": {},
+    "remax": {"run.steps": 500},
     "ppo": {"critic.lr": 4e-3},
     "gigpo": {"turn_weight": 0.0},
     "maxrl": {},
@@ -41,11 +41,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "m2po": {},
     "topr": {"baseline": 0.1},
     "asymre": {},
-    "opmd": {},
+    "opmd": {"run.steps": 400},
     "kimi": {},
 }
 """All that learn from rewards alone, with their own settings where the defaults are for other rewards, lengths or
-models: answers of 3 tokens at most, rewards of 0 and 1, one turn, a critic that begins from nothing."""
+models: answers of 3 tokens at most, rewards of 0 and 1, one turn, a critic that begins from nothing. A key that begins
+with a section of the run file is that section's."""
 
 STALENESS = (0, 1, 2, 4, 8, 16)
 LOSSES: dict[str, dict[str, Any]] = {
@@ -53,8 +54,17 @@ LOSSES: dict[str, dict[str, Any]] = {
     "decoupled": {"correction": "clamp"},
 }
 """PPO's clip around who sampled; or around the policy before the batch, weighted by how far that is from who did."""
-PASSES = {"trainer.minibatches": 2}
-"""Of both losses: from the second step on the clip of the decoupled one is of use, too."""
+FOR_STALENESS: dict[str, Any] = {
+    "trainer.minibatches": 2,
+    "trainer.lr": 1e-3,
+    "algorithms.grpo.entropy_coefficient": 0.06,
+    "evaluations.sums.sampling.temperature": 0.0,
+    "evaluations.sums.n": 1,
+    "evaluations.sums.k": [1],
+}
+"""Of both losses. From the second step on the clip of the decoupled one is of use, too. Without a bonus of entropy it
+is chance, and not staleness, which of the 25 sums a policy gives up for good: four points each."""
+SECTIONS = ("run", "buffer", "trainer")
 IRRELEVANT = ("explorer", "verifier", "transport")
 """Sections of the run file that change how fast a run is, and not what it learns from."""
 
@@ -79,13 +89,19 @@ class Experiment:
 
 
 def own_settings(algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"trainer.algorithm": algorithm, **{f"algorithms.{algorithm}.{key}": options[key] for key in options}}
+    def whole(key: str) -> str:
+        return key if key.partition(".")[0] in SECTIONS else f"algorithms.{algorithm}.{key}"
+
+    return {"trainer.algorithm": algorithm, **{whole(key): options[key] for key in options}}
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     *(Experiment(f"algorithms/{name}", own_settings(name, options)) for name, options in ALGORITHMS.items()),
     *(
-        Experiment(f"staleness/{eta}/{loss}", {"feeder.max_staleness": eta, **PASSES, **own_settings("grpo", options)})
+        Experiment(
+            f"staleness/{eta}/{loss}",
+            {"feeder.max_staleness": eta, **FOR_STALENESS, **own_settings("grpo", options)},
+        )
         for eta in STALENESS for loss, options in LOSSES.items()
     ),
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""`make curves ONLY=trl`: examples/arithmetic.toml with `rftstream run`, then with TRL's GRPOTrainer.
+"""`make curves ONLY=trl`: two examples with `rftstream run`, then with TRL's GRPOTrainer.
 
 Model, tasks and their order, reward, group and batch size, sampling, loss, optimizer, learning rate, steps, seed and
-dtype are the same: both read them from the run file. What is not: rftstream samples and trains beside each other, in
+dtypes are the same: both read them from the run file. What is not: rftstream samples and trains beside each other, in
 processes of one thread each, on rollouts up to a version old, evaluates beside that, and keeps log, weights and
 checkpoints; TRL is one process that samples (`generate` of transformers), trains and evaluates in turn, and saves
-nothing. It runs twice: with as many threads as torch takes by itself, and with one, which may be faster for a model so
-small.
+nothing. It has as many threads as torch takes by itself, and in a run of its own one, where the model is so small that
+this may be faster.
 
 Time counts from the start of the command. Of rftstream until the evaluation is done, so that all it costs counts; of
 TRL until the evaluation begins, without the evaluations before. Of a side that was stopped there is no time: it begins
@@ -24,32 +24,84 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream import __version__
+from rftstream import __version__, config
+from rftstream.modelfolder import CONVERTED
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import open_run
 from rftstream.views.history import History, read_history
-from scripts.experiments import EVALUATION, ROOT, RUN_FILE, Experiment
+from scripts.experiments import ROOT, Experiment
 from scripts.trl_side import EVALUATIONS, Look
 
 NAME = "trl"
-SIDES = ("rftstream", "trl", "trl-1-thread")
 MEASURED = ROOT / "docs" / "measured" / "trl.json"
-"""One row for each side and seed that came to its end."""
-PICTURE = ROOT / "docs" / "pictures" / "trl.png"
-TARGET = 0.8
-"""Of the held-out reward."""
+"""One row for each comparison, side and seed that came to its end."""
+PICTURES = ROOT / "docs" / "pictures"
+SIDES = ("rftstream", "trl", "trl-1-thread")
+"""In the order of their colours."""
 
-SETTINGS: dict[str, Any] = {
-    f"evaluations.{EVALUATION}.every": 10,
-    f"evaluations.{EVALUATION}.n": 1,
-    f"evaluations.{EVALUATION}.k": [1],
-    f"evaluations.{EVALUATION}.sampling.temperature": 0.0,
-    "algorithms.grpo.advantage_eps": 1e-4,  # TRL's
-}
-"""Of both: what is changed in the run file."""
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    name: str
+    run_file: Path
+    evaluation: str
+    """Of the run file; its reward is the curve."""
+    settings: Mapping[str, Any]
+    """Of both: what is changed in the run file."""
+    target: float
+    """Of the held-out reward."""
+    sides: tuple[str, ...]
+    seeds: int
+    """So many of those that are asked for."""
+
+    @property
+    def picture(self) -> Path:
+        return PICTURES / f"{self.name}.png"
+
+    @property
+    def digest(self) -> str:
+        """Of everything that either side does: another one where a setting or the run file has changed."""
+        values = tomllib.loads(self.run_file.read_text(encoding="utf-8"))
+        return hashlib.sha256(json.dumps([values, self.settings], sort_keys=True).encode()).hexdigest()[:8]
+
+
+TRLS_EPS = {"algorithms.grpo.advantage_eps": 1e-4}
+
+ARITHMETIC = Comparison(
+    "trl",
+    ROOT / "examples" / "arithmetic.toml",
+    "sums",
+    {
+        "evaluations.sums.every": 10,
+        "evaluations.sums.n": 1,
+        "evaluations.sums.k": [1],
+        "evaluations.sums.sampling.temperature": 0.0,
+        **TRLS_EPS,
+    },
+    target=0.8,
+    sides=("rftstream", "trl", "trl-1-thread"),
+    seeds=3,
+)
+SMOLLM2 = Comparison(
+    "trl-smollm2",
+    ROOT / "examples" / "smollm2.toml",
+    "chain_sum",
+    {
+        "run.steps": 40,
+        "evaluations.chain_sum.every": 5,
+        "evaluations.chain_sum.sampling.temperature": 1.0,
+        "buffer.zero_variance": "keep",
+        **TRLS_EPS,
+    },
+    target=0.3,
+    sides=("rftstream", "trl"),
+    seeds=1,
+)
+COMPARISONS = (ARITHMETIC, SMOLLM2)
 
 Rows = Sequence[Mapping[str, Any]]
 Call = Callable[[Sequence[str]], int]
@@ -65,54 +117,67 @@ def why_not() -> str | None:
     return None
 
 
-def digest() -> str:
-    """Of everything that either side does: another one where a setting or the run file has changed."""
-    values = tomllib.loads(RUN_FILE.read_text(encoding="utf-8"))
-    return hashlib.sha256(json.dumps([values, SETTINGS], sort_keys=True).encode()).hexdigest()[:8]
+def select(picks: Sequence[str]) -> list[Comparison]:
+    """Those with one of these names; `trl` is all of them."""
+    return [one for one in COMPARISONS if {one.name, NAME} & set(picks)]
 
 
 def measure(
-    seeds: Sequence[int], *, missing: bool = False, runs: Path, measured: Path = MEASURED, call: Call | None = None
-) -> int:
+    chosen: Sequence[Comparison], seeds: Sequence[int], *, missing: bool = False, runs: Path,
+    measured: Path = MEASURED, call: Call | None = None,
+) -> int:  # fmt: skip
     """All sides of a seed before the next one. The exit code of the side that failed."""
-    for seed in seeds:
-        for side in SIDES:
-            if missing and find_row(read_rows(measured), side, seed):
-                continue
-            folder = runs / f"{NAME}-{side}-seed{seed}-{digest()}"
-            if code := _see_to_its_end(side, seed, folder, call or _python):
-                print(f"curves: {NAME}: {side}, seed {seed}: failed with exit code {code}; see {folder}",
-                      file=sys.stderr)  # fmt: skip
-                return code
-            row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
-            write_row(measured, row)
-            print(f"{NAME}: {side}, seed {seed}: {sentence(row)}", flush=True)
+    for one in chosen:
+        if code := _get_model(one, call or _python):
+            return code
+        for seed in seeds[: one.seeds]:
+            for side in one.sides:
+                if missing and find_row(read_rows(measured), one, side, seed):
+                    continue
+                folder = runs / f"{one.name}-{side}-seed{seed}-{one.digest}"
+                if code := _see_to_its_end(one, side, seed, folder, call or _python):
+                    print(f"curves: {one.name}: {side}, seed {seed}: failed with exit code {code}; see {folder}",
+                          file=sys.stderr)  # fmt: skip
+                    return code
+                row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
+                write_row(measured, row)
+                print(f"{one.name}: {side}, seed {seed}: {sentence(row, one.target)}", flush=True)
     return 0
 
 
-def _see_to_its_end(side: str, seed: int, folder: Path, call: Call) -> int:
+def _get_model(one: Comparison, call: Call) -> int:
+    """Where the run file has one of those that `rftstream convert` makes."""
+    model = Path(config.load([one.run_file]).model.path or "")
+    kind = CONVERTED.get(model.name)
+    return 0 if kind is None or model.is_dir() else call(["-m", "rftstream", "convert", kind, str(model)])
+
+
+def _see_to_its_end(one: Comparison, side: str, seed: int, folder: Path, call: Call) -> int:
     """Until the folder has its row."""
     if (folder / "row.json").is_file():
         return 0
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     load, started_at = os.getloadavg()[0], time.time()
-    if code := call(command(side, seed, folder / "run")):
+    if code := call(command(one, side, seed, folder / "run")):
         return code
-    ended_at, curve = time.time(), read_curve(side, folder / "run", started_at)
+    ended_at, curve = time.time(), read_curve(one, side, folder / "run", started_at)
     row = {
-        "side": side, "seed": seed, "of": digest(), "curve": curve, "seconds": round(ended_at - started_at, 1),
-        "by": versions(side), "cores": os.cpu_count(), "load_before": round(load, 1),
+        "name": one.name, "side": side, "seed": seed, "of": one.digest, "curve": curve,
+        "seconds": round(ended_at - started_at, 1), "by": versions(side), "cores": os.cpu_count(),
+        "load_before": round(load, 1),
     }  # fmt: skip
     (folder / "row.json").write_text(json.dumps(row), encoding="utf-8")
     return 0
 
 
-def command(side: str, seed: int, folder: Path) -> list[str]:
-    sets = [argument for one in Experiment(NAME, SETTINGS).sets(seed) for argument in ("--set", one)]
+def command(one: Comparison, side: str, seed: int, folder: Path) -> list[str]:
+    file = str(one.run_file)
+    sets = [argument for text in Experiment(NAME, one.settings).sets(seed) for argument in ("--set", text)]
     if side == "rftstream":
-        return ["-m", "rftstream", "run", str(RUN_FILE), "--run-dir", str(folder), *sets, "--progress", "plain"]
-    return ["-m", "scripts.trl_side", str(folder), *(("--threads", "1") if side == "trl-1-thread" else ()), *sets]
+        return ["-m", "rftstream", "run", file, "--run-dir", str(folder), *sets, "--progress", "plain"]
+    threads = ("--threads", "1") if side == "trl-1-thread" else ()
+    return ["-m", "scripts.trl_side", file, str(folder), "--evaluation", one.evaluation, *threads, *sets]
 
 
 def _python(arguments: Sequence[str]) -> int:
@@ -130,23 +195,23 @@ def versions(side: str) -> str:
 # --------------------------------------------------------------------------------------------- curves
 
 
-def read_curve(side: str, folder: Path, started_at: float) -> list[list[float]]:
+def read_curve(one: Comparison, side: str, folder: Path, started_at: float) -> list[list[float]]:
     """[version, seconds, mean reward] of each evaluation."""
     if side != "rftstream":
         lines = (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines()
         return own_seconds([Look(**json.loads(line)) for line in lines], started_at)
     run = open_run(folder)
     try:
-        return own_seconds(looks_of(read_history(Log(run.transport))), started_at)
+        return own_seconds(looks_of(read_history(Log(run.transport)), one.evaluation), started_at)
     finally:
         run.transport.close()
 
 
-def looks_of(history: History) -> list[Look]:
+def looks_of(history: History, evaluation: str) -> list[Look]:
     """Nothing stands still for them."""
     return [
         Look(one.name.version, one.evaluated_at, 0.0, one.metrics["mean"])
-        for one in history.evaluations if one.evaluation == EVALUATION
+        for one in history.evaluations if one.evaluation == evaluation
     ]  # fmt: skip
 
 
@@ -158,14 +223,14 @@ def own_seconds(looks: Sequence[Look], started_at: float) -> list[list[float]]:
     return curve
 
 
-def reached(row: Mapping[str, Any], target: float = TARGET) -> tuple[int, float] | None:
+def reached(row: Mapping[str, Any], target: float) -> tuple[int, float] | None:
     """Version and seconds of the first evaluation that has it."""
     return next(((int(version), seconds) for version, seconds, mean in row["curve"] if mean >= target), None)
 
 
-def sentence(row: Mapping[str, Any]) -> str:
-    found, (version, seconds, mean) = reached(row), row["curve"][-1]
-    first = f"{TARGET} after {found[1]:.0f} s at version {found[0]}" if found else f"never at {TARGET}"
+def sentence(row: Mapping[str, Any], target: float) -> str:
+    found, (version, seconds, mean) = reached(row, target), row["curve"][-1]
+    first = f"{target} after {found[1]:.0f} s at version {found[0]}" if found else f"never at {target}"
     return f"{first}; {mean:.2f} after {seconds:.0f} s at version {version:.0f}"
 
 
@@ -176,16 +241,19 @@ def read_rows(measured: Path = MEASURED) -> list[dict[str, Any]]:
     return json.loads(measured.read_text(encoding="utf-8")) if measured.is_file() else []
 
 
-def find_row(rows: Rows, side: str, seed: int) -> Mapping[str, Any] | None:
+def find_row(rows: Rows, one: Comparison, side: str, seed: int) -> Mapping[str, Any] | None:
     """Of both as they are now."""
-    wanted = {"side": side, "seed": seed, "of": digest()}
+    wanted = {"name": one.name, "side": side, "seed": seed, "of": one.digest}
     return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
 def write_row(measured: Path, row: Mapping[str, Any]) -> None:
     """In the place of an older one; one line each."""
-    others = [one for one in read_rows(measured) if (one["side"], one["seed"]) != (row["side"], row["seed"])]
-    rows = sorted([*others, row], key=lambda one: (one["seed"], SIDES.index(one["side"])))
+
+    def key(one: Mapping[str, Any]) -> tuple[str, int, int]:
+        return one["name"], one["seed"], SIDES.index(one["side"])
+
+    rows = sorted([*(one for one in read_rows(measured) if key(one) != key(row)), row], key=key)
     measured.parent.mkdir(parents=True, exist_ok=True)
     new = measured.with_name(f"{measured.name}.{os.getpid()}")
     new.write_text("[\n" + ",\n".join(f"  {json.dumps(one)}" for one in rows) + "\n]\n", encoding="utf-8")
@@ -195,25 +263,25 @@ def write_row(measured: Path, row: Mapping[str, Any]) -> None:
 # --------------------------------------------------------------------------------------------- picture
 
 
-def draw(rows: Rows, picture: Path = PICTURE) -> None:
+def draw(one: Comparison, rows: Rows, picture: Path | None = None) -> None:
     """Held-out reward over seconds and over versions; a line for each seed of the sides as they are now."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from rftstream.views.panels import COLORS, INK
 
-    rows = [row for row in rows if row["of"] == digest()]
     figure = Figure(figsize=(11, 3.6), dpi=110, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     for ax, column, label in zip(figure.subplots(1, 2, sharey=True), (1, 0), ("seconds", "steps"), strict=True):
-        for row in sorted(rows, key=lambda one: one["seed"]):
-            first = find_row(rows, row["side"], min(one["seed"] for one in rows if one["side"] == row["side"])) is row
-            ax.plot([one[column] for one in row["curve"]], [one[2] for one in row["curve"]], linewidth=1.6,
-                    color=COLORS[SIDES.index(row["side"])], label=row["side"] if first else "_")  # fmt: skip
-        ax.axhline(TARGET, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))
+        for side in one.sides:
+            found = [row for seed in sorted({row["seed"] for row in rows}) if (row := find_row(rows, one, side, seed))]
+            for number, row in enumerate(found):
+                ax.plot([look[column] for look in row["curve"]], [look[2] for look in row["curve"]], linewidth=1.6,
+                        color=COLORS[SIDES.index(side)], label="_" if number else side)  # fmt: skip
+        ax.axhline(one.target, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))
         ax.set(xlabel=label, ylim=(0, 1.02), xlim=(0, None))
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="y", color="#e8e8e8", linewidth=0.8)
-    figure.axes[0].set_ylabel("held-out reward, greedy")
-    figure.axes[0].legend(frameon=False, loc="upper left")
-    figure.savefig(picture)
+    figure.axes[0].set_ylabel("held-out reward")
+    figure.axes[0].legend(frameon=False, loc="lower right")
+    figure.savefig(picture or one.picture)

@@ -1,13 +1,13 @@
-"""examples/arithmetic.toml with TRL's GRPOTrainer, as scripts/side_by_side.py starts it: a process of its own.
+"""A run file with TRL's GRPOTrainer, as scripts/side_by_side.py starts it: a process of its own.
 
-    python -m scripts.trl_side FOLDER [--threads N] [--set KEY=VALUE ...]
+    python -m scripts.trl_side RUN_FILE FOLDER --evaluation NAME [--threads N] [--set KEY=VALUE ...]
 
-The run file says everything: the made model and its seed, the tasks in the order in which the feeder would give them
-out, the reward (the same code), sampling, learning rate and its schedule, optimizer, loss. All rollouts of a step are
-generated at once and go through the model at once. TRL's own defaults, but for what is for GPUs: float32, no gradient
-checkpointing; nothing is saved and nothing reported.
+The run file says everything: the model, its template and seed, the tasks in the order in which the feeder would give
+them out, the reward (the same code), sampling, learning rate and its schedule, optimizer, loss, and whether it computes
+in bfloat16. All rollouts of a step are generated at once and go through the model at once. TRL's own defaults, but for
+what is for GPUs: no gradient checkpointing; nothing is saved and nothing reported.
 
-Held-out problems are answered greedily between two steps. FOLDER/evaluations.jsonl has a line for each time.
+Held-out problems are answered between two steps. FOLDER/evaluations.jsonl has a line for each time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import Any
 
 from rftstream import config, plugins
 from rftstream.ids import derive_seed
-from rftstream.messages import Problem
+from rftstream.messages import Problem, Sampling
 from rftstream.modelfolder import prepare_model
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.resolve import build_reward
 from rftstream.sections import RunConfig
 from rftstream.tasksets.open import open_taskset, order
-from scripts.experiments import EVALUATION, RUN_FILE
 
 EVALUATIONS = "evaluations.jsonl"
 
@@ -52,7 +51,9 @@ class Look:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.trl_side")
+    parser.add_argument("run_file", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--evaluation", required=True, metavar="NAME")
     parser.add_argument("--threads", type=int, metavar="N", help="default: as many as torch takes, all cores")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
     given = parser.parse_args(arguments)
@@ -61,22 +62,23 @@ def main(arguments: Sequence[str]) -> int:
         import torch
 
         torch.set_num_threads(given.threads)
-    train(config.load([RUN_FILE], sets=given.sets), given.folder)
+    train(config.load([given.run_file], sets=given.sets), given.evaluation, given.folder)
     return 0
 
 
-def train(run: RunConfig, folder: Path) -> None:
+def train(run: RunConfig, evaluation: str, folder: Path) -> None:
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOTrainer
 
     spec = prepare_model(run.model, folder / "model", run.run.seed)
     tokenizer = AutoTokenizer.from_pretrained(spec.folder, padding_side="left")
+    tokenizer.chat_template = spec.chat_template or tokenizer.chat_template
     trainer = GRPOTrainer(
         model=str(spec.folder), args=settings(run, folder), processing_class=tokenizer, reward_funcs=reward(run),
         train_dataset=Dataset.from_list([columns(one) for one in problems(run)]),
     )  # fmt: skip
-    trainer.add_callback(_evaluations(run, tokenizer, folder / EVALUATIONS))
+    trainer.add_callback(_evaluations(run, evaluation, tokenizer, folder / EVALUATIONS))
     trainer.train()
 
 
@@ -96,7 +98,7 @@ def problems(run: RunConfig) -> Iterator[Problem]:
 def columns(problem: Problem) -> dict[str, Any]:
     """Of TRL's dataset."""
     prompt = [{"role": message.role, "content": message.content} for message in problem.messages]
-    return {"prompt": prompt, "answer": problem.answer}
+    return {"prompt": prompt, "answer": problem.answer, "info": json.dumps(problem.info)}
 
 
 def reward(run: RunConfig) -> RewardFunction:
@@ -104,13 +106,13 @@ def reward(run: RunConfig) -> RewardFunction:
     (section,) = run.tasksets.values()
     composite = build_reward(section.reward, run, section=section)
 
-    def scored(prompts: list[Any], completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    def scored(prompts: list[Any], completions: list[Any], answer: list[str], info: list[str], **_: Any) -> list[float]:
         found = composite.score_all([
             RewardInput(
                 completion=said[-1]["content"], answer=right, prompt=asked[-1]["content"], messages=(*asked, *said),
-                info={}, data_source="", num_tokens=0, truncated=False,
+                info=json.loads(known), data_source="", num_tokens=0, truncated=False,
             )
-            for asked, said, right in zip(prompts, completions, answer, strict=True)
+            for asked, said, right, known in zip(prompts, completions, answer, info, strict=True)
         ])  # fmt: skip
         for one in found:
             if isinstance(one, BaseException):
@@ -138,7 +140,8 @@ def settings(run: RunConfig, folder: Path) -> Any:
         learning_rate=trainer.lr, lr_scheduler_type=trainer.lr_schedule, warmup_steps=trainer.warmup_steps,
         adam_beta1=trainer.adam_betas[0], adam_beta2=trainer.adam_betas[1], adam_epsilon=trainer.adam_eps,
         weight_decay=trainer.weight_decay, max_grad_norm=trainer.max_grad_norm,
-        use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no", report_to="none",
+        use_cpu=True, bf16=run.backends.get("torch", {}).get("autocast") == "bfloat16", gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32"}, save_strategy="no", report_to="none",
         disable_tqdm=True,
     )  # fmt: skip
 
@@ -146,14 +149,16 @@ def settings(run: RunConfig, folder: Path) -> Any:
 # --------------------------------------------------------------------------------------------- evaluations
 
 
-def _evaluations(run: RunConfig, tokenizer: Any, file: Path) -> Any:
+def _evaluations(run: RunConfig, name: str, tokenizer: Any, file: Path) -> Any:
     """A callback that looks at the versions that the run's evaluator would look at."""
     from transformers import TrainerCallback
 
-    section = run.evaluations[EVALUATION]
-    taskset = open_taskset(EVALUATION, section, run)
-    held_out = [columns(taskset.problem(index)) for index in range(len(taskset))]
-    score, max_tokens = reward(run), run.sampling.max_tokens
+    section = run.evaluations[name]
+    taskset = open_taskset(name, section, run)
+    number = len(taskset) if section.num_tasks is None else min(section.num_tasks, len(taskset))
+    held_out = [columns(taskset.problem(index)) for index in range(number) for _ in range(section.n)]
+    sampling = config.sampling_for(run, section.sampling, where=f"evaluations.{name}.sampling")
+    score = reward(run)
 
     class Evaluations(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
@@ -165,8 +170,11 @@ def _evaluations(run: RunConfig, tokenizer: Any, file: Path) -> Any:
 
         def _look(self, model: Any, version: int) -> None:
             began = time.time()
-            said = answers(model, tokenizer, [one["prompt"] for one in held_out], max_tokens)
-            rewards = score([one["prompt"] for one in held_out], said, [one["answer"] for one in held_out])
+            said = answers(model, tokenizer, [one["prompt"] for one in held_out], sampling)
+            rewards = score(
+                [one["prompt"] for one in held_out], said, [one["answer"] for one in held_out],
+                [one["info"] for one in held_out],
+            )  # fmt: skip
             look = Look(version, began, time.time() - began, sum(rewards) / len(rewards))
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(look)) + "\n")
@@ -174,18 +182,19 @@ def _evaluations(run: RunConfig, tokenizer: Any, file: Path) -> Any:
     return Evaluations()
 
 
-def answers(model: Any, tokenizer: Any, prompts: Sequence[Any], max_tokens: int) -> list[list[dict[str, str]]]:
-    """Greedy ones, as TRL gives them to rewards."""
+def answers(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[list[dict[str, str]]]:
+    """As TRL gives them to rewards. Greedy at temperature 0."""
     import torch
 
     asked = tokenizer.apply_chat_template(
         list(prompts), add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
     )
+    chance = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0} if sampling.temperature else {}
     model.eval()
     with torch.no_grad():
         ids = model.generate(
-            input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=max_tokens,
-            do_sample=False, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+            input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=sampling.max_tokens,
+            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, **chance or {"do_sample": False},
         )  # fmt: skip
     model.train()
     said = tokenizer.batch_decode(ids[:, asked["input_ids"].shape[1] :], skip_special_tokens=True)

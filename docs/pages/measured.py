@@ -3,6 +3,7 @@ docs/measured/trl.json. What was not is said so."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from scripts.experiments import (
     find_row,
     read_rows,
 )
+from scripts.side_by_side import ARITHMETIC, SMOLLM2, Comparison
 
 NOT_YET = "not measured yet"
 Rows = Sequence[Mapping[str, Any]]
@@ -55,23 +57,27 @@ def staleness(rows: Rows | None = None) -> str:
     return table(head, lines)
 
 
-def beside_trl(rows: Rows | None = None) -> str:
+def beside_trl(one: Comparison = ARITHMETIC, rows: Rows | None = None) -> str:
     """A line for each seed and side, and the picture once a seed has all of them."""
     rows = side_by_side.read_rows() if rows is None else rows
     lines, drawn = [], False
-    for seed in SEEDS:
-        found = {side: side_by_side.find_row(rows, side, seed) for side in side_by_side.SIDES}
+    for seed in SEEDS[: one.seeds]:
+        found = {side: side_by_side.find_row(rows, one, side, seed) for side in one.sides}
         drawn |= None not in found.values()
-        lines += [(str(seed), side, *_times(row)) for side, row in found.items()]
-    head = ("seed", "", "ready, s", f"{side_by_side.TARGET:g} reached, s", "at step", "all steps, s", "last")
-    picture = "![Held-out reward over seconds and over steps](pictures/trl.png)"
+        lines += [(str(seed), side, *_times(row, one.target)) for side, row in found.items()]
+    head = ("seed", "", "ready, s", f"{one.target:g} reached, s", "at step", "all steps, s", "last")
+    picture = f"![Held-out reward over seconds and over steps](pictures/{one.picture.name})"
     return table(head, lines) + (f"\n\n{picture}" if drawn else "")
 
 
-def _times(row: Mapping[str, Any] | None) -> tuple[str, ...]:
+def beside_trl_smollm2(rows: Rows | None = None) -> str:
+    return beside_trl(SMOLLM2, rows)
+
+
+def _times(row: Mapping[str, Any] | None, target: float) -> tuple[str, ...]:
     if row is None:
         return (NOT_YET, *4 * ("-",))
-    version, seconds = side_by_side.reached(row) or ("-", None)
+    version, seconds = side_by_side.reached(row, target) or ("-", None)
     (_, ready_s, _), (_, ended_s, last) = row["curve"][0], row["curve"][-1]
     return (f"{ready_s:.0f}", "never" if seconds is None else f"{seconds:.0f}", str(version), f"{ended_s:.0f}",
             f"{last:.2f}")  # fmt: skip
@@ -109,4 +115,4 @@ def _reached(found: Runs) -> str:
 
 
 def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return json.dumps(value)

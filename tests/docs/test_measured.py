@@ -47,12 +47,15 @@ def test_staleness() -> None:
 
 def test_beside_trl() -> None:
     def of(side: str, seed: int, *curve: list[float]) -> dict[str, Any]:
-        return {"side": side, "seed": seed, "of": side_by_side.digest(), "curve": [list(one) for one in curve]}
+        return {"name": one.name, "side": side, "seed": seed, "of": one.digest, "curve": [*map(list, curve)]}
 
+    one = side_by_side.ARITHMETIC
     ours = of("rftstream", 0, [0, 9.4, 0.0], [10, 20.2, 0.84], [20, 30.0, 0.96])
-    table = measured.beside_trl([ours, of("rftstream", 1, [0, 9.0, 0.0], [20, 31.0, 0.5])])
+    table = measured.beside_trl(one, [ours, of("rftstream", 1, [0, 9.0, 0.0], [20, 31.0, 0.5])])
     assert "| 0 | rftstream | 9 | 20 | 10 | 30 | 0.96 |" in table
     assert f"| 0 | trl | {measured.NOT_YET} | - | - | - | - |" in table
     assert "| 1 | rftstream | 9 | never | - | 31 | 0.50 |" in table
     assert "trl.png" not in table
-    assert "(pictures/trl.png)" in measured.beside_trl([{**ours, "side": side} for side in side_by_side.SIDES])
+    assert "(pictures/trl.png)" in measured.beside_trl(one, [{**ours, "side": side} for side in one.sides])
+    other = measured.beside_trl_smollm2([{**ours, "name": "trl-smollm2"}])
+    assert measured.NOT_YET in other and "| 0 | rftstream | 9 |" not in other, "of other settings"
