@@ -43,6 +43,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "measured algorithms": measured.algorithms,
     "measured staleness": measured.staleness,
     "measured trl": measured.beside_trl,
+    "measured trl-smollm2": measured.beside_trl_smollm2,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},
 }
 

@@ -18,6 +18,7 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 from rftstream.plugins import KINDS
+from rftstream.policies.server_updates import UpdateRequest
 from rftstream.views.listing import config_body
 
 HEAD = ("key", "value", "default", "meaning")
@@ -32,7 +33,10 @@ SEVERAL: dict[str, type] = {
 """Sections of which a run file may have more than one."""
 SHARED = "rftstream.algorithms.settings"
 """Module with the settings that several algorithms have: they stand once, and not with each of them."""
-NAMESPACE = {"Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any, "CriticConfig": CriticConfig}
+NAMESPACE = {
+    "Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any, "CriticConfig": CriticConfig,
+    "UpdateRequest": UpdateRequest,
+}  # fmt: skip
 
 
 def sections() -> str:
