@@ -52,9 +52,9 @@ def train(backend, name, settings, **options):
 
 
 def test_the_most_extreme_tokens_of_a_batch_are_left_out(backend):
-    """A third of the tokens has a log-ratio of 0.6, the others of 0: mean square 0.12."""
+    """A third of the tokens has a log-ratio of 0.6, the others of 0: mean square 0.12; with one of them 0.028."""
     few = {"tokens_per_microbatch": 5}  # so that no micro-batch knows of all
-    values = train(backend, "m2po", few)
+    values = train(backend, "m2po", few, threshold=0.02)
     assert values["second_moment_dropped"] == pytest.approx(1 / 3)
     assert values["ratio"] == pytest.approx((2 + np.exp(0.6)) / 3, rel=1e-4)
     assert train(backend, "m2po", few, threshold=0.2)["second_moment_dropped"] == 0
