@@ -2,14 +2,14 @@
 
 Model, tasks and their order, reward, group and batch size, sampling, loss, optimizer, learning rate, steps, seed and
 dtypes are the same: both read them from the run file. What is not: rftstream samples and trains beside each other, in
-processes of one thread each, on rollouts up to a version old, evaluates beside that, and keeps log, weights and
-checkpoints; TRL is one process that samples (`generate` of transformers), trains and evaluates in turn, and saves
-nothing. It has as many threads as torch takes by itself, and in a run of its own one, where the model is so small that
-this may be faster.
+processes of one thread each, on rollouts up to a version old, and keeps log, weights and checkpoints; TRL is one
+process that samples (`generate` of transformers) and trains in turn, and saves nothing. It has as many threads as torch
+takes by itself, and in a run of its own one, where the model is so small that this may be faster.
 
-Time counts from the start of the command. Of rftstream until the evaluation is done, so that all it costs counts; of
-TRL until the evaluation begins, without the evaluations before. Of a side that was stopped there is no time: it begins
-anew. One that came to its end is only read again.
+Time counts from the start of the command, without evaluations: rftstream's are done when the run has ended
+(`rftstream evaluate`), TRL's between two steps, for which its clock stands still. A version counts when it could be
+used: of rftstream when its weights are in the store, of TRL after its step. Of a side that was stopped there is no
+time: it begins anew. One that came to its end is only read again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import __version__, config
+from rftstream.messages import WeightsAnnounced
 from rftstream.modelfolder import CONVERTED
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import open_run
-from rftstream.views.history import History, read_history
+from rftstream.views.history import decodable, read_history
 from scripts.experiments import ROOT, Experiment
 from scripts.trl_side import EVALUATIONS, Look
 
@@ -161,7 +162,10 @@ def _see_to_its_end(one: Comparison, side: str, seed: int, folder: Path, call: C
     load, started_at = os.getloadavg()[0], time.time()
     if code := call(command(one, side, seed, folder / "run")):
         return code
-    ended_at, curve = time.time(), read_curve(one, side, folder / "run", started_at)
+    ended_at = time.time()
+    if side == "rftstream" and (code := call(["-m", "rftstream", "evaluate", str(folder / "run")])):
+        return code
+    curve = read_curve(one, side, folder / "run", started_at)
     row = {
         "name": one.name, "side": side, "seed": seed, "of": one.digest, "curve": curve,
         "seconds": round(ended_at - started_at, 1), "by": versions(side), "cores": os.cpu_count(),
@@ -175,7 +179,8 @@ def command(one: Comparison, side: str, seed: int, folder: Path) -> list[str]:
     file = str(one.run_file)
     sets = [argument for text in Experiment(NAME, one.settings).sets(seed) for argument in ("--set", text)]
     if side == "rftstream":
-        return ["-m", "rftstream", "run", file, "--run-dir", str(folder), *sets, "--progress", "plain"]
+        return ["-m", "rftstream", "run", file, "--run-dir", str(folder), *sets, "--set", "evaluator.count=0",
+                "--progress", "plain"]  # fmt: skip
     threads = ("--threads", "1") if side == "trl-1-thread" else ()
     return ["-m", "scripts.trl_side", file, str(folder), "--evaluation", one.evaluation, *threads, *sets]
 
@@ -202,16 +207,20 @@ def read_curve(one: Comparison, side: str, folder: Path, started_at: float) -> l
         return own_seconds([Look(**json.loads(line)) for line in lines], started_at)
     run = open_run(folder)
     try:
-        return own_seconds(looks_of(read_history(Log(run.transport)), one.evaluation), started_at)
+        return own_seconds(looks_of(Log(run.transport), one.evaluation), started_at)
     finally:
         run.transport.close()
 
 
-def looks_of(history: History, evaluation: str) -> list[Look]:
-    """Nothing stands still for them."""
+def looks_of(log: Log, evaluation: str) -> list[Look]:
+    """When a version was in the store. Nothing stands still for its evaluation."""
+    announced = {
+        message.name: message.announced_at
+        for _, message in decodable(log, "weights") if isinstance(message, WeightsAnnounced)
+    }  # fmt: skip
     return [
-        Look(one.name.version, one.evaluated_at, 0.0, one.metrics["mean"])
-        for one in history.evaluations if one.evaluation == evaluation
+        Look(one.name.version, announced[one.name], 0.0, one.metrics["mean"])
+        for one in read_history(log).evaluations if one.evaluation == evaluation
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rftstream import config as configs
-from rftstream.messages import EvalResult, RunFinished, Task, VersionName
+from rftstream.messages import EvalResult, RunFinished, Task, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.modelfolder import prepare_model
 from rftstream.rendering import open_renderer
 from rftstream.runtime.runs import RunFolder, create_log
@@ -127,7 +127,9 @@ class FakeSides:
         self.at = 0.0
 
     def __call__(self, arguments: Sequence[str]) -> int:
-        self.called.append(arguments[1])
+        self.called.append(arguments[1] if arguments[1] != "rftstream" else arguments[2])
+        if arguments[2] == "evaluate":
+            return self.code
         is_trl = arguments[1] == "scripts.trl_side"
         folder = Path(arguments[3] if is_trl else arguments[arguments.index("--run-dir") + 1])
         folder.mkdir()
@@ -147,12 +149,20 @@ class FakeSides:
             log.step(version, at=self.at + version)
         for version, mean in means:
             name = VersionName(trainer_epoch=1, version=version)
+            log.put("weights", announcement(name, at=self.at + version + 4))
             log.put("evals", EvalResult(evaluation="sums", name=name, num_tasks=25, num_samples=1, num_unscored=0,
                                         metrics={"mean": mean}, generations=None,
-                                        evaluated_at=self.at + version + 4))  # fmt: skip
+                                        evaluated_at=self.at + 100))  # fmt: skip
         log.put("control", RunFinished(reason="steps", name=name, finished_at=self.at + 20))
         transport.close()
         return self.code
+
+
+def announcement(name: VersionName, at: float) -> WeightsAnnounced:
+    return WeightsAnnounced(
+        model="tiny", name=name, kind=WeightsKind.full, parent=None, object="w", num_bytes=1, digest="sha256:0",
+        weights_digest="sha256:0", dtype="float32", announced_at=at,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -177,7 +187,7 @@ def test_all_sides_become_rows_and_are_not_run_again(fake: FakeSides, tmp_path: 
     (tmp_path / "m" / "trl.json").unlink()
     assert measure(fake, tmp_path) == 0
     assert read_rows(tmp_path / "m" / "trl.json") == rows
-    assert fake.called == ["rftstream", "scripts.trl_side", "scripts.trl_side"]
+    assert fake.called == ["run", "evaluate", "scripts.trl_side", "scripts.trl_side"]
     side_by_side.draw(ARITHMETIC, rows, tmp_path / "trl.png")
     assert (tmp_path / "trl.png").read_bytes().startswith(b"\x89PNG")
 
@@ -188,7 +198,7 @@ def test_a_side_that_failed_or_was_stopped_begins_anew(fake: FakeSides, tmp_path
     assert read_rows(tmp_path / "m" / "trl.json") == []
     fake.code = 0
     assert measure(fake, tmp_path) == 0
-    assert fake.called == ["rftstream", "rftstream", "scripts.trl_side", "scripts.trl_side"]
+    assert fake.called == ["run", "run", "evaluate", "scripts.trl_side", "scripts.trl_side"]
 
 
 def test_only_what_is_missing(fake: FakeSides, tmp_path: Path) -> None:
