@@ -44,6 +44,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "measured staleness": measured.staleness,
     "measured trl": measured.beside_trl,
     "measured trl-smollm2": measured.beside_trl_smollm2,
+    "measured trl-long": measured.beside_trl_long,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},
 }
 

@@ -70,7 +70,8 @@ class Comparison:
         return hashlib.sha256(json.dumps([values, self.settings], sort_keys=True).encode()).hexdigest()[:8]
 
 
-TRLS_EPS = {"algorithms.grpo.advantage_eps": 1e-4}
+OF_ALL = {"algorithms.grpo.advantage_eps": 1e-4, "evaluator.count": 0}
+"""TRL's own, and nothing is evaluated meanwhile."""
 
 ARITHMETIC = Comparison(
     "trl",
@@ -81,7 +82,7 @@ ARITHMETIC = Comparison(
         "evaluations.sums.n": 1,
         "evaluations.sums.k": [1],
         "evaluations.sums.sampling.temperature": 0.0,
-        **TRLS_EPS,
+        **OF_ALL,
     },
     target=0.8,
     sides=("rftstream", "trl", "trl-1-thread"),
@@ -96,13 +97,29 @@ SMOLLM2 = Comparison(
         "evaluations.chain_sum.every": 5,
         "evaluations.chain_sum.sampling.temperature": 1.0,
         "buffer.zero_variance": "keep",
-        **TRLS_EPS,
+        **OF_ALL,
     },
     target=0.3,
     sides=("rftstream", "trl"),
     seeds=1,
 )
-COMPARISONS = (ARITHMETIC, SMOLLM2)
+LONG = Comparison(
+    "trl-long",
+    SMOLLM2.run_file,
+    SMOLLM2.evaluation,
+    {
+        **SMOLLM2.settings,
+        "model.context": 192,
+        "sampling.max_tokens": 128,
+        "evaluations.chain_sum.every": 10,
+        "evaluations.chain_sum.num_tasks": 64,
+    },
+    target=0.3,
+    sides=("rftstream", "trl"),
+    seeds=1,
+)
+"""Most answers are short and some are long, as where models reason."""
+COMPARISONS = (ARITHMETIC, SMOLLM2, LONG)
 
 Rows = Sequence[Mapping[str, Any]]
 Call = Callable[[Sequence[str]], int]
@@ -179,8 +196,7 @@ def command(one: Comparison, side: str, seed: int, folder: Path) -> list[str]:
     file = str(one.run_file)
     sets = [argument for text in Experiment(NAME, one.settings).sets(seed) for argument in ("--set", text)]
     if side == "rftstream":
-        return ["-m", "rftstream", "run", file, "--run-dir", str(folder), *sets, "--set", "evaluator.count=0",
-                "--progress", "plain"]  # fmt: skip
+        return ["-m", "rftstream", "run", file, "--run-dir", str(folder), *sets, "--progress", "plain"]
     threads = ("--threads", "1") if side == "trl-1-thread" else ()
     return ["-m", "scripts.trl_side", file, str(folder), "--evaluation", one.evaluation, *threads, *sets]
 

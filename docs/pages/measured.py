@@ -21,7 +21,7 @@ from scripts.experiments import (
     find_row,
     read_rows,
 )
-from scripts.side_by_side import ARITHMETIC, SMOLLM2, Comparison
+from scripts.side_by_side import ARITHMETIC, LONG, SMOLLM2, Comparison
 
 NOT_YET = "not measured yet"
 Rows = Sequence[Mapping[str, Any]]
@@ -72,6 +72,10 @@ def beside_trl(one: Comparison = ARITHMETIC, rows: Rows | None = None) -> str:
 
 def beside_trl_smollm2(rows: Rows | None = None) -> str:
     return beside_trl(SMOLLM2, rows)
+
+
+def beside_trl_long(rows: Rows | None = None) -> str:
+    return beside_trl(LONG, rows)
 
 
 def _times(row: Mapping[str, Any] | None, target: float) -> tuple[str, ...]:
