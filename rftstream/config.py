@@ -90,6 +90,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
         for name in sections if isinstance(sections, dict) else ():  # one by one, so that errors name them
             plugins.convert(sections[name], section_type, where=f"{tables}.{name}")
     config: RunConfig = plugins.convert(plain, RunConfig, where="")
+    _check_kind_of_log(plain.get("transport", {}))
     _check_whole(config)
     return _absolute(config)
 
@@ -144,6 +145,17 @@ def sampling_for(config: RunConfig, differences: Mapping[str, Any], *, where: st
 
 def to_dict_flat(value: Any) -> dict[str, Any]:
     return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+
+
+def _check_kind_of_log(given: Mapping[str, Any]) -> None:
+    """Who says where brokers are and not of what kind the log is most likely forgot it, and would get one in the run
+    folder. Who names the embedded one switches away from Kafka on purpose."""
+    for key in ("servers", "options"):
+        if given.get(key) and "kind" not in given:
+            raise ConfigError(
+                f"transport.{key}: given without transport.kind, and the default, 'embedded', has no use for it; add "
+                'kind = "kafka", or kind = "embedded" if the log is meant to be in the run folder'
+            )
 
 
 def _check_whole(config: RunConfig) -> None:

@@ -146,6 +146,9 @@ def _unused_tables(config: RunConfig) -> Iterator[str]:
         for name in table:
             if name not in used[kind]:
                 yield f"{kind}.{name}: nothing uses it; {plugins.suggest(name, sorted(used[kind]))}"
+    for key in ("servers", "options"):
+        if config.transport.kind == "embedded" and getattr(config.transport, key):
+            yield f"transport.{key}: nothing uses it, since transport.kind is 'embedded'"
 
 
 def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int | None) -> Iterator[str]:

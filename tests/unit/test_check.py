@@ -335,6 +335,8 @@ def test_how_many_prompts_were_rendered_is_said_if_not_all(write: Write) -> None
         ({"rewards__exat": {}}, "rewards.exat: nothing uses it; known: exact; did you mean 'exact'?"),
         ({"sampling__max_tokens": 37}, "leaves 36 tokens of the context for a completion, less than max_tokens = 37"),
         ({"tasksets__train__passes": 1}, "the tasksets end after 2 groups, which make 0 batches"),
+        ({"transport": {"kind": "embedded", "servers": "x:1"}}, "transport.servers: nothing uses it, since"),
+        ({"transport": {"kind": "embedded", "options": {"acks": 1}}}, "transport.options: nothing uses it, since"),
     ],
 )
 def test_warnings(write: Write, changes: dict[str, Any], text: str) -> None:

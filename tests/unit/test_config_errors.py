@@ -39,6 +39,8 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
             r"^--set run\.seed: got 9223372036854775808, expected an integer of at most 64 bits$",
         ),
         ("trainer.adam_betas=[0.9, 1.0]", r"^--set trainer\.adam_betas\.1: got 1\.0, expected float < 1\.0$"),
+        ("transport.servers=x:1", r"^--set transport\.servers: given without transport\.kind, .* add kind = \"kafka\""),
+        ("transport.options.acks=1", r"^--set transport\.options: given without transport\.kind"),
         (".=3", r"^--set \.=3: expected section\.key=value$"),
         ("=3", r"^--set =3: expected section\.key=value$"),
     ],
