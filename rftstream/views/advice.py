@@ -30,6 +30,9 @@ class Measured(Protocol):
     def longest(self) -> int: ...
 
     @property
+    def num_rendered(self) -> int: ...
+
+    @property
     def too_long(self) -> int: ...
 
     @property
@@ -174,9 +177,10 @@ def _characters(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator
     todo = "use another tokenizer" if config.model.make is None else "add them to model.make.characters"
     for place, found in measured.items():
         if found.unknown:
+            least = "at least " if found.num_rendered < found.problems else ""
             yield (
-                f"{place}: {plural(len(found.unknown), 'prompt')} with characters that the tokenizer does not know, "
-                f"the first in problem {found.unknown[0]}; the model cannot tell them apart: {todo}"
+                f"{place}: {least}{plural(len(found.unknown), 'prompt')} with characters that the tokenizer does not "
+                f"know, the first in problem {found.unknown[0]}; the model cannot tell them apart: {todo}"
             )
 
 

@@ -43,7 +43,8 @@ from rftstream.views.sizes import ModelSizes
 from rftstream.views.turns import first_difference
 
 RENDERED_PROMPTS = 1_000
-"""Of each taskset; of the others only those that may be too long by their number of bytes."""
+"""Of each taskset; of the others only those that may be too long by their number of bytes, and those with a character
+that none before them had, where the tokenizer may not know it."""
 
 TEMPLATE_TOKENS = 32
 """What a chat template may add per message, generously, beside what it adds to an empty one: below it a prompt's bytes
@@ -82,13 +83,14 @@ class TasksetLine:
     longest: int = 0
     """Tokens of the longest prompt that was rendered."""
     num_rendered: int = 0
-    """Prompts that were: all, or the first ones and those that may be too long."""
+    """Prompts that were: all, or the first ones and those that may hold a surprise."""
     too_long: int = 0
     """Prompts that leave no room for a completion."""
     too_long_means: str = ""
     """left out, or cut from the left."""
     unknown: list[int] = field(default_factory=list)
-    """Problems whose rendered prompt has characters that the tokenizer does not know."""
+    """Problems whose rendered prompt has characters that the tokenizer does not know: of each such character at least
+    the first."""
     first: Prompt | None = None
     first_problem: Problem | None = None
     turns: str | None = None
@@ -281,13 +283,16 @@ def _first_messages(config: RunConfig, environment: str, problem: Problem) -> tu
 
 
 def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long: str) -> None:
-    """Looks at every problem; renders the first ones and all that may be too long."""
+    """Looks at every problem; renders the first ones, all that may be too long, and those with new characters."""
     line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
     context, added = rendering.context, rendering.added
+    characters: set[str] = set()
     for index in range(line.problems):
         problem = taskset.problem(index)
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
-        if index >= RENDERED_PROMPTS and not problem.tools and (context is None or bound < context):
+        brings_new = rendering.unknown is not None and _brings_new(characters, problem)
+        short = context is None or bound < context
+        if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
             continue
         token_ids = rendering.renderer.render(problem.messages, problem.tools)
         length = len(token_ids)
@@ -305,6 +310,13 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long
             )
     if line.too_long == line.problems and too_long == "skip":
         raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
+
+
+def _brings_new(known: set[str], problem: Problem) -> bool:
+    """Whether it has characters that are not known; from then on they are."""
+    new = [message.content for message in problem.messages if not known.issuperset(message.content)]
+    known.update(*new)
+    return bool(new)
 
 
 def _template_advice(

@@ -378,6 +378,19 @@ def test_characters_that_the_tokenizer_does_not_know(write: Write) -> None:
     assert "does not know" not in "\n".join(fine(write(["1+1="], model=model)).warnings)
 
 
+def test_a_character_that_comes_late_is_found_too(write: Write) -> None:
+    """Beyond those that are all rendered."""
+    model = {"make": {"characters": "0123456789+=", "context": 80}}
+    prompts = ["1+1="] * 1100 + ["1+2=", "1-1=", "1-1=", "1*1="]
+    report = fine(write(prompts, model=model))
+    (line,) = report.tasksets
+    assert line.unknown == [1101, 1103]
+    assert line.num_rendered == 1003, "and the one with the first 2"
+    (warning,) = [warning for warning in report.warnings if "does not know" in warning]
+    assert warning.startswith("tasksets.train: at least 2 prompts with characters")
+    assert "the first in problem 1101" in warning
+
+
 def test_nothing_to_warn_about(write: Write) -> None:
     assert fine(write(sampling__max_tokens=8)).warnings == []
 
