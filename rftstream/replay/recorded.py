@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import StepRecord, VersionName
+from rftstream.runtime.observer import decodable
 from rftstream.runtime.role import Log
 from rftstream.sections import RunConfig
-from rftstream.views.history import decodable
 from rftstream.weights.lineage import Lineage
 
 
@@ -55,7 +55,7 @@ class Recorded:
 
 def read_recorded(log: Log) -> Recorded:
     recorded = Recorded()
-    for _, message in decodable(log, "steps"):
+    for _, message in decodable(log.read("steps")):
         if not isinstance(message, StepRecord) or not recorded.lineage.accepts(message.name.trainer_epoch):
             continue
         if message.resumed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rftstream import codec
@@ -81,8 +81,8 @@ class ControlView:
 def read_control(transport: Transport, *, settled: bool = False) -> ControlView:
     """`control` from its beginning to its end; `settled` as for `Admin.end_offsets`."""
     view = ControlView()
-    for record in Log(transport).read("control", settled=settled):
-        view.absorb(record.key, _decoded(record))
+    for record, message in decodable(Log(transport).read("control", settled=settled)):
+        view.absorb(record.key, message)
     return view
 
 
@@ -165,8 +165,7 @@ class Observer:
         """All that is new: trained steps in force and evaluations."""
         news: list[StepRecord | EvalResult] = []
         while records := self.reader.poll():
-            for record in records:
-                message = _decoded(record)
+            for record, message in decodable(records):
                 if record.topic == "control":
                     self.control.absorb(record.key, message)
                     continue
@@ -178,9 +177,11 @@ class Observer:
         self.reader.close()
 
 
-def _decoded(record: Record) -> Message | None:
-    """None for tombstones; also for what cannot be decoded: looking on must not end a run."""
-    try:
-        return None if record.value is None else codec.from_record(record)
-    except ContractError:
-        return None
+def decodable(records: Iterable[Record]) -> Iterator[tuple[Record, Message | None]]:
+    """Records with their messages, None for tombstones. What cannot be decoded is left out: looking on must not end a
+    run, and roles pass it over, too, and say so."""
+    for record in records:
+        try:
+            yield record, None if record.value is None else codec.from_record(record)
+        except ContractError:
+            continue

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rftstream import codec
-from rftstream.errors import ContractError
-from rftstream.messages import EvalResult, Message, StepRecord
+from rftstream.messages import EvalResult, StepRecord
+from rftstream.runtime.observer import decodable
 from rftstream.runtime.role import Log
-from rftstream.transport.base import Record
 from rftstream.weights.lineage import Lineage
 
 NUM_SMOOTHED = 10
 """Steps of the mean beside the last reward."""
 LEAST_PAUSE_S = 60.0
 """Before a trainer that starts again in a live run."""
-
-
-def decodable(log: Log, topic: str) -> Iterator[tuple[Record, Message | None]]:
-    """The messages of a topic, with None for tombstones. A view shows what it can read and leaves out the rest."""
-    for record in log.read(topic):
-        try:
-            yield record, None if record.value is None else codec.from_record(record)
-        except ContractError:
-            continue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +48,7 @@ def read_history(log: Log) -> History:
     current: StepRecord | None = None
     gaps: list[tuple[float, float]] = []
     longest_s = LEAST_PAUSE_S
-    for _, message in decodable(log, "steps"):
+    for _, message in decodable(log.read("steps")):
         if not isinstance(message, StepRecord) or not lineage.accepts(message.name.trainer_epoch):
             continue
         before, current = current, message
@@ -77,7 +65,7 @@ def read_history(log: Log) -> History:
                 longest_s = max(longest_s, message.recorded_at - before.recorded_at)
     results = {
         (result.name.version, result.evaluation): result
-        for _, result in decodable(log, "evals")
+        for _, result in decodable(log.read("evals"))
         if isinstance(result, EvalResult) and lineage.in_force(result.name)
     }
     steps = {step.name.version: step for step in found if lineage.in_force(step.name)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rftstream import codec
 from rftstream.cli import cli
 from rftstream.config import from_dict, to_toml
 from rftstream.messages import DesiredState, RunFinished, VersionName
-from rftstream.runtime.observer import read_control
+from rftstream.runtime.observer import Observer, read_control
 from rftstream.runtime.runs import RunFolder, create_log, open_run, open_transport
 
 CONFIG = {
@@ -62,6 +63,25 @@ def test_a_drain_is_not_taken_back(folder: RunFolder) -> None:
     assert code == 2
     assert "is draining" in said
     assert state_of(folder) is DesiredState.draining
+
+
+def test_what_cannot_be_decoded_takes_nothing_back(folder: RunFolder) -> None:
+    """As little as for the roles, which pass it over."""
+    run = open_run(folder.path)
+    finished = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=1), finished_at=0.0)
+    producer = run.transport.producer("trainer")
+    producer.start()
+    record = codec.to_record(finished, "control", 0, run="asked")
+    producer.commit([record])
+    producer.commit([dataclasses.replace(record, value=b"\xc1")])
+    observer = Observer(run.transport)
+    observer.catch_up()
+    assert observer.control.finished == read_control(run.transport).finished == finished
+    producer.commit([dataclasses.replace(record, value=None)])
+    observer.catch_up()
+    assert observer.control.finished is read_control(run.transport).finished is None
+    observer.close()
+    run.transport.close()
 
 
 def test_nothing_is_asked_of_a_finished_run(folder: RunFolder) -> None:
