@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 
@@ -48,10 +47,11 @@ def differences(source: OpenRun, config: RunConfig) -> tuple[str, ...]:
 
 
 def copy_model(source: RunFolder, target: RunFolder) -> None:
-    """The model folder that the source made or fetched, once: what it was begun with may be gone meanwhile."""
+    """The model folder that the source made or fetched, once: what it was begun with may be gone meanwhile. The run
+    folder of the target is held."""
     if target.model.exists() or not source.model.is_dir():
         return
-    partial = target.model.with_name(f"{target.model.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = target.model.with_name(f"{target.model.name}.partial")  # whoever holds the run folder is alone with it
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
     shutil.copytree(source.model, partial)
     partial.rename(target.model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from rftstream.weights.snapshot import write_snapshot
 
 
 def fetch_initial(config: RunConfig, folder: Path) -> None:
-    """Makes the model folder of a run with `init_from`, once; without it there is nothing to do.
+    """Makes the model folder of a run with `init_from`, once; without it there is nothing to do. Its folder is held.
 
     It holds the version's weights as they were published, and all that belongs to the other run's model: tokenizer,
     template, config. ConfigError if there is no such run or version, or its weights are gone."""
@@ -35,8 +34,8 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
             raise ConfigError(f"model.init_from: {wanted}: {error}") from None
     finally:
         opened.transport.close()
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = folder.with_name(f"{folder.name}.partial")  # whoever holds the run folder is alone with it
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
     partial.mkdir(parents=True)
     copy_companions(spec, partial)
     (partial / INITIAL).unlink(missing_ok=True)  # where the other run was begun from

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -160,3 +162,25 @@ def test_the_model_folder_comes_along_once(tmp_path: Path) -> None:
     copy_model(source, target)
     assert [path.name for path in target.path.iterdir()] == ["model"]
     assert (target.model / "initial.json").read_text() == "{}"
+
+
+def test_a_copy_that_was_killed_leaves_nothing_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = RunFolder(tmp_path / "source"), RunFolder(tmp_path / "target")
+    target.path.mkdir()
+    source.model.mkdir(parents=True)
+    (source.model / "model.safetensors").write_text("weights")
+
+    def half(source: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "half").write_text("wei")
+        raise Kill
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", half)
+        with pytest.raises(Kill):
+            copy_model(source, target)
+    assert not target.model.exists()
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # another process does it again
+    copy_model(source, target)
+    assert [path.name for path in target.path.iterdir()] == ["model"]
+    assert [path.name for path in target.model.iterdir()] == ["model.safetensors"]
