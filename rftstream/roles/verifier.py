@@ -79,7 +79,8 @@ class VerifierStep:
             self._active.pop(str(number), None)
 
     def not_begun(self) -> Collection[int]:
-        return ()
+        """Also what a reward is at: one that hangs would hold up the leaving for all its tries."""
+        return [item.number for item in self._active.values()]
 
     def advance(self) -> Sequence[Done]:
         for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):

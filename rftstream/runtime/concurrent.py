@@ -98,7 +98,7 @@ class ConcurrentService(Service):
         return sources
 
     def drain(self) -> None:
-        """What is not begun is left to a successor: it may wait for what comes no more, weights for one."""
+        """What waits for something is left to a successor: it may never come, weights for one."""
         super().drain()
         self._give_back(self.step.not_begun())
 

@@ -97,7 +97,7 @@ class ConcurrentStep(Protocol):
         """Forgets items: they are another worker's now."""
 
     def not_begun(self) -> Collection[int]:
-        """Items that wait for something; a worker that is to leave gives them back."""
+        """Items that wait for something and have nothing to be saved; a worker that is to leave gives them back."""
 
     def advance(self) -> Sequence[Done]:
         """A bounded slice of work; what finished in it."""

@@ -288,6 +288,28 @@ def test_one_slow_reward_holds_up_nobody_and_a_successor_does_it_alone(tmp_path:
     assert verified_of(scene)[scene.siblings(0)[0].rollout_id].verdict.reward == 0.5  # type: ignore[union-attr]
 
 
+def test_who_is_told_to_leave_waits_for_no_reward(tmp_path: Path) -> None:
+    """What has its verdict is committed; the rest is scored by the successor."""
+    scene = Scene(tmp_path, transport__partitions=1)
+    put_rollouts(scene, 0, 1)
+    first, scorer = stub_verifier(scene, always(Score(reward=1.0)), process="first")
+    scorer.hold = True
+    first.tick()
+    first.tick()
+    scorer.release(0)
+    hanging = [request.item for request in scorer.held]
+    first.tick()
+    first.service.drain()
+    first.work()
+    assert first.done
+    first.service.close()
+    assert len(verified_of(scene)) == 1
+    second, again = stub_verifier(scene, always(Score(reward=0.5)), process="second")
+    second.work()
+    assert [request.item for request in again.seen] == hanging
+    assert len(verified_of(scene)) == 4
+
+
 def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     put_rollouts(scene, *range(10))
