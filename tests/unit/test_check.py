@@ -13,7 +13,8 @@ from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage, Problem, Sampling
 from rftstream.sections import RunConfig
-from rftstream.views.check import CheckReport, check
+from rftstream.views.check import check
+from rftstream.views.check_report import CheckReport
 from rftstream.views.estimate import num_rollouts, rollout_bytes
 from rftstream.views.memory import MAIN
 from rftstream.views.sizes import ModelSizes

@@ -18,7 +18,7 @@ from rftstream.runtime.preflight import nothing_more
 from rftstream.runtime.trial import trial_config
 from rftstream.sections import RunConfig
 from rftstream.stages import Stages, stage_line, taken_kinds
-from rftstream.views.check import CheckReport
+from rftstream.views.check_report import CheckReport
 
 THREE = [{"steps": 3, "algorithm": "sft", "lr": 0.1, "lr_schedule": "linear"}, {"steps": 4, "name": "explore"},
          {"steps": 2, "algorithm": {"name": "dpo", "beta": 0.5}, "experts_per_batch": 5}]  # fmt: skip
