@@ -22,7 +22,7 @@ from typing import ParamSpec, TypeVar
 from rftstream import metrics
 from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
-from rftstream.config import replace, to_toml
+from rftstream.config import to_toml
 from rftstream.errors import ContractError, StopRule, TransportError, WeightsError, WeightsGone
 from rftstream.messages import (
     BatchManifest,
@@ -44,13 +44,13 @@ from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.mismatch import MismatchWatch
 from rftstream.roles.progress import Progress
+from rftstream.roles.run_end import RunEnd
 from rftstream.roles.schedule import rate_at
 from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
-from rftstream.stages import Stages
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import Taken, WeightsPublisher
 from rftstream.weights.store import ObjectStore
@@ -85,7 +85,7 @@ class TrainerStep:
         held_out: HeldOut | None = None,
     ) -> None:
         """`compute`: of one thread; all that the backend is asked is asked there."""
-        self._config = self._given = config
+        self._config = config
         self._compute = compute
         self._held_out = held_out
         self._settings = config.trainer
@@ -97,7 +97,7 @@ class TrainerStep:
         self._clock = clock
         self._mismatch = MismatchWatch(config)
         self._paused = False
-        self._drains = False
+        self._end = RunEnd(config, clock)
         self._opened = False
         self._touched = False
         """Whether the backend has trained or loaded anything since it was opened."""
@@ -118,16 +118,12 @@ class TrainerStep:
         """After a checkpoint, until it is said and done what goes."""
         self._finished_said = False
         self._assembly = BatchAssembly(self._settings.shares, 0)
-        self._created_at: float | None = None
-        self._ended: TasksEnded | None = None
+        self._end.forget()
         self._next: Progress | None = None
         """What `committed` makes the progress, once the transaction is on the log."""
         self._anchor_due = True
         self._published = False
         """Whether the version that was trained last is: a run ends with no other."""
-        self._config = self._given
-        self._stages = Stages.of(self._config)
-        self._end_of_steps = "steps"
         self._done = False
         self._stop: StopRule | None = None
         self._waited_since = self._clock.now()
@@ -209,13 +205,13 @@ class TrainerStep:
             case EvalResult() as result:
                 self._versions.evaluate(result)
             case RunManifest() as manifest:
-                self._created_at = manifest.created_at
+                self._end.created_at = manifest.created_at
             case TasksEnded() as ended:
-                self._ended = ended
+                self._end.ended = ended
             case Trimmed() as trimmed:
                 self._keeping.absorb(trimmed)
             case None if received.record.key == b"end":
-                self._ended = None
+                self._end.ended = None
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         if record.topic == "batches":
@@ -226,7 +222,7 @@ class TrainerStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
-        if self._config.experts_alone and not self._has_end():
+        if self._config.experts_alone and not self._end.is_known():
             return None
         if self._anchor_due:
             return self._anchor()
@@ -242,25 +238,10 @@ class TrainerStep:
     def _without_batch(self) -> Transaction | None:
         """The feeder's word that there is no more may come after the batch, time passes without batches too, and a run
         that goes on may have been given an end that it has reached already."""
-        reason = self._reason_to_end(self._progress)
+        reason = self._end.reason(self._progress)
         if reason is None:
             self._look_back()
         return self._finish_now(reason) if reason else None
-
-    def _ends_by_itself(self, progress: Progress) -> bool:
-        """A drained run, where no last batch will come: what is recorded and not trained stays for later."""
-        return self._drains and not self._stages.at(progress.version).takes_rollouts
-
-    def _has_end(self) -> bool:
-        """Of a run of demonstrations alone: the feeder has counted how many steps there are, which rates depend on."""
-        if self._ended is None:
-            return False
-        steps, counted = self._config.run.steps, self._ended.batches
-        if counted is not None and (steps is None or counted < steps):
-            self._config = replace(self._config, run__steps=counted)
-            self._stages = Stages.of(self._config)
-            self._end_of_steps = "experts"
-        return True
 
     def _anchor(self) -> Transaction:
         """The state that this epoch starts from, as an object and a record of its own."""
@@ -278,21 +259,21 @@ class TrainerStep:
             metrics={},
             resumed=True,
             recorded_at=self._clock.now(),
-            config=to_toml(self._config),
+            config=to_toml(self._end.config),
             computed_with=computed_with(self._model.device, self._model.threads),
         )
         return Transaction((Publish("weights", 0, announced), Publish("steps", 0, record)))
 
     def _begin(self, progress: Progress) -> bool:
         """Begins the update after `progress`, if there is a batch for it."""
-        if self._paused or (self._ends_by_itself(progress) and self._published):
+        if self._paused or (self._end.comes_by_itself(progress) and self._published):
             return False
         batch = self._assembly.take()
         if batch is None:
             return False
         self._touched = True
-        stage, lr = self._stages.at(progress.version), rate_at(self._stages, progress.version)
-        if self._stages.named:
+        stage, lr = self._end.stages.at(progress.version), rate_at(self._end.stages, progress.version)
+        if self._end.stages.named:
             check_made_for(batch, stage)
         self._underway = Underway(
             batch, progress, lambda: self._training.at(stage).update(batch, lr),
@@ -307,9 +288,9 @@ class TrainerStep:
         self._mismatch.look(values, batch.experiences)
         ended = self._clock.now()
         following = progress.after(batch, skipped=update.skipped, rewards_kept=self._config.run.stop_reward_over)
-        reason = self._reason_to_end(following)
-        stage = self._stages.at(progress.version)
-        if self._stages.named:
+        reason = self._end.reason(following)
+        stage = self._end.stages.at(progress.version)
+        if self._end.stages.named:
             values["stage"] = stage.number + 1.0
         if self._held_out is not None and self._held_out.due(stage, following.version, last=reason is not None):
             values |= self._asked(self._held_out.look)(stage)
@@ -392,29 +373,6 @@ class TrainerStep:
             log.warning("%s; looking again later", error)
 
     # ------------------------------------------------------------------------------------------ ending
-
-    def _reason_to_end(self, progress: Progress) -> str | None:
-        run, steps = self._config.run, self._config.steps
-        if steps is not None and progress.version >= steps:
-            return self._end_of_steps
-        full = len(progress.rewards) >= run.stop_reward_over
-        if run.stop_reward is not None and full and sum(progress.rewards) / len(progress.rewards) >= run.stop_reward:
-            return "reward"
-        if self._ends_by_itself(progress):
-            return "drained"
-        return self._reason_of_last(progress) or ("hours" if self._hours_over() else None)
-
-    def _reason_of_last(self, progress: Progress) -> str | None:
-        """Set if the last trained batch was the run's last, and still is: a resumed run may have been given more."""
-        if self._ended is None or progress.last_admitted != self._ended.admitted:
-            return None
-        return "drained" if self._ended.reason == "draining" else self._ended.reason
-
-    def _hours_over(self) -> bool:
-        hours = self._config.run.hours
-        return (
-            hours is not None and self._created_at is not None and self._clock.now() - self._created_at >= hours * 3600
-        )
 
     def _finish_now(self, reason: str) -> Transaction:
         """Ends the run between two batches."""
@@ -523,7 +481,7 @@ class TrainerStep:
         self._paused = paused
 
     def draining(self) -> None:
-        self._drains = True
+        self._end.drains = True
 
     def leave(self) -> None:
         """Saves where it is, so that whoever goes on trains nothing again."""
