@@ -31,9 +31,10 @@ from typing import Any
 from rftstream import __version__, config
 from rftstream.messages import WeightsAnnounced
 from rftstream.modelfolder import CONVERTED
+from rftstream.runtime.observer import decodable
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import open_run
-from rftstream.views.history import decodable, read_history
+from rftstream.views.history import read_history
 from scripts.experiments import ROOT, Experiment
 from scripts.trl_side import EVALUATIONS, Look
 
@@ -232,7 +233,7 @@ def looks_of(log: Log, evaluation: str) -> list[Look]:
     """When a version was in the store. Nothing stands still for its evaluation."""
     announced = {
         message.name: message.announced_at
-        for _, message in decodable(log, "weights") if isinstance(message, WeightsAnnounced)
+        for _, message in decodable(log.read("weights")) if isinstance(message, WeightsAnnounced)
     }  # fmt: skip
     return [
         Look(one.name.version, announced[one.name], 0.0, one.metrics["mean"])
