@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from typing import IO
 
@@ -234,6 +235,10 @@ def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
 
 def _read(file: IO[bytes], num_bytes: int, digest: str, where: str) -> memoryview:
     """All of the file, in bytes that can be written to; WeightsError unless it is what was announced."""
+    found = file.seek(0, os.SEEK_END)
+    if found < num_bytes:  # before so much memory is asked for
+        raise WeightsError(f"{where}: found {found} bytes, expected {num_bytes}; it is damaged")
+    file.seek(0)
     view = np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
     sha256, position = hashlib.sha256(), 0
     while chunk := file.read(min(READ_BYTES, num_bytes - position + 1)):
@@ -244,6 +249,6 @@ def _read(file: IO[bytes], num_bytes: int, digest: str, where: str) -> memoryvie
         position += len(chunk)
     if position != num_bytes:
         raise WeightsError(f"{where}: found {position} bytes, expected {num_bytes}; it is damaged")
-    if (found := f"sha256:{sha256.hexdigest()}") != digest:
-        raise WeightsError(f"{where}: digest {found}, expected {digest}; it is damaged")
+    if (made := f"sha256:{sha256.hexdigest()}") != digest:
+        raise WeightsError(f"{where}: digest {made}, expected {digest}; it is damaged")
     return view

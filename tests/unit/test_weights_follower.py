@@ -84,6 +84,14 @@ def test_fetch_refuses_damage(store: ObjectStore, tmp_path: Path) -> None:
         follower.fetch(told)
 
 
+def test_an_announcement_that_lies_about_a_size_takes_no_memory(store: ObjectStore) -> None:
+    told = publish(store, state(1), name(1, 5), "m", "float32")
+    follower = WeightsFollower(store, "m")
+    with pytest.raises(WeightsError, match=f"found {told.num_bytes} bytes, expected {1 << 62}; it is damaged"):
+        follower.fetch(dataclasses.replace(told, num_bytes=1 << 62))
+    assert follower.fetch(told).keys() == {"w"}
+
+
 def test_the_newest_announcement_is_the_one_to_be_on(store: ObjectStore) -> None:
     follower = WeightsFollower(store, "m")
     assert follower.newest() is None
