@@ -249,6 +249,9 @@ class TurnLoop:
         if completion.finish_reason == "error":
             self._end(state, RolloutStatus.failed, completion.error or "the policy failed")
             return
+        if odd := _oddity(completion):
+            self._end(state, RolloutStatus.failed, f"the policy gave {odd}")
+            return
         state.carry(completion)
         count = state.carried
         text = state.renderer.decode(state.segments[-1].token_ids[-count:] if count else [])
@@ -314,6 +317,21 @@ def _restored(key: str, make: Callable[[], Environment], saved: SavedRollout) ->
         with suppress(Exception):
             environment.close()
     return None
+
+
+def _oddity(completion: Completion) -> str:
+    """What no trainer could learn from, for a policy may be anybody's; empty if there is nothing of the kind."""
+    logprobs, count = completion.behavior_logprobs, len(completion.token_ids)
+    if len(logprobs) != count:
+        return f"{len(logprobs)} logprobs for {count} tokens"
+    if not np.isfinite(logprobs).all():
+        return "a logprob that is not finite"
+    end = 0
+    for span in completion.versions:
+        if span.start != end or span.count < 1:
+            return f"a version for {span.count} tokens from {span.start} on, expected some from {end} on"
+        end += span.count
+    return "" if end == count else f"versions for {end} of {count} tokens"
 
 
 def _nothing_more(key: str, reason: str) -> Completion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -85,11 +86,13 @@ class Parrot:
         pass
 
 
-def attempt_of(*, turns: int, context: int | None = None, max_tokens: int = 100) -> tuple[Attempt, Parrot]:
+def attempt_of(
+    *, turns: int, context: int | None = None, max_tokens: int = 100, policy: Parrot | None = None
+) -> tuple[Attempt, Parrot]:
     def make(name: str, problem: Problem, seed: int) -> Environment:
         return Conversation(Config(turns=turns), problem=problem, seed=seed)
 
-    parrot = Parrot()
+    parrot = policy or Parrot()
     loop = TurnLoop(policy=parrot, renderer=ChatRenderer(context), make_environment=make, context=context,
                     now=lambda: 0.0)  # fmt: skip
     loop.start("a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)),
@@ -138,3 +141,36 @@ def test_the_context_bounds_prompt_and_completion_together(context: int, tokens:
     assert len(parrot.requests) == turns
     assert all(len(request.token_ids) + request.max_tokens <= context for request in parrot.requests)
     assert len(attempt.segments[-1].token_ids.numpy()) <= context
+
+
+class Odd(Parrot):
+    """Somebody's policy with a mistake."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__()
+        self._changes = changes
+
+    def _complete(self, request: SampleRequest) -> Completion:
+        return dataclasses.replace(super()._complete(request), **self._changes)
+
+
+def span(start: int, count: int) -> VersionSpan:
+    return VersionSpan(start=start, count=count, trainer_epoch=1, version=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"behavior_logprobs": np.asarray([-1, -np.inf, -1, -1], np.float32)}, "a logprob that is not finite"),
+        ({"behavior_logprobs": np.asarray([-1, np.nan, -1, -1], np.float32)}, "a logprob that is not finite"),
+        ({"behavior_logprobs": np.zeros(3, np.float32)}, "3 logprobs for 4 tokens"),
+        ({"versions": ()}, "versions for 0 of 4 tokens"),
+        ({"versions": (span(0, 3),)}, "versions for 3 of 4 tokens"),
+        ({"versions": (span(0, 5),)}, "versions for 5 of 4 tokens"),
+        ({"versions": (span(0, 1), span(2, 2))}, "a version for 2 tokens from 2 on, expected some from 1 on"),
+    ],
+)
+def test_what_nobody_could_learn_from_is_a_failed_rollout(changes: dict[str, Any], error: str) -> None:
+    attempt, _ = attempt_of(turns=1, policy=Odd(**changes))
+    assert (attempt.status, attempt.error) == (RolloutStatus.failed, f"the policy gave {error}")
+    assert attempt.num_tokens == 0
