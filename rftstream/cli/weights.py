@@ -109,6 +109,7 @@ def export(
     """
     from rftstream.runtime.published import model_of, read_published, write_model_folder
 
+    versions = tuple(dict.fromkeys(versions))
     places: list[Any] = []
     if repository is not None:
         from rftstream.runtime import hub

@@ -114,6 +114,8 @@ def test_export(run: Path, tmp_path: Path) -> None:
     assert [(one["version"], one["folder"]) for one in told] == [
         (0, str(tmp_path / "some" / "v0")), (5, str(tmp_path / "some" / "v5")),
     ]  # fmt: skip
+    done = commands.call("weights", "export", run, "--version", "3", "--version", "3", "--to", tmp_path / "twice")
+    assert (done.exit_code, done.stdout) == (0, f"version 3 is in {tmp_path / 'twice'}\n")
     refused = commands.call("weights", "export", run)
     assert refused.exit_code == 2
     assert "exists already, expected a new folder" in refused.stderr
