@@ -30,19 +30,35 @@ class Tracker(Protocol):
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 """Setting, which is the name of the extra, too -> the package that it needs."""
 
+DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
+"""Schemes of MLflow's stores in a database."""
+
 
 def check_trackers(config: RunConfig) -> None:
-    """ConfigError if the package of one that the run file asks for is absent, or MLflow's store is not named. Imports
-    none of them."""
+    """ConfigError if the package of one that the run file asks for is absent, or MLflow's store is not named or
+    out of reach for want of one. Imports none of them."""
     for name, package in PACKAGES.items():
         if getattr(config.trackers, name) is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"trackers.{name}: needs the package {package}; pip install 'rftstream[{name}]', or leave it out"
             )
-    if config.trackers.mlflow is not None and not os.environ.get("MLFLOW_TRACKING_URI"):
+    if config.trackers.mlflow is not None:
+        _check_mlflow_store(os.environ.get("MLFLOW_TRACKING_URI", ""))
+
+
+def _check_mlflow_store(url: str) -> None:
+    if not url:
         raise ConfigError(
             "trackers.mlflow: MLFLOW_TRACKING_URI is not set, expected where the store is; export it, e.g. "
             "http://HOST:5000 or sqlite:////FOLDER/mlflow.db"
+        )
+    if url.partition(":")[0].partition("+")[0] not in DATABASES:
+        return
+    absent = [package for package in ("sqlalchemy", "alembic") if importlib.util.find_spec(package) is None]
+    if absent:  # mlflow-skinny, which the extra brings, has none and would say so at every try
+        raise ConfigError(
+            f"trackers.mlflow: MLFLOW_TRACKING_URI names a database, which needs {' and '.join(absent)}; "
+            "pip install mlflow, or name a server"
         )
 
 

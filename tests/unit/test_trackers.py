@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,17 @@ def test_mlflow_is_told_where_its_store_is_before_anything_runs(monkeypatch: pyt
     with pytest.raises(ConfigError, match=r"trackers\.mlflow: MLFLOW_TRACKING_URI is not set, .*; export it"):
         check_trackers(wanted)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    check_trackers(wanted)
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "postgresql+psycopg2"])
+def test_a_database_of_mlflow_needs_what_speaks_to_it(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    wanted, there = from_dict({**BASE, "trackers": {"mlflow": "sums"}}), {"mlflow", "alembic"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}:////tmp/mlflow.db")
+    with pytest.raises(ConfigError, match="names a database, which needs sqlalchemy; pip install mlflow, or"):
+        check_trackers(wanted)
+    there.add("sqlalchemy")
     check_trackers(wanted)
 
 
