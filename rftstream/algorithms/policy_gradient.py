@@ -21,7 +21,7 @@ import numpy as np
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
 from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored
-from rftstream.algorithms.settings import CorrectedConfig, PolicyGradientConfig
+from rftstream.algorithms.settings import ClippedConfig, CorrectedConfig, PolicyGradientConfig
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.errors import ConfigError
 from rftstream.messages import Experience, Segment
@@ -49,6 +49,7 @@ AGE_WEIGHT = "age_weight"
 class PolicyGradient:
     """REINFORCE, until a subclass says more: A = R, l = -A logp."""
 
+    Config: ClassVar[Any] = PolicyGradientConfig
     name: ClassVar[str]
     """In errors, as `algorithms.NAME`; `module:Class` unless it says more."""
     normalise: str = "token"
@@ -224,6 +225,8 @@ class PolicyGradient:
 class CorrectedPolicyGradient(PolicyGradient):
     """With a ratio to the policy before the batch, so that a weight makes up for who sampled."""
 
+    Config: ClassVar[Any] = CorrectedConfig
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._bounds = _bounds(config, self.name)
@@ -279,6 +282,7 @@ class GroupRelative:
 class Clipped(CorrectedPolicyGradient):
     """PPO's clip, for a `ClippedConfig`."""
 
+    Config: ClassVar[Any] = ClippedConfig
     clip_level: ClassVar[Level] = "token"
     """Of whose ratios: `core.ratios`."""
 

@@ -17,6 +17,7 @@ from rftstream.algorithms.policy_gradient import (
     AGE_WEIGHT,
     CORRECTIONS,
     PROXIMAL_SHARE,
+    Clipped,
     CorrectedPolicyGradient,
     PolicyGradient,
 )
@@ -245,3 +246,14 @@ def test_ratios_to_who_sampled_need_no_correction():
     """Those that have one take the ratio to the policy before the batch."""
     corrected = {name for name in ALGORITHMS if issubclass(plugins.resolve("algorithm", name), CorrectedPolicyGradient)}
     assert set(ALGORITHMS) - corrected == {"dppo", "m2po", "topr", "asymre", "opmd", "kimi"}
+
+
+@pytest.mark.parametrize("base", [PolicyGradient, CorrectedPolicyGradient, Clipped])
+def test_one_without_settings_of_its_own_has_those_that_it_inherits(base):
+    class Own(base):
+        def advantages(self, rewards_N, groups_N):
+            return rewards_N - 1.0
+
+    own = Own(plugins.build_config(Own, {"kl_coef": 0.1}, where="algorithms.own"))
+    rows, _ = own.prepare([experience("g", 3.0)])
+    assert (own.config.kl_coef, rows[0].advantages[1]) == (0.1, 2.0)
