@@ -151,20 +151,24 @@ def inspect(
               help="Write event files for TensorBoard into this folder instead of pictures.")  # fmt: skip
 @json_option
 def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
-    """Draw the run's curves as PNG, over steps and over time.
+    """Draw the run's curves as PNG and as a page for a browser, over steps and over time.
 
     Reward, held-out evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
-    only steps in force, with a mark where a trainer resumed. RUN is a run folder, or a run file (then its newest run).
+    only steps in force, with a mark where a trainer resumed. The page, index.html, stands by itself: values to point
+    at, to zoom into and to switch off. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.runtime.role import Log
     from rftstream.views.history import read_history
     from rftstream.views.plot import plot as draw
     from rftstream.views.plot import write_events
+    from rftstream.views.plot_page import write_page
 
     with opened_run(run) as opened, at_work("reading the log and drawing"):
         history = read_history(Log(opened.transport))
         if tensorboard is None:
-            files = draw(history, run=opened.run_id, folder=out or opened.folder.plots)
+            folder = out or opened.folder.plots
+            files = [*draw(history, run=opened.run_id, folder=folder),
+                     write_page(history, run=opened.run_id, folder=folder)]  # fmt: skip
         else:
             files = [write_events(history, tensorboard)]
     print_out({"files": [str(file) for file in files]} if as_json else "\n".join(map(str, files)))

@@ -82,6 +82,32 @@ def view(lines: Sequence[Line]) -> tuple[float, float] | None:
     return float(max(values[0], low - room / 2)), float(min(values[-1], high + room / 2))
 
 
+def goes_wide(values: Floats) -> bool:
+    """Over two orders of magnitude, so that a logarithmic axis shows more."""
+    return bool(len(values) and values.min() > 0 and values.max() > 100 * values.min())
+
+
+def subtitle(history: History) -> str:
+    facts = [plural(len(history.steps), "step")]
+    if rewards := history.rewards():
+        tenth = max(1, len(rewards) // 10)
+        first, last = (number(float(np.mean(some))) for some in (rewards[:tenth], rewards[-tenth:]))
+        long = len(rewards) >= 10
+        facts.append(f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}")
+    if len(history.steps) > 1:
+        first_s, last_s = (history.at_work_s(history.steps[place].recorded_at) for place in (0, -1))
+        facts.append(duration(last_s - first_s) + (" without pauses" if history.pauses else ""))
+    if history.resumes:
+        facts.append(f"resumed {len(history.resumes)} times" if len(history.resumes) > 1 else "resumed once")
+    if skipped := sum(step.skipped for step in history.steps):
+        facts.append(skipped_text(skipped))
+    return "   ·   ".join(facts)
+
+
+def skipped_text(count: int) -> str:
+    return f"{count:,} batch{'' if count == 1 else 'es'} skipped (not finite)"
+
+
 # --------------------------------------------------------------------------------------------- drawing
 
 
@@ -97,7 +123,7 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     grid = figure.add_gridspec(rows, NUM_COLUMNS, left=0.05, right=0.94, top=1 - 1.4 / height, bottom=0.63 / height,
                                hspace=0.42, wspace=0.34)  # fmt: skip
     figure.text(0.05, 1 - 0.45 / height, run, fontsize=17, fontweight="bold", color=INK)
-    figure.text(0.05, 1 - 0.72 / height, _subtitle(history), fontsize=10, color=FAINT)
+    figure.text(0.05, 1 - 0.72 / height, subtitle(history), fontsize=10, color=FAINT)
     for place, panel in enumerate(shown, 1):  # the first is two wide
         columns = slice(0, 2) if place == 1 else place % NUM_COLUMNS
         ax = _panel(figure.add_subplot(grid[place // NUM_COLUMNS, columns]), axis, panel)
@@ -113,21 +139,6 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return file
-
-
-def _subtitle(history: History) -> str:
-    facts = [plural(len(history.steps), "step")]
-    if rewards := history.rewards():
-        tenth = max(1, len(rewards) // 10)
-        first, last = (number(float(np.mean(some))) for some in (rewards[:tenth], rewards[-tenth:]))
-        long = len(rewards) >= 10
-        facts.append(f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}")
-    if len(history.steps) > 1:
-        first_s, last_s = (history.at_work_s(history.steps[place].recorded_at) for place in (0, -1))
-        facts.append(duration(last_s - first_s) + (" without pauses" if history.pauses else ""))
-    if history.resumes:
-        facts.append(f"resumed {len(history.resumes)} times" if len(history.resumes) > 1 else "resumed once")
-    return "   ·   ".join(facts)
 
 
 def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
@@ -229,7 +240,7 @@ def _draw_lines(
             ax.plot(line.x, smoothed_by_stage(line, usual, width, stages), linewidth=1.8, **style)
         else:
             ax.plot(line.x, line.y, linewidth=1.5, marker="o" if marked else None, markersize=4, **style)
-    if log_if_wide and len(values) and values.min() > 0 and values.max() > 100 * values.min():
+    if log_if_wide and goes_wide(values):
         ax.set_yscale("log")
         ax.yaxis.set_minor_formatter(lambda value, _: "")
     elif limits is not None:
@@ -277,7 +288,7 @@ def _mark_skipped(ax: Any, history: History, axis: Axis) -> None:
         ax.text(
             0.99,
             0.94,
-            f"{plural(len(skipped), 'batch') if len(skipped) == 1 else f'{len(skipped)} batches'} skipped (not finite)",
+            skipped_text(len(skipped)),
             transform=ax.transAxes,
             ha="right",
             fontsize=8,

@@ -101,9 +101,10 @@ def test_usage_errors_exit_2(run: Path, arguments: tuple[str, ...], text: str) -
 
 
 def test_plot_writes_into_the_run_folder(run: Path, tmp_path: Path) -> None:
-    assert called("plot", run)["files"] == [str(run / "plots" / name) for name in ("by_step.png", "by_time.png")]
+    names = ["by_step.png", "by_time.png", "index.html"]
+    assert called("plot", run)["files"] == [str(run / "plots" / name) for name in names]
     assert call("plot", run, "--out", tmp_path / "here").exit_code == 0
-    assert (tmp_path / "here" / "by_time.png").is_file()
+    assert sorted(file.name for file in (tmp_path / "here").iterdir()) == names
 
 
 def test_list_runs_and_parts(run: Path) -> None:

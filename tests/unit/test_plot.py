@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rftstream.messages import EvalResult, StepRecord, VersionName
-from rftstream.views import panels, plot
+from rftstream.views import panels, plot, plot_page
 from rftstream.views.history import History
 
 
@@ -65,7 +67,7 @@ def test_pauses_take_no_time() -> None:
     axis = panels.over_time(found)
     assert (axis.label, axis.steps.tolist(), axis.resumes.tolist()) == ("time without pauses (s)", [0, 60, 120], [60])
     assert axis.of_evaluation(evaluation(3)) == 120
-    assert "2 min without pauses" in plot._subtitle(found)
+    assert "2 min without pauses" in plot.subtitle(found)
 
 
 def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
@@ -265,3 +267,80 @@ def test_panels_that_nothing_fills_are_left_out_and_others_have_their_lines() ->
     assert drawn("Work of the trainer") == {"MFU": 30}
     assert drawn("Critic") == {"loss": 0.2, "explained variance": 0.6}
     assert drawn("Advantages") == {"std": 1.0}
+
+
+# --------------------------------------------------------------------------------------------- the page
+
+
+class Page(HTMLParser):
+    """What a browser would find: text, what is fetched, and what is run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.heads: list[str] = []
+        self.scripts: list[str] = []
+        self.fetched: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+        self.fetched += [
+            value or "" for name, value in attrs if name in ("src", "srcset") or (tag, name) == ("link", "href")
+        ]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside in ("td", "h1"):
+            (self.cells if self._inside == "td" else self.heads).append(data)
+
+
+def page_of(found: History, folder: Path, run: str = "demo") -> Page:
+    file = plot_page.write_page(found, run=run, folder=folder)
+    assert [one.name for one in folder.iterdir()] == ["index.html"]
+    return Page(file.read_text(encoding="utf-8"))
+
+
+def test_the_page_has_every_panel_twice_and_fetches_nothing(tmp_path: Path) -> None:
+    steps = [step(v, reward=v / 60, loss=1.0, **{"reward/a": 0.1, "reward/b": 0.2}) for v in range(1, 61)]
+    found = history(*steps, evaluations=(evaluation(0, mean=0.125), evaluation(50, mean=0.5), evaluation(50, "other")))
+    page = page_of(found, tmp_path)
+    expected = [
+        panel.title for axis in (panels.over_steps(found), panels.over_time(found))
+        for panel in panels.panels(found, axis) if panel.lines or not panel.optional
+    ]  # fmt: skip
+    drawn = [script for script in page.scripts if "Plotly.newPlot" in script]
+    assert len(drawn) == len(expected)
+    assert all(json.dumps(title)[1:-1] in script for title, script in zip(expected, drawn, strict=True))
+    assert page.fetched == []
+    assert page.cells == ["0", "0.125", "-", "50", "0.500", "-"]
+
+
+def test_names_are_text_on_the_page(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    found = history(step(1, **{"reward": 1.0, f"reward/{evil}": 1.0, "reward/b": 1.0}),
+                    evaluations=(evaluation(0, evil, mean=0.1),))  # fmt: skip
+    page = page_of(found, tmp_path, run=f"a & {evil}")
+    assert "".join(page.heads) == f"a & {evil}"
+    assert not any("alert(1)" in script for script in page.scripts if "Plotly.newPlot" not in script)
+    assert len(page.scripts) == 1 + sum("Plotly.newPlot" in script for script in page.scripts)
+
+
+def test_long_lines_become_means_of_equal_parts() -> None:
+    line = panels.Line(x=np.arange(6000.0), y=np.arange(6000.0) % 3, label="a")
+    thin = plot_page.thinned(line)
+    assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * plot_page.MAX_POINTS
+    assert plot_page.thinned(thin) is thin
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_page_of_little(tmp_path: Path, num_steps: int) -> None:
+    page = page_of(history(*[step(v, reward=0.5) for v in range(num_steps)]), tmp_path)
+    assert page.heads == ["demo"] and page.cells == []
