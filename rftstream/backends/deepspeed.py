@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rftstream import modelfolder
 from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.deepspeed_rank import Rank, RankSettings, Taken
 from rftstream.backends.deepspeed_ranks import Place, Ranks
@@ -103,8 +104,6 @@ class DeepSpeedBackend:
 
     def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
         self.require()
-        if model.lora is not None:
-            raise ConfigError("model.lora: the backend deepspeed trains whole models; set trainer.backend = 'torch'")
         self._config, self._spec, self._optimizer = config, model, optimizer
         self._settings = RankSettings(
             stage=config.stage, deepspeed=deepspeed_config(config), packing=config.packing,
@@ -195,7 +194,7 @@ class DeepSpeedBackend:
         return self._logprobs(rows, tokens_per_microbatch, reference=False)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Likewise of version 0."""
+        """Likewise of the reference."""
         return self._logprobs(rows, tokens_per_microbatch, reference=True)
 
     def _logprobs(
@@ -271,6 +270,9 @@ class DeepSpeedBackend:
 
     def export(self, folder: Path) -> None:
         modelfolder.copy_companions(self._spec, folder)
+        if self._spec.lora is not None:
+            lora.write_merged(folder, self._spec, dict(self.served_tensors()), self._rank.base_names)
+            return
         dtype = SERVED[self._spec.dtype]
         _write(
             folder / "model.safetensors", self._rank.shapes, self._spec.dtype,

@@ -10,6 +10,7 @@ them alike, and the first becomes the command that is given.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed_ranks import FOREVER, LOOPBACK, Place, distributed, is_of_others
 from rftstream.backends.deepspeed_shards import KINDS, MASTER, count_anew, shards_of
@@ -72,6 +74,8 @@ class SharedPasses(Passes):
         for one in self.minibatches:
             one.inputs = one.inputs[rank::size]
             one.proximal = one.reference = [None] * len(one.inputs)
+        self.num_idle = sum(self.num_rounds) - self.num_microbatches
+        """Of a pass over the batch: those that this rank takes for the sake of the others."""
 
     def part(self) -> dict[str, Any]:
         """What this rank added up, as plain numbers."""
@@ -129,16 +133,20 @@ class Rank:
         if self.device.type != "cpu":  # ranks take the GPUs from the run file's one on
             self.device = torch.device(self.device.type, (self.device.index or 0) + place.local_rank)
         self._model: Any = None
-        """Until it is DeepSpeed's."""
+        self._parameters: dict[str, nn.Parameter] = {}
+        """That are trained, by the names that they travel under."""
         self._network: Any = None
         self._reference: Network | None = None
+        """Version 0, whole in every process, loaded when it is first needed."""
         self._engine: Any = None
         self.shards: Any = None
         self._rounds_left = 0
         self._environment: dict[str, str | None] = {}
         """As it was before."""
         self.shapes: dict[str, torch.Size] = {}
-        """Of all parameters, by name; tied ones once."""
+        """Of all parameters, by name; tied ones once. Of adapters, where those are trained."""
+        self.base_names: list[str] = []
+        """Of the model's own weights, where adapters are trained."""
 
     # ------------------------------------------------------------------------------------------ opening
 
@@ -150,13 +158,21 @@ class Rank:
             torch.cuda.set_device(self.device)
         _import_deepspeed(self.device.type)
         self._model = load_model(self._spec, self.device)
+        if self._spec.lora is None:
+            self._parameters = dict(self._model.named_parameters())
+        else:
+            self._parameters = lora.add_adapters(self._model, self._spec)
+            self.base_names = lora.base_names(self._model)
         if self._settings.gradient_checkpointing:
             recompute_activations(self._model)
 
     def join(self, store: Any) -> None:
         """All ranks together from here on. `store`: a key-value store of torch's, with which they find each other."""
         deepspeed = _import_deepspeed(self.device.type)
-        network, self._model = Network(self._model, NetworkSettings.of(self._settings, self.device)), None
+        settings = NetworkSettings.of(self._settings, self.device)
+        network = Network(self._model, settings)
+        if self._spec.lora is not None and settings.autocast is not None:
+            lora.hold_frozen(self._model, settings.autocast)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self._set_environment()
         torch.distributed.init_process_group(
@@ -164,7 +180,7 @@ class Rank:
             timeout=timedelta(seconds=self._settings.timeout_s),
         )  # fmt: skip
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
-        parameters = dict(network.model.named_parameters())
+        parameters = self._parameters
         self.shapes = {name: one.shape for name, one in parameters.items()}
         module = _Module(network)
         count_anew()
@@ -185,6 +201,7 @@ class Rank:
         if self._engine is not None:
             self._engine.destroy()
         self._network = self._engine = self.shards = self._model = self._reference = None
+        self._parameters = {}
         gc.collect()
         if torch.distributed.is_initialized():
             import deepspeed
@@ -217,10 +234,11 @@ class Rank:
         before = self.shards.copy() if passes.num_steps > 1 else None
         if passes.wants_proximal(algorithm):
             passes.compute_proximal()
-            for one, num_rounds in zip(passes.minibatches, passes.num_rounds, strict=True):
-                self._look(num_rounds - len(one.inputs))
+            self._look(passes.num_idle, self._network)
         if "reference_logprobs" in algorithm.needs:
-            passes.compute_reference(self._open_reference())
+            with self._as_reference() as reference:
+                passes.compute_reference(reference)
+                self._look(passes.num_idle, reference)
         taken = Taken(passes, [], False)
         for step in range(passes.num_steps):
             number = step % len(passes.minibatches)
@@ -255,24 +273,23 @@ class Rank:
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
     ) -> list[tuple[int, np.ndarray]]:
         """Of this rank's share of the rows: number and float32 [T]."""
-        network: Any = self._open_reference() if reference else self._network
-        parts = micro_inputs(rows, tokens_per_microbatch, network, self.device)
+        parts = micro_inputs(rows, tokens_per_microbatch, self._network, self.device)
         share = parts[self._place.rank :: self._place.size]
         result = []
-        for numbers, inputs in share:
-            with torch.no_grad():
-                logprobs_BT = network.logprobs(inputs)[0].float().cpu().numpy()
-            for place, number in enumerate(numbers.tolist()):
-                result.append((number, logprobs_BT[place, : len(rows[number].token_ids)]))
-        if not reference:
-            self._look(-(-len(parts) // self._place.size) - len(share))
+        with self._as_reference() if reference else contextlib.nullcontext(self._network) as network:
+            for numbers, inputs in share:
+                with torch.no_grad():
+                    logprobs_BT = network.logprobs(inputs)[0].float().cpu().numpy()
+                for place, number in enumerate(numbers.tolist()):
+                    result.append((number, logprobs_BT[place, : len(rows[number].token_ids)]))
+            self._look(-(-len(parts) // self._place.size) - len(share), network)
         return result
 
-    def _look(self, count: int) -> None:
-        """Forward passes for the sake of the other ranks."""
-        for _ in range(count):
+    def _look(self, count: int, network: Any) -> None:
+        """Forward passes for the sake of the other ranks, unless each computes alone."""
+        for _ in range(count if network is self._network else 0):
             with torch.no_grad():
-                self._network.logprobs(self._idle_inputs())
+                network.logprobs(self._idle_inputs())
 
     def _idle_inputs(self) -> Inputs:
         ones = np.ones(2, np.float32)
@@ -282,8 +299,16 @@ class Rank:
         )  # fmt: skip
         return make_inputs([row], self.device, packed=self._network.packs)
 
+    @contextlib.contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        """A network that computes as the reference does. Where adapters are trained it is the model without them."""
+        if self._spec.lora is not None:
+            with lora.adapters_off(self._model):
+                yield self._network
+        else:
+            yield self._open_reference()
+
     def _open_reference(self) -> Network:
-        """Version 0, whole in every process."""
         if self._reference is None:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 model = load_model(self._spec, self.device).requires_grad_(False)

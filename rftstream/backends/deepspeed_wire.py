@@ -18,6 +18,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.by_taskset import ByTaskset, Part
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
+from rftstream.sections import LoraSection
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "advantages")
 """Of a row."""
@@ -93,4 +94,5 @@ def spec_out(spec: ModelSpec) -> dict[str, Any]:
 
 
 def spec_in(value: Mapping[str, Any]) -> ModelSpec:
-    return ModelSpec(**{**value, "folder": Path(value["folder"])})
+    lora = msgspec.convert(value["lora"], LoraSection | None)
+    return ModelSpec(**{**value, "folder": Path(value["folder"]), "lora": lora})

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rftstream.backends.tensors import write_tensors
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
 from rftstream.plugins import suggest
-from rftstream.weights.adapters import PREFIX
+from rftstream.weights.adapters import PREFIX, whole_tensors, write_adapter
+from rftstream.weights.snapshot import RawTensor
+
+ADAPTER = "adapter"
+"""Folder in an exported one with the adapters alone."""
 
 
 def require() -> None:
@@ -95,6 +101,14 @@ def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
 def base_names(model: Any) -> list[str]:
     """Names of the model's own weights, without adapters: as its checkpoint has them."""
     return [name.replace(".base_layer.", ".") for name, _ in model.named_parameters() if ".lora_" not in name]
+
+
+def write_merged(folder: Path, spec: ModelSpec, adapters: Mapping[str, RawTensor], names: list[str]) -> None:
+    """The weights that they make of the model, `names`, and the adapters apart."""
+    whole = whole_tensors(spec, adapters, names, where=str(folder))
+    write_tensors(folder / "model.safetensors", whole, {"format": "pt"})
+    (folder / ADAPTER).mkdir()
+    write_adapter(folder / ADAPTER, spec, adapters)
 
 
 def _adapted(model: Any) -> Iterator[Any]:

@@ -28,14 +28,11 @@ from rftstream.backends.profiling import traced
 from rftstream.backends.tensors import ServedTensors, raw, write_tensors
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
-from rftstream.weights.adapters import whole_tensors, write_adapter
 from rftstream.weights.snapshot import RawTensor
 
 log = logging.getLogger(__name__)
 
 REFERENCE_FILE = "reference.safetensors"
-ADAPTER = "adapter"
-"""Folder in an exported one with the adapters alone."""
 
 
 class TorchBackend:
@@ -188,11 +185,10 @@ class TorchBackend:
     def export(self, folder: Path) -> None:
         modelfolder.copy_companions(self._spec, folder)
         served = dict(self.served_tensors())
-        whole = whole_tensors(self._spec, served, lora.base_names(self._network.model), where=str(folder))
-        write_tensors(folder / "model.safetensors", whole, {"format": "pt"})
-        if self._spec.lora is not None:
-            (folder / ADAPTER).mkdir()
-            write_adapter(folder / ADAPTER, self._spec, served)
+        if self._spec.lora is None:
+            write_tensors(folder / "model.safetensors", served, {"format": "pt"})
+        else:
+            lora.write_merged(folder, self._spec, served, lora.base_names(self._network.model))
 
     def close(self) -> None:
         self._network, self._masters, self._reference, self._critic = None, None, None, None

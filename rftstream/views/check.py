@@ -64,7 +64,7 @@ def check(config: RunConfig) -> CheckReport:
         check_teacher(config)
     with collect("policies.openai.update"):
         check_server_updates(config)
-    if config.model.lora is not None and config.trainer.backend == "torch":
+    if config.model.lora is not None and config.trainer.backend in ("torch", "deepspeed"):
         from rftstream.backends import lora
 
         with collect("model.lora"):

@@ -33,6 +33,7 @@ from rftstream.backends.deepspeed import DeepSpeedBackend, deepspeed_config, eve
 from rftstream.backends.deepspeed_ranks import Place, Ranks
 from rftstream.backends.torch import TorchBackend
 from rftstream.errors import BackendError, ConfigError
+from rftstream.sections import LoraSection
 from tests.unit import tiny
 
 LR = 1e-3
@@ -40,6 +41,7 @@ TIMEOUT_S = 250.0
 """Other work on the machine must not look like a rank that hangs."""
 OPTIMIZER = OptimizerSettings(weight_decay=0.1)
 GRPO = Grpo(Grpo.Config(entropy_coefficient=0.01))
+KL = Grpo(Grpo.Config(kl_coef=0.1))
 
 pytestmark = pytest.mark.slow
 
@@ -76,12 +78,12 @@ def opened(spec, kept, monkeypatch):
     """Opens one backend after another, in one process or in the kept two."""
     backends = []
 
-    def make(**config):
+    def make(model=spec, **config):
         close()
         with monkeypatch.context() as patch:
             if config.get("processes") == 2:
                 patch.setattr(deepspeed, "Ranks", lambda *args, **settings: kept())
-            backends.append(make_backend(spec, **config))
+            backends.append(make_backend(model, **config))
             backends[-1].open()
         return backends[-1]
 
@@ -99,8 +101,8 @@ def make_backend(spec, **config):
     )
 
 
-def torch_backend(spec):
-    backend = TorchBackend(TorchBackend.Config(), model=spec, optimizer=OPTIMIZER, seed=0)
+def torch_backend(spec, **config):
+    backend = TorchBackend(TorchBackend.Config(**config), model=spec, optimizer=OPTIMIZER, seed=0)
     backend.open()
     return backend
 
@@ -124,8 +126,8 @@ def expected(spec, tmp_path_factory):
     return train(backend), saved(backend, tmp_path_factory.mktemp("expected") / "files")
 
 
-def train(backend):
-    return [backend.update(rows, GRPO, how).metrics for rows, how in BATCHES]
+def train(backend, algorithm=GRPO):
+    return [backend.update(rows, algorithm, how).metrics for rows, how in BATCHES]
 
 
 def saved(backend, folder):
@@ -214,11 +216,11 @@ def test_two_processes_give_what_one_gives(opened, expected, stage, tmp_path):
 
 def test_a_checkpoint_goes_on_with_another_stage_and_number_of_processes(spec, opened, tmp_path):
     """And in the torch backend, and back; what an algorithm may need of a backend is there in each."""
-    rows, kl, twice = tiny.rows(5, seed=4), Grpo(Grpo.Config(kl_coef=0.1)), plan(updates_per_batch=2)
+    rows, twice = tiny.rows(5, seed=4), plan(updates_per_batch=2)
     train(whole := torch_backend(spec))
     start, end = saved(whole, tmp_path / "start"), tmp_path / "end"
     logprobs = whole.logprobs(rows, 20) + whole.reference_logprobs(rows, 20)
-    metrics = whole.update(rows, kl, twice).metrics
+    metrics = whole.update(rows, KL, twice).metrics
     expected = saved(whole, end)
     for config in {"processes": 2, "stage": 3}, {"processes": 2, "stage": 2}, {"stage": 0}, {"stage": 1}:
         backend = opened(**config)
@@ -227,7 +229,7 @@ def test_a_checkpoint_goes_on_with_another_stage_and_number_of_processes(spec, o
         found = backend.logprobs(rows, 20) + backend.reference_logprobs(rows, 20)
         for ours, theirs in zip(found, logprobs, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-        update = backend.update(rows, kl, twice)
+        update = backend.update(rows, KL, twice)
         for name in ("kl", "loss", "grad_norm", "num_tokens"):
             assert update.metrics[name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6)
         files_agree(saved(backend, tmp_path / f"after {config}"), expected, NUM_STEPS + 2)
@@ -258,6 +260,88 @@ def test_the_error_of_a_rank_is_the_error_of_the_trainer(opened):
         backend.update(tiny.rows(), FailsElsewhere(), plan())
     with pytest.raises(BackendError, match="start again"):
         backend.update(tiny.rows(), FailsElsewhere(), plan())
+
+
+# --------------------------------------------------------------------------------------------- adapters
+
+
+@pytest.fixture(scope="module")
+def adapted(spec):
+    pytest.importorskip("peft")
+    return dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): load_file(path) for path in folder.rglob("*.safetensors")}
+
+
+def exported(backend, folder):
+    folder.mkdir()
+    backend.export(folder)
+    return files_of(folder)
+
+
+@pytest.mark.parametrize("config", [
+    {"stage": 0},
+    {"stage": 1, "offload_optimizer": True},
+    {"stage": 3, "gradient_checkpointing": True},
+    {"stage": 2, "processes": 2},
+    {"stage": 3, "processes": 2, "offload_parameters": True},
+])  # fmt: skip
+def test_adapters_are_trained_as_the_torch_backend_trains_them(spec, adapted, opened, config, tmp_path):
+    """Published, skipped and exported, too; their reference is the model without them."""
+    whole, backend = torch_backend(adapted), opened(adapted, **config)
+    assert tiny.state(backend) == tiny.state(whole)  # drawn alike
+    expected = train(whole, KL), saved(whole, tmp_path / "expected")
+    agree((train(backend, KL), saved(backend, tmp_path / "after")), expected)
+    before = saved(backend, tmp_path / "before")
+    assert all(".lora_" in name for name in before["masters"])
+    for number, changes in enumerate(({}, {"minibatches": 4})):
+        assert backend.update(bad_rows(), KL, plan(**changes)).skipped
+        assert unchanged(saved(backend, tmp_path / f"skipped{number}"), before)
+    served = {name: np.frombuffer(one.data, np.float32) for name, one in backend.served_tensors().items()}
+    assert served.keys() == before["masters"].keys()
+    assert all(np.array_equal(served[name], array.ravel()) for name, array in before["masters"].items())
+    version_0 = torch_backend(spec).logprobs(tiny.rows(5), 20)
+    for ours, theirs in zip(backend.reference_logprobs(tiny.rows(5), 20), version_0, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    whole.load(tmp_path / "before")
+    merged = exported(whole, tmp_path / "theirs")
+    assert merged.keys() == {"model.safetensors", "adapter/adapter_model.safetensors"}
+    assert unchanged(exported(backend, tmp_path / "ours"), merged)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_matrices_with_adapters_are_held_in_what_they_are_computed_in(adapted, opened, stage, tmp_path):
+    """One batch: after it a weight that is a little different may be rounded to another bfloat16."""
+    whole, backend = torch_backend(adapted, autocast="bfloat16"), opened(adapted, stage=stage, autocast="bfloat16")
+    held = {one.dtype for name, one in backend._rank._model.named_parameters() if ".base_layer." in name}
+    assert held == {torch.bfloat16}
+    rows, how = BATCHES[0]
+    metrics = whole.update(rows, KL, how).metrics
+    assert backend.update(rows, KL, how).metrics["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)
+    files_agree(saved(backend, tmp_path / "ours"), saved(whole, tmp_path / "theirs"), 1)
+
+
+def test_a_checkpoint_of_adapters_goes_on_with_another_stage_and_number_of_processes(adapted, opened, tmp_path):
+    rows, twice = tiny.rows(5, seed=4), plan(updates_per_batch=2)
+    train(whole := torch_backend(adapted))
+    start = saved(whole, tmp_path / "start")
+    whole.update(rows, KL, twice)
+    expected = saved(whole, tmp_path / "end")
+    for config in {"processes": 2, "stage": 3}, {"stage": 1}:
+        backend = opened(adapted, **config)
+        backend.load(tmp_path / "start")
+        assert unchanged(saved(backend, tmp_path / f"loaded {config}"), start)
+        backend.update(rows, KL, twice)
+        files_agree(saved(backend, tmp_path / f"after {config}"), expected, NUM_STEPS + 2)
+        whole.load(tmp_path / f"after {config}")  # and back
+
+
+def test_a_checkpoint_of_a_whole_model_is_not_one_of_its_adapters(spec, adapted, opened, tmp_path):
+    saved(torch_backend(spec), tmp_path / "whole")
+    with pytest.raises(ConfigError, match="of another model"):
+        opened(adapted, stage=0).load(tmp_path / "whole")
 
 
 # --------------------------------------------------------------------------------------------- ranks
