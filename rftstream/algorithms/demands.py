@@ -43,7 +43,7 @@ def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_cl
     if renews and not hasattr(backend_class, "renew_reference"):
         raise ConfigError(
             f"stages.{renews[0].number} ({renews[0].name}): the backend {backend!r} cannot renew a reference, which it "
-            "would begin with; set its reference = \"run\", or use 'torch'"
+            "would begin with; set its reference = \"run\", or use 'torch' or 'deepspeed'"
         )
     if the_critic(algorithms) is not None and not hasattr(backend_class, "hold_critic"):
         raise ConfigError(
@@ -58,8 +58,8 @@ def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_cl
             )
         if not hasattr(backend_class, "renew_reference"):
             raise ConfigError(
-                f"trainer.reference_every: the backend {backend!r} cannot renew a reference; use 'torch', or leave it "
-                "out"
+                f"trainer.reference_every: the backend {backend!r} cannot renew a reference; use 'torch' or "
+                "'deepspeed', or leave it out"
             )
     has_greedy_sibling(config)
 

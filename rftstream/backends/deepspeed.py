@@ -7,6 +7,7 @@ that any number of processes, any stage and either backend goes on from them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
@@ -30,7 +31,7 @@ from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.deepspeed_rank import Rank, RankSettings, Taken
 from rftstream.backends.deepspeed_ranks import Place, Ranks
-from rftstream.backends.deepspeed_shards import MASTER, MOMENTS
+from rftstream.backends.deepspeed_shards import MASTER, MOMENTS, REFERENCE
 from rftstream.backends.deepspeed_wire import (
     algorithm_out,
     array_in,
@@ -38,7 +39,7 @@ from rftstream.backends.deepspeed_wire import (
     spec_out,
 )
 from rftstream.backends.passes import check_needs
-from rftstream.backends.tensors import SERVED, raw
+from rftstream.backends.tensors import REFERENCE_FILE, SERVED, raw
 from rftstream.errors import BackendError, ConfigError
 from rftstream.models import ModelSpec
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
@@ -209,6 +210,10 @@ class DeepSpeedBackend:
             found.update((number, array_in(array)) for number, array in part)
         return [found.get(number, np.zeros(len(row.token_ids), np.float32)) for number, row in enumerate(rows)]
 
+    def renew_reference(self) -> None:
+        """It becomes the policy as it is now, and stays spread as the masters are."""
+        self._call("renew_reference", {}, self._rank.renew_reference)
+
     # ------------------------------------------------------------------------------------------ state
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
@@ -233,19 +238,33 @@ class DeepSpeedBackend:
             return num_steps if kind == "step" else self._gather(kind, name)
 
         _write(folder / "optimizer.safetensors", moments, "float32", moment)
+        if self._rank.renewed:
+            with self._swapped():
+                _write(folder / REFERENCE_FILE, shapes, "float32", lambda name: self._gather(MASTER, name))
         random = {"cpu": torch.get_rng_state()}
         _write(folder / "random.safetensors", {"cpu": random["cpu"].shape}, "uint8", random.__getitem__)
         about = {"backend": "deepspeed", "model": self._spec.name, "torch": torch.__version__,
                  "stage": self._config.stage, "processes": self._ranks.place.size}  # fmt: skip
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
+    @contextlib.contextmanager
+    def _swapped(self) -> Iterator[None]:
+        """The reference in place of the policy."""
+        self._call("swap_reference", {}, self._rank.swap_reference)
+        try:
+            yield
+        finally:
+            self._call("swap_reference", {}, self._rank.swap_reference)
+
     def load(self, folder: Path) -> None:
         """What this backend or the torch backend saved, with whatever stage and number of processes."""
         from safetensors import safe_open
 
+        renewed = (folder / REFERENCE_FILE).is_file()
         with (
             safe_open(folder / "masters.safetensors", framework="pt") as masters,
             safe_open(folder / "optimizer.safetensors", framework="pt") as moments,
+            safe_open(folder / REFERENCE_FILE, framework="pt") if renewed else contextlib.nullcontext() as reference,
         ):
             if set(masters.keys()) != self._rank.shapes.keys():
                 raise ConfigError(
@@ -258,12 +277,14 @@ class DeepSpeedBackend:
             def read(kind: str, name: str) -> Tensor:
                 if kind == MASTER:
                     return masters.get_tensor(name)  # type: ignore[no-any-return]
+                if kind == REFERENCE:
+                    return reference.get_tensor(name)  # type: ignore[no-any-return]
                 key = f"{kind}/{name}"
                 return moments.get_tensor(key) if key in known else torch.zeros(self._rank.shapes[name])
 
             self._call(
-                "load", {"moments": bool(steps), "num_steps": num_steps},
-                lambda: self._rank.load(bool(steps), num_steps, read),
+                "load", {"moments": bool(steps), "num_steps": num_steps, "renewed": renewed},
+                lambda: self._rank.load(bool(steps), num_steps, renewed, read),
             )  # fmt: skip
         with safe_open(folder / "random.safetensors", framework="pt") as random:
             torch.set_rng_state(random.get_tensor("cpu"))

@@ -33,7 +33,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed_ranks import FOREVER, LOOPBACK, Place, distributed, is_of_others
-from rftstream.backends.deepspeed_shards import KINDS, MASTER, count_anew, shards_of
+from rftstream.backends.deepspeed_shards import KINDS, MASTER, REFERENCE, count_anew, shards_of
 from rftstream.backends.deepspeed_wire import algorithm_in, array_out, pack, row_in, spec_in, unpack
 from rftstream.backends.inputs import Inputs, make_inputs
 from rftstream.backends.network import Network, NetworkSettings, load_model, recompute_activations
@@ -138,6 +138,8 @@ class Rank:
         self._network: Any = None
         self._reference: Network | None = None
         """Version 0, whole in every process, loaded when it is first needed."""
+        self._renewed: list[Tensor] | None = None
+        """Masters of a later one: this process's part. None: it is version 0."""
         self._engine: Any = None
         self.shards: Any = None
         self._rounds_left = 0
@@ -201,6 +203,7 @@ class Rank:
         if self._engine is not None:
             self._engine.destroy()
         self._network = self._engine = self.shards = self._model = self._reference = None
+        self._renewed = None
         self._parameters = {}
         gc.collect()
         if torch.distributed.is_initialized():
@@ -301,8 +304,14 @@ class Rank:
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[Any]:
-        """A network that computes as the reference does. Where adapters are trained it is the model without them."""
-        if self._spec.lora is not None:
+        """A network that computes as the reference does. A renewed one takes the policy's place meanwhile; of version 0
+        it is the model without adapters, where those are trained. After an error nothing is put back, for then it is
+        over with the ranks."""
+        if self._renewed is not None:
+            self.swap_reference()
+            yield self._network
+            self.swap_reference()
+        elif self._spec.lora is not None:
             with lora.adapters_off(self._model):
                 yield self._network
         else:
@@ -315,21 +324,47 @@ class Rank:
                 self._reference = Network(model, NetworkSettings.of(self._settings, self.device))
         return self._reference
 
+    @property
+    def renewed(self) -> bool:
+        """Whether the reference is no longer version 0."""
+        return self._renewed is not None
+
+    def renew_reference(self) -> None:
+        """It becomes the policy as it is now. Meets nobody."""
+        self._renewed, self._reference = self.shards.copy_masters(), None
+
+    def swap_reference(self) -> None:
+        """A renewed one and the policy change places."""
+        assert self._renewed is not None
+        policy = self.shards.copy_masters()
+        self.shards.restore_masters(self._renewed)
+        self._renewed = policy
+
     # ------------------------------------------------------------------------------------------ state
 
-    def load(self, moments: bool, num_steps: float, read: Callable[[str, str], Tensor] | None) -> None:
-        """All masters, and moments if there are any. Rank 0 reads, the others get them from it."""
+    def load(
+        self, moments: bool, num_steps: float, renewed: bool, read: Callable[[str, str], Tensor] | None
+    ) -> None:  # fmt: skip
+        """All masters, and moments if there are any, and a renewed reference. Rank 0 reads, the others get them from
+        it."""
         self.shards.forget_moments()
+        self._renewed = None
+        if renewed:
+            self._receive(REFERENCE, read)
+            self.renew_reference()
         for kind in KINDS if moments else (MASTER,):
-            for name, shape in self.shapes.items():
-                if read is None:
-                    value = torch.empty(shape, dtype=torch.float32, device=self.device)
-                else:
-                    value = read(kind, name).to(self.device, torch.float32).contiguous()
-                torch.distributed.broadcast(value, src=0)
-                with torch.no_grad():
-                    self.shards.put(kind, name, value)
+            self._receive(kind, read)
         self.shards.num_steps = num_steps
+
+    def _receive(self, kind: str, read: Callable[[str, str], Tensor] | None) -> None:
+        for name, shape in self.shapes.items():
+            if read is None:
+                value = torch.empty(shape, dtype=torch.float32, device=self.device)
+            else:
+                value = read(kind, name).to(self.device, torch.float32).contiguous()
+            torch.distributed.broadcast(value, src=0)
+            with torch.no_grad():
+                self.shards.put(MASTER if kind == REFERENCE else kind, name, value)
         self.shards.refresh()
 
 
@@ -384,8 +419,14 @@ class _Calls:
     def gather(self, kind: str, name: str) -> None:
         self._rank.shards.gather(kind, name)
 
-    def load(self, moments: bool, num_steps: float) -> None:
-        self._rank.load(moments, num_steps, None)
+    def renew_reference(self) -> None:
+        self._rank.renew_reference()
+
+    def swap_reference(self) -> None:
+        self._rank.swap_reference()
+
+    def load(self, moments: bool, num_steps: float, renewed: bool) -> None:
+        self._rank.load(moments, num_steps, renewed, None)
 
     def leave(self) -> None:
         self._rank.close()

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 MASTER = "master"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = (MASTER, *MOMENTS)
+REFERENCE = "reference"
+"""Masters of a renewed one."""
 
 
 class Shards:
@@ -85,8 +87,18 @@ class Shards:
         return [one.detach().clone() for one in self._state()]
 
     def restore(self, copied: list[Tensor]) -> None:
+        self._put(self._state(), copied)
+
+    def copy_masters(self) -> list[Tensor]:
+        """This process's part of them alone."""
+        return [one.detach().clone() for one in self._masters()]
+
+    def restore_masters(self, copied: list[Tensor]) -> None:
+        self._put(self._masters(), copied)
+
+    def _put(self, places: list[Tensor], copied: list[Tensor]) -> None:
         with torch.no_grad():
-            for one, value in zip(self._state(), copied, strict=True):
+            for one, value in zip(places, copied, strict=True):
                 one.copy_(value)
         self.refresh()
 

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from rftstream.weights.snapshot import DTYPES, Master, RawTensor, write_snapshot
 
+REFERENCE_FILE = "reference.safetensors"
+"""Of a checkpoint: the masters that a renewed reference was made of."""
+
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 

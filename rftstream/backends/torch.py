@@ -25,14 +25,12 @@ from rftstream.backends.network import Network, NetworkSettings, compile_layers,
 from rftstream.backends.optimizer import Masters
 from rftstream.backends.passes import Passes, check_needs, row_logprobs
 from rftstream.backends.profiling import traced
-from rftstream.backends.tensors import ServedTensors, raw, write_tensors
+from rftstream.backends.tensors import REFERENCE_FILE, ServedTensors, raw, write_tensors
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
 from rftstream.weights.snapshot import RawTensor
 
 log = logging.getLogger(__name__)
-
-REFERENCE_FILE = "reference.safetensors"
 
 
 class TorchBackend:

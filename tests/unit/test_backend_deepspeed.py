@@ -344,6 +344,51 @@ def test_a_checkpoint_of_a_whole_model_is_not_one_of_its_adapters(spec, adapted,
         opened(adapted, stage=0).load(tmp_path / "whole")
 
 
+# --------------------------------------------------------------------------------------------- a renewed reference
+
+
+@pytest.mark.parametrize(("kind", "config"), [
+    ("whole", {"stage": 0}), ("whole", {"stage": 1, "offload_optimizer": True}), ("adapters", {"stage": 3}),
+    ("whole", {"stage": 3, "processes": 2}), ("adapters", {"stage": 2, "processes": 2}),
+])  # fmt: skip
+def test_a_renewed_reference_is_the_policy_of_that_version_from_then_on(
+    spec, adapted, opened, kind, config, tmp_path
+):  # fmt: skip
+    """And what is trained beside it, saved, loaded by the torch backend and back is as that makes it."""
+    model, rows = adapted if kind == "adapters" else spec, tiny.rows(5, seed=4)
+    whole, backend = torch_backend(model), opened(model, **config)
+    begun = backend.reference_logprobs(rows, 20)
+    early = saved(backend, tmp_path / "early")
+    for one in whole, backend:
+        one.update(BATCHES[0][0], KL, BATCHES[0][1])
+        one.renew_reference()
+    then = backend.logprobs(rows, 20)
+    for ours, theirs in zip(backend.reference_logprobs(rows, 20), then, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    before = saved(backend, tmp_path / "before")
+    assert all(map(np.array_equal, backend.reference_logprobs(rows, 20), then))
+    assert unchanged(saved(backend, tmp_path / "again"), before)  # nothing of it stays with the policy
+    reference = load_file(tmp_path / "before" / "reference.safetensors")
+    assert unchanged({"masters": reference}, {"masters": before["masters"]})
+    metrics = [one.update(BATCHES[2][0], KL, BATCHES[2][1]).metrics for one in (whole, backend)]
+    for name in ("kl", "loss", "grad_norm"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-3, abs=1e-6)
+    after = saved(backend, tmp_path / "after")
+    files_agree(after, saved(whole, tmp_path / "expected"), 3)
+    assert unchanged({"masters": load_file(tmp_path / "after" / "reference.safetensors")}, {"masters": reference})
+    assert np.abs(np.concatenate(backend.logprobs(rows, 20)) - np.concatenate(then)).max() > 1e-4
+    whole.load(tmp_path / "after")
+    saved(whole, tmp_path / "through torch")
+    backend.load(tmp_path / "early")
+    assert all(map(np.array_equal, backend.reference_logprobs(rows, 20), begun))
+    assert unchanged(saved(backend, tmp_path / "version 0"), early)
+    assert not (tmp_path / "version 0" / "reference.safetensors").exists()
+    backend.load(tmp_path / "through torch")
+    assert unchanged(saved(backend, tmp_path / "back"), after)
+    for ours, theirs in zip(backend.reference_logprobs(rows, 20), then, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 # --------------------------------------------------------------------------------------------- ranks
 
 
