@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -260,11 +260,11 @@ class DeepSpeedBackend:
         """What this backend or the torch backend saved, with whatever stage and number of processes."""
         from safetensors import safe_open
 
-        renewed = (folder / REFERENCE_FILE).is_file()
+        renewed, no_reference = (folder / REFERENCE_FILE).is_file(), cast(Any, contextlib.nullcontext())
         with (
             safe_open(folder / "masters.safetensors", framework="pt") as masters,
             safe_open(folder / "optimizer.safetensors", framework="pt") as moments,
-            safe_open(folder / REFERENCE_FILE, framework="pt") if renewed else contextlib.nullcontext() as reference,
+            safe_open(folder / REFERENCE_FILE, framework="pt") if renewed else no_reference as reference,
         ):
             if set(masters.keys()) != self._rank.shapes.keys():
                 raise ConfigError(

@@ -340,7 +340,7 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
     evaluator = config.evaluator.policy or config.explorer.policy
     named = {"backend": ("backend", config.trainer.backend), "policy": ("policy", config.explorer.policy),
              "evaluator": ("policy", evaluator)}  # fmt: skip
-    built_in = {place: part for place, part in named.items() if part[1] in ("torch", "hf")}
+    built_in = {place: part for place, part in named.items() if part[1] in ("torch", "deepspeed", "hf")}
     known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
     longest = longest_row(config, prompts, report.context)
     needs = frozenset[str]().union(*(one.needs for one in _built(config)))

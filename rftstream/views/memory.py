@@ -27,6 +27,8 @@ PROCESS_BYTES = 120 << 20
 """Of a worker that loads no torch."""
 TORCH_BYTES = 450 << 20
 """Of one that does: the libraries, and what they allocate and keep."""
+DEFAULT_BUCKET = 500_000_000
+"""Gradients that DeepSpeed exchanges at once, if its settings don't say."""
 
 ASSUMED = (
     "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, "
@@ -78,8 +80,8 @@ def estimate_memory(
     critic: ModelSizes | None = None,
 ) -> MemoryEstimate:  # fmt: skip
     """`longest`: tokens of the longest prompt and completion; `needs`: the algorithm's; `options`: `backend`, `policy`
-    and `evaluator`, each part's Config, of those that are built in and hold a model of their own (torch, hf);
-    `critic`: of the trainer's, if it has one."""
+    and `evaluator`, each part's Config, of those that are built in and hold a model of their own (torch, deepspeed,
+    hf); `critic`: of the trainer's, if it has one."""
     sizes = ModelSizes.of(spec.folder, spec.lora)
     given = islice(cycle(config.explorer.devices), config.explorer.count)
     at_once = config.explorer.max_concurrent
@@ -91,7 +93,7 @@ def estimate_memory(
                    parts={MAIN: {"process": PROCESS_BYTES}}),
         RoleMemory(role="buffer", count=1,
                    parts={MAIN: {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}}),
-        _trainer(config, sizes, spec, longest, needs, options.get("backend"), critic),
+        *_trainers(config, sizes, spec, longest, needs, options.get("backend"), critic),
     ]  # fmt: skip
     if config.evaluations and config.evaluator.count:
         roles.append(_sampler("evaluator", 1, config.evaluator.device, config.evaluator.max_concurrent,
@@ -133,21 +135,77 @@ def memory_lines(memory: MemoryEstimate) -> list[str]:
     return [*lines, f"  assumed: {ASSUMED}"]
 
 
-def _trainer(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """Of a model over processes, by a stage of ZeRO. The backend torch is one process without it."""
+
+    is_zero: bool = False
+    processes: int = 1
+    stage: int = 0
+    bucket: int = 0
+    """Gradients that are exchanged at once."""
+
+    @staticmethod
+    def of(options: Any) -> _Spread:
+        if not hasattr(options, "stage"):
+            return _Spread()
+        given = options.config.get("zero_optimization")
+        zero = given if isinstance(given, dict) else {}
+        found = zero.get("reduce_bucket_size")
+        num = int(found) if isinstance(found, int | float) else DEFAULT_BUCKET
+        bucket = (2 if zero.get("overlap_comm") else 1) * num if options.stage else 0
+        return _Spread(is_zero=True, processes=options.processes, stage=options.stage, bucket=bucket)
+
+    def part(self, num: int, *, stage: int) -> int:
+        """Of what is spread from this stage on, what each process has."""
+        return -(-num // self.processes) if self.stage >= stage else num
+
+
+def _trainers(
     config: RunConfig, sizes: ModelSizes, spec: ModelSpec, longest: int, needs: Collection[str], options: Any,
     critic: ModelSizes | None,
-) -> RoleMemory:  # fmt: skip
-    settings = config.trainer
+) -> list[RoleMemory]:  # fmt: skip
+    """The trainer, and the other ranks of one of several processes, each with a GPU of its own."""
     if options is None:
-        return RoleMemory(role="trainer", count=1, parts={MAIN: {"process": TORCH_BYTES}})
-    device = _place(settings.device)
-    half = options.autocast == "bfloat16" or (options.autocast == "auto" and settings.device.startswith("cuda"))
+        return [RoleMemory(role="trainer", count=1, parts={MAIN: {"process": TORCH_BYTES}})]
+    device, spread = _place(config.trainer.device), _Spread.of(options)
+    in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
+    on_device, of_optimizer = _of_rank(config, sizes, spec, longest, needs, options, critic, spread)
+
+    def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
+        parts: dict[str, dict[str, int]] = {MAIN: dict(held)}
+        parts.setdefault(place, {}).update(on_device)
+        parts[MAIN if options.offload_optimizer else place].update(of_optimizer)
+        return RoleMemory(role=name, count=count, parts=_without_nothing(parts))
+
+    kind, _, first = device.partition(":")
+    num_others = spread.processes - 1
+    places = {f"{kind}:{int(first) + rank}": 1 for rank in range(1, num_others + 1)} if first else {MAIN: num_others}
+    others = [role("rank", count, place, {"process": TORCH_BYTES}) for place, count in places.items() if count]
+    return [role("trainer", 1, device, in_main), *others]
+
+
+def _of_rank(
+    config: RunConfig, sizes: ModelSizes, spec: ModelSpec, longest: int, needs: Collection[str], options: Any,
+    critic: ModelSizes | None, spread: _Spread,
+) -> tuple[dict[str, int], dict[str, int]]:  # fmt: skip
+    """On the device, and where the optimizer is."""
+    settings = config.trainer
+    gpu = settings.device.startswith("cuda")
+    half = options.autocast == "bfloat16" or (options.autocast == "auto" and gpu)
     rows = config.feeder.groups_per_batch * config.feeder.group_size
     tokens = max(min(settings.tokens_per_microbatch, rows * longest), longest)
     steps = settings.minibatches * settings.updates_per_batch
     reference = any(name.startswith("reference_") for name in needs)
     renewed = settings.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
-    held_again = sizes.parameters if spec.lora is None else sizes.trained if renewed else 0
+    masters = spread.part(4 * sizes.trained, stage=1)
+    if options.offload_optimizer and spread.stage in (1, 2):
+        masters *= 2  # DeepSpeed brings them to the device by a buffer of their size
+    version_0 = 4 * sizes.parameters if reference and spec.lora is None else 0
+    later = 4 * sizes.trained if reference and renewed else 0
+    if spread.is_zero:  # it and a copy of the policy, whose place it takes
+        later = 2 * spread.part(later, stage=1)
+    gone = 0 if options.offload_optimizer else version_0  # then; elsewhere it makes no room
     networks = [sizes] if critic is None else [sizes, critic]  # one after the other
     activations = max(
         network.activation_bytes(half=half, recomputed=options.gradient_checkpointing) for network in networks
@@ -155,25 +213,25 @@ def _trainer(
     num_critic = 0 if critic is None else critic.parameters
     logits = min(options.max_logits_bytes, 4 * tokens * sizes.vocabulary) // (2 if half else 1)
     on_device = {
-        "weights": 4 * sizes.parameters - (2 * sizes.adapted if half else 0),
+        "weights": 4 * sizes.parameters - (2 * sizes.adapted if half else 0),  # of ZeRO 3, too: while they are loaded
         "weights in bfloat16": 2 * sizes.parameters if half and spec.lora is None else 0,  # autocast keeps them
-        "gradients": 4 * sizes.trained + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
+        "gradients": spread.part(4 * sizes.trained, stage=2)
+        + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
+        "gradients in exchange": 4 * (spread.bucket if gpu else min(spread.bucket, sizes.trained)),
         "activations": tokens * activations,
         "logits": logits,
-        "reference": 4 * held_again if reference else 0,
+        "reference": version_0 if spread.is_zero else max(version_0, later),
         "critic with gradients": (10 if half else 8) * num_critic,
     }
     of_optimizer = {
-        "masters": 4 * sizes.trained if options.offload_optimizer else 0,
-        "moments": 8 * sizes.trained,
-        "state before the batch": 12 * (sizes.trained + num_critic) if steps > 1 else 0,
+        "masters": masters if options.offload_optimizer or spread.stage else 0,
+        "gradients of masters": spread.part(4 * sizes.trained, stage=1) if spread.stage else 0,
+        "moments": spread.part(8 * sizes.trained, stage=1),
+        "state before the batch": spread.part(12 * (sizes.trained + num_critic), stage=1) if steps > 1 else 0,
+        "renewed reference": max(later - gone, 0) if spread.is_zero else 0,
         "critic's optimizer": (12 if options.offload_optimizer else 8) * num_critic,
     }
-    in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
-    parts: dict[str, dict[str, int]] = {MAIN: in_main}
-    parts.setdefault(device, {}).update(on_device)
-    parts[MAIN if options.offload_optimizer else device].update(of_optimizer)
-    return RoleMemory(role="trainer", count=1, parts=_without_nothing(parts))
+    return on_device, of_optimizer
 
 
 def _sampler(

@@ -11,8 +11,10 @@ from rftstream.backends import deepspeed_ranks
 from rftstream.config import replace
 from rftstream.errors import BackendError
 from rftstream.messages import StepRecord
+from rftstream.runtime.manifest import make_manifest
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
+from tests.flow.test_learned_beside import RENEWED
 from tests.flow.test_trainer_restarts import CHARACTERS
 from tests.flow.trained import digests_of, names, steps_of
 
@@ -75,9 +77,41 @@ def test_a_rank_dies_and_the_next_trainer_goes_on_alone(
     assert sorted(by_version(scene)) == [1, 2, 3]
     trainer.service.close()
     scene.config = replace(scene.config, backends__deepspeed=settings | {"processes": 1, "stage": 0})
-    RoleDriver(scene, "trainer").work()
+    successor = RoleDriver(scene, "trainer")
+    successor.work()
+    successor.service.close()  # of process groups there can be one
     assert names(steps_of(scene))[-5:] == [(2, 2), (2, 3), (2, 4), (2, 5), (2, 6)]  # a checkpoint is of version 2
     for version, expected in by_version(alone).items():
         found = by_version(scene)[version]
         for name in ("loss", "grad_norm", "entropy", "num_tokens"):
             assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-4, abs=1e-6)
+
+
+def test_adapters_and_a_renewed_reference_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+
+    def adapted(folder: Path, backend: str, **settings: Any) -> Scene:
+        scene = make_scene(folder, backend, 1, **RENEWED, model__lora={"rank": 2}, manifest=False, **settings)
+        digests = {f"taskset.{name}": "" for name in scene.config.tasksets}
+        scene.put("control", make_manifest(scene.config, scene.folder.run_id, digests, scene.clock.now()))
+        return scene
+
+    alone = adapted(tmp_path / "alone", "torch")
+    feed(alone)
+    RoleDriver(alone, "trainer").work()
+    settings = {"processes": 2, "stage": 3, "timeout_s": TIMEOUT_S}
+    scene = adapted(tmp_path / "ranks", "deepspeed", backends__deepspeed=settings)
+    trainer = RoleDriver(scene, "trainer")
+    feed(scene, end=5)
+    trainer.work()
+    trainer.service.close()
+    scene.config = replace(scene.config, backends__deepspeed=settings | {"processes": 1, "stage": 1})
+    feed(scene, first=5)
+    successor = RoleDriver(scene, "trainer")
+    successor.work()
+    successor.service.close()  # of process groups there can be one
+    assert (2, 6) in names(steps_of(scene))
+    for version, expected in by_version(alone).items():
+        found = by_version(scene)[version]
+        for name in ("loss", "grad_norm", "kl", "num_tokens"):
+            assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-3, abs=1e-6), (version, name)

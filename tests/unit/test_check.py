@@ -102,6 +102,66 @@ def test_what_the_trainer_holds_in_memory(write: Write, algorithms: dict[str, An
     assert "main memory: up to " in report.to_text()
 
 
+def of_trainer(report: CheckReport, role: str = "trainer") -> dict[str, int]:
+    assert report.memory is not None
+    (found,) = (one for one in report.memory.roles if one.role == role)
+    return dict(found.parts[MAIN])
+
+
+def test_what_ranks_hold_in_memory(write: Write) -> None:
+    """Stage 1 spreads masters and moments, stage 2 gradients; weights and version 0 are whole in each while loaded."""
+    settings: dict[str, Any] = {
+        "trainer__backend": "deepspeed", "explorer__policy": "hf", "trainer__minibatches": 2,
+        "algorithms": {"grpo": {"kl_coef": 0.1}}, "model": {"make": {}},
+    }  # fmt: skip
+    reports = {
+        stage: fine(write(**settings, backends__deepspeed={"stage": stage, "processes": 4})) for stage in range(4)
+    }
+    num = reports[0].disk.parameters
+    head = 4 * 19 * 64
+    for stage, report in reports.items():
+        held, parts = of_trainer(report), 1 if stage == 0 else 4
+        assert held["weights"] == held["reference"] == 4 * num
+        assert held["moments"] == 8 * num // parts
+        assert held["state before the batch"] == 12 * num // parts
+        assert held.get("masters", 0) == held.get("gradients of masters", 0) == (num if stage else 0)
+        assert held["gradients"] == 4 * num // (4 if stage >= 2 else 1) + head
+        (rank,) = (one for one in report.memory.roles if one.role == "rank")
+        assert rank.count == 3
+        assert dict(rank.parts[MAIN]) == {what: held[what] for what in held if what != "published version"}
+
+
+def test_ranks_have_a_gpu_each(write: Write) -> None:
+    report = check(write(
+        trainer__backend="deepspeed", trainer__device="cuda:1", explorer__policy="hf", model={"make": {}},
+        backends__deepspeed={"stage": 2, "processes": 3, "offload_optimizer": True},
+    ))  # fmt: skip
+    assert report.memory is not None
+    places = {place: role for role in report.memory.roles for place in role.parts if role.role in ("trainer", "rank")}
+    assert [places[f"cuda:{number}"].role for number in (1, 2, 3)] == ["trainer", "rank", "rank"]
+    for number in (1, 2, 3):
+        held = places[f"cuda:{number}"].parts
+        assert held[f"cuda:{number}"]["gradients in exchange"] == 4 * 500_000_000
+        assert held[MAIN]["masters"] == held[MAIN]["moments"]  # as large again is the buffer for them
+        assert "moments" not in held[f"cuda:{number}"]
+
+
+def test_a_renewed_reference_of_ranks_is_spread(write: Write) -> None:
+    settings: dict[str, Any] = {
+        "trainer__backend": "deepspeed", "explorer__policy": "hf", "trainer__reference_every": 2,
+        "algorithms": {"grpo": {"kl_coef": 0.1}}, "backends__deepspeed": {"stage": 1, "processes": 4},
+    }  # fmt: skip
+    whole = of_trainer(fine(write(**settings, model={"make": {}})))
+    assert "renewed reference" not in whole  # version 0 was there before, and took more
+    adapted = of_trainer(fine(write(**settings, model={"make": {}, "lora": {"rank": 2}})))
+    assert "reference" not in adapted
+    assert adapted["renewed reference"] == adapted["moments"]  # its part of it, and of the policy
+    settings["backends__deepspeed"] = {
+        "stage": 1, "processes": 4, "config": {"zero_optimization": {"reduce_bucket_size": 10, "overlap_comm": True}},
+    }  # fmt: skip
+    assert of_trainer(fine(write(**settings, model={"make": {}})))["gradients in exchange"] == 4 * 2 * 10
+
+
 def test_a_critic_is_counted(write: Write) -> None:
     """Weights and gradients 8, moments 8; in a checkpoint masters and moments 12, as of the policy."""
     settings = {"trainer__backend": "torch", "explorer__policy": "hf", "model": {"make": {}}}
