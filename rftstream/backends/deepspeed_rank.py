@@ -33,7 +33,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed_ranks import FOREVER, LOOPBACK, Place, distributed, is_of_others
-from rftstream.backends.deepspeed_shards import KINDS, MASTER, REFERENCE, count_anew, shards_of
+from rftstream.backends.deepspeed_shards import KINDS, MASTER, MOMENTS, REFERENCE, count_anew, shards_of
 from rftstream.backends.deepspeed_wire import algorithm_in, array_out, pack, row_in, spec_in, unpack
 from rftstream.backends.inputs import Inputs, make_inputs
 from rftstream.backends.network import Network, NetworkSettings, load_model, recompute_activations
@@ -365,7 +365,8 @@ class Rank:
             torch.distributed.broadcast(value, src=0)
             with torch.no_grad():
                 self.shards.put(MASTER if kind == REFERENCE else kind, name, value)
-        self.shards.refresh()
+        if kind not in MOMENTS:
+            self.shards.refresh()
 
 
 def _import_deepspeed(device: str) -> Any:
