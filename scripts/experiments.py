@@ -27,7 +27,7 @@ CHANCE, LEARNED = 0.2, 0.8
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "dr_grpo": {"row_tokens": 3},
-    "dapo": {"overlong_penalty": 0.5, "buffer.zero_variance": "replace"},
+    "dapo": {"overlong_penalty": 0.5, "buffer.zero_variance": "replace", "run.steps": 200},
     "gspo": {},
     "cispo": {},
     "sapo": {},
