@@ -64,15 +64,18 @@ class Comparison:
     def picture(self) -> Path:
         return PICTURES / f"{self.name}.png"
 
-    @property
-    def digest(self) -> str:
-        """Of everything that either side does: another one where a setting or the run file has changed."""
+    def settings_of(self, side: str) -> Mapping[str, Any]:
+        return {**self.settings, **(OURS if side == "rftstream" else {})}
+
+    def digest(self, side: str) -> str:
+        """Of everything that it does: another one where a setting or the run file has changed."""
         values = tomllib.loads(self.run_file.read_text(encoding="utf-8"))
-        return hashlib.sha256(json.dumps([values, self.settings], sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(json.dumps([values, self.settings_of(side)], sort_keys=True).encode()).hexdigest()[:8]
 
 
-OF_ALL = {"algorithms.grpo.advantage_eps": 1e-4, "evaluator.count": 0}
-"""TRL's own, and nothing is evaluated meanwhile."""
+TRLS_EPS = {"algorithms.grpo.advantage_eps": 1e-4}
+OURS = {"evaluator.count": 0}
+"""Nothing is evaluated meanwhile."""
 
 ARITHMETIC = Comparison(
     "trl",
@@ -83,7 +86,7 @@ ARITHMETIC = Comparison(
         "evaluations.sums.n": 1,
         "evaluations.sums.k": [1],
         "evaluations.sums.sampling.temperature": 0.0,
-        **OF_ALL,
+        **TRLS_EPS,
     },
     target=0.8,
     sides=("rftstream", "trl", "trl-1-thread"),
@@ -98,7 +101,7 @@ SMOLLM2 = Comparison(
         "evaluations.chain_sum.every": 5,
         "evaluations.chain_sum.sampling.temperature": 1.0,
         "buffer.zero_variance": "keep",
-        **OF_ALL,
+        **TRLS_EPS,
     },
     target=0.3,
     sides=("rftstream", "trl"),
@@ -112,7 +115,7 @@ LONG = Comparison(
         **SMOLLM2.settings,
         "model.context": 192,
         "sampling.max_tokens": 128,
-        "evaluations.chain_sum.every": 10,
+        "run.steps": 20,
         "evaluations.chain_sum.num_tasks": 64,
     },
     target=0.3,
@@ -153,7 +156,7 @@ def measure(
             for side in one.sides:
                 if missing and find_row(read_rows(measured), one, side, seed):
                     continue
-                folder = runs / f"{one.name}-{side}-seed{seed}-{one.digest}"
+                folder = runs / f"{one.name}-{side}-seed{seed}-{one.digest(side)}"
                 if code := _see_to_its_end(one, side, seed, folder, call or _python):
                     print(f"curves: {one.name}: {side}, seed {seed}: failed with exit code {code}; see {folder}",
                           file=sys.stderr)  # fmt: skip
@@ -185,7 +188,7 @@ def _see_to_its_end(one: Comparison, side: str, seed: int, folder: Path, call: C
         return code
     curve = read_curve(one, side, folder / "run", started_at)
     row = {
-        "name": one.name, "side": side, "seed": seed, "of": one.digest, "curve": curve,
+        "name": one.name, "side": side, "seed": seed, "of": one.digest(side), "curve": curve,
         "seconds": round(ended_at - started_at, 1), "by": versions(side), "cores": os.cpu_count(),
         "load_before": round(load, 1),
     }  # fmt: skip
@@ -195,7 +198,7 @@ def _see_to_its_end(one: Comparison, side: str, seed: int, folder: Path, call: C
 
 def command(one: Comparison, side: str, seed: int, folder: Path) -> list[str]:
     file = str(one.run_file)
-    sets = [argument for text in Experiment(NAME, one.settings).sets(seed) for argument in ("--set", text)]
+    sets = [argument for text in Experiment(NAME, one.settings_of(side)).sets(seed) for argument in ("--set", text)]
     if side == "rftstream":
         return ["-m", "rftstream", "run", file, "--run-dir", str(folder), *sets, "--progress", "plain"]
     threads = ("--threads", "1") if side == "trl-1-thread" else ()
@@ -269,7 +272,7 @@ def read_rows(measured: Path = MEASURED) -> list[dict[str, Any]]:
 
 def find_row(rows: Rows, one: Comparison, side: str, seed: int) -> Mapping[str, Any] | None:
     """Of both as they are now."""
-    wanted = {"name": one.name, "side": side, "seed": seed, "of": one.digest}
+    wanted = {"name": one.name, "side": side, "seed": seed, "of": one.digest(side)}
     return next((row for row in rows if wanted.items() <= row.items()), None)
 
 

@@ -47,7 +47,7 @@ def test_staleness() -> None:
 
 def test_beside_trl() -> None:
     def of(side: str, seed: int, *curve: list[float]) -> dict[str, Any]:
-        return {"name": one.name, "side": side, "seed": seed, "of": one.digest, "curve": [*map(list, curve)]}
+        return {"name": one.name, "side": side, "seed": seed, "of": one.digest(side), "curve": [*map(list, curve)]}
 
     one = side_by_side.ARITHMETIC
     ours = of("rftstream", 0, [0, 9.4, 0.0], [10, 20.2, 0.84], [20, 30.0, 0.96])
@@ -56,6 +56,6 @@ def test_beside_trl() -> None:
     assert f"| 0 | trl | {measured.NOT_YET} | - | - | - | - |" in table
     assert "| 1 | rftstream | 9 | never | - | 31 | 0.50 |" in table
     assert "trl.png" not in table
-    assert "(pictures/trl.png)" in measured.beside_trl(one, [{**ours, "side": side} for side in one.sides])
+    assert "(pictures/trl.png)" in measured.beside_trl(one, [of(side, 0, *ours["curve"]) for side in one.sides])
     other = measured.beside_trl_smollm2([{**ours, "name": "trl-smollm2"}])
     assert measured.NOT_YET in other and "| 0 | rftstream | 9 |" not in other, "of other settings"

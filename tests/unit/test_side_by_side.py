@@ -202,7 +202,13 @@ def test_a_side_that_failed_or_was_stopped_begins_anew(fake: FakeSides, tmp_path
 
 
 def test_only_what_is_missing(fake: FakeSides, tmp_path: Path) -> None:
-    old = {"name": "trl", "side": "rftstream", "seed": 0, "of": ARITHMETIC.digest, "curve": [[0, 1.0, 0.0]]}
+    old = {
+        "name": "trl",
+        "side": "rftstream",
+        "seed": 0,
+        "of": ARITHMETIC.digest("rftstream"),
+        "curve": [[0, 1.0, 0.0]],
+    }
     side_by_side.write_row(tmp_path / "m" / "trl.json", old)
     side_by_side.write_row(tmp_path / "m" / "trl.json", {**old, "side": "trl", "of": "00000000"})
     assert measure(fake, tmp_path, missing=True) == 0
