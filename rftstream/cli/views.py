@@ -167,11 +167,15 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
         history = read_history(Log(opened.transport))
         if tensorboard is None:
             folder = out or opened.folder.plots
-            files = [*draw(history, run=opened.run_id, folder=folder),
-                     write_page(history, run=opened.run_id, folder=folder)]  # fmt: skip
+            files = draw(history, run=opened.run_id, folder=folder)
+            page: Path | None = write_page(history, run=opened.run_id, folder=folder)
         else:
-            files = [write_events(history, tensorboard)]
-    print_out({"files": [str(file) for file in files]} if as_json else "\n".join(map(str, files)))
+            files, page = [write_events(history, tensorboard)], None
+    pages = {} if page is None else {"page": str(page)}
+    if as_json:
+        print_out({"files": [str(file) for file in files], **pages})
+    else:
+        print_out("\n".join([*map(str, files), *pages.values()]))
 
 
 @examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")

@@ -102,7 +102,8 @@ def test_usage_errors_exit_2(run: Path, arguments: tuple[str, ...], text: str) -
 
 def test_plot_writes_into_the_run_folder(run: Path, tmp_path: Path) -> None:
     names = ["by_step.png", "by_time.png", "index.html"]
-    assert called("plot", run)["files"] == [str(run / "plots" / name) for name in names]
+    *pictures, page = [str(run / "plots" / name) for name in names]
+    assert called("plot", run) == {"files": pictures, "page": page}
     assert call("plot", run, "--out", tmp_path / "here").exit_code == 0
     assert sorted(file.name for file in (tmp_path / "here").iterdir()) == names
 
