@@ -17,6 +17,7 @@ from rftstream.core.advantages import center_on_group_mean
 
 class AsymRe(PolicyGradient):
     name = "asymre"
+    needs_spread = "none"
     normalise = "sum"
 
     @dataclass(frozen=True, kw_only=True)

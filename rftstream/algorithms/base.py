@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rftstream.messages import Experience, Segment
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rftstream.algorithms.settings import CriticConfig
+
+Spread = Literal["group", "batch", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,9 @@ class Algorithm(Protocol):
     if `refine` (of `RefiningAlgorithm`) is to be called; `values`, if it has a critic (`CriticAlgorithm`);
     `whole_groups`, if rows of a group must come to `loss` at once.
 
+    `needs_spread` says which rewards have to differ for it to learn from them: `group`, those inside some group;
+    `batch`, any of the batch (also where it is missing); `none`: it learns from equal ones, or from none.
+
     One whose class has `greedy_baseline = True` gets groups whose first sibling was sampled at temperature 0.
 
     An algorithm that learns from demonstrations or pairs says so by `loss_kinds`, a set of LossKind (else `rl` alone),
@@ -128,6 +133,11 @@ class Algorithm(Protocol):
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """The batch's metrics from the token means of what `loss` summed: ratios of means (ESS) are formed here."""
+
+
+def spread_needed(algorithm: Algorithm) -> Spread:
+    spread: Spread = getattr(algorithm, "needs_spread", "batch")
+    return spread
 
 
 class RefiningAlgorithm(Algorithm, Protocol):

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rftstream.algorithms.base import Algorithm, Denominators, MicroBatch, RefiningAlgorithm, TrainingRow
+from rftstream.algorithms.base import (
+    Algorithm,
+    Denominators,
+    MicroBatch,
+    RefiningAlgorithm,
+    Spread,
+    TrainingRow,
+    spread_needed,
+)
 from rftstream.algorithms.scored import masked_fraction
 from rftstream.errors import ConfigError
 from rftstream.messages import Experience
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
 BY = "algorithm"
 """Addition of a row: the number of its algorithm."""
 NONE = np.zeros(1, np.float32)
+LEAST_FIRST: tuple[Spread, ...] = ("none", "batch", "group")
+"""A batch is without signal only if each of its algorithms is without."""
 COUNTS = ("num_", "groups_without_signal")
 """Beginnings of metrics of a batch that add up; `groups_without_signal_share` does not."""
 
@@ -54,6 +64,9 @@ class ByTaskset:
         self.parts = (rest, *others)
         self._numbers = {name: number for number, part in enumerate(self.parts) for name in part.tasksets}
         self.needs = _union([part.algorithm.needs for part in self.parts])
+        self.needs_spread: Spread = min(
+            (spread_needed(part.algorithm) for part in self.parts if part.tasksets), key=LEAST_FIRST.index
+        )
         if "values" in self.needs:
             raise ConfigError(
                 "tasksets: an algorithm with a critic beside another, expected one critic for all rollouts; name it as "

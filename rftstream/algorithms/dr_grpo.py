@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 class DrGrpo(Clipped):
     name = "dr_grpo"
+    needs_spread = "group"
     normalise = "sum"
 
     @dataclass(frozen=True, kw_only=True)

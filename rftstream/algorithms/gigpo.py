@@ -23,6 +23,7 @@ from rftstream.core.advantages import compute_group_advantages
 
 class GiGpo(Grpo):
     name = "gigpo"
+    needs_spread = "batch"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrpoConfig):

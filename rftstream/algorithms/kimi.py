@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 class Kimi(PolicyGradient):
     name = "kimi"
+    needs_spread = "group"
     normalise = "sequence"
 
     @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from rftstream.errors import ConfigError
 
 class MaxRl(Clipped):
     name = "maxrl"
+    needs_spread = "group"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):

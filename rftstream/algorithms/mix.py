@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
+from rftstream.algorithms.base import Denominators, MicroBatch, Spread, TrainingRow
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.sft import demonstration_rows, token_mean_loss
 from rftstream.messages import Experience, LossKind
@@ -33,6 +33,7 @@ class Mix:
         """Weight of imitation; the rest is GRPO's."""
 
     loss_kinds = frozenset({LossKind.rl, LossKind.sft})
+    needs_spread: Spread = "group"
     phi = False
     """Whether a token counts by p (1 - p)."""
 

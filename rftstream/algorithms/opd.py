@@ -31,6 +31,7 @@ TEACHER = "teacher_logprobs"
 
 class Opd(Grpo):
     name = "opd"
+    needs_spread = "none"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrpoConfig):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 class Opmd(PolicyGradient):
     name = "opmd"
+    needs_spread = "group"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig):

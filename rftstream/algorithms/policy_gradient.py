@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
+from rftstream.algorithms.base import Denominators, MicroBatch, Spread, TrainingRow
 from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored
 from rftstream.algorithms.settings import ClippedConfig, CorrectedConfig, PolicyGradientConfig
 from rftstream.core.advantages import compute_group_advantages
@@ -54,6 +54,7 @@ class PolicyGradient:
     """In errors, as `algorithms.NAME`; `module:Class` unless it says more."""
     normalise: str = "token"
     """How the losses of tokens become one number: `core.masks.weigh`."""
+    needs_spread: Spread = "batch"
     takes_kl_by_token: ClassVar[bool] = False
     """Whether `token_advantages` takes the divergence from the reward itself."""
 
@@ -274,6 +275,7 @@ class GroupRelative:
     """Advantages of GRPO, for a config with `advantage_eps`."""
 
     config: Any
+    needs_spread: Spread = "group"
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         return compute_group_advantages(rewards_N, groups_N, eps=self.config.advantage_eps)

@@ -29,6 +29,10 @@ class ReinforcePlusPlus(Clipped):
         group_baseline: bool = False
         """Subtracts the mean reward of the group before whitening (REINFORCE++-baseline)."""
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.needs_spread = "group" if config.group_baseline else "batch"
+
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         """Before the divergence is taken and all are whitened."""
         return center_on_group_mean(rewards_N, groups_N) if self.config.group_baseline else rewards_N

@@ -22,6 +22,7 @@ from rftstream.core.advantages import compute_baseline_advantages
 
 class ReMax(Clipped):
     name = "remax"
+    needs_spread = "group"
     greedy_baseline: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)

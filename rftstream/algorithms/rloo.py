@@ -17,6 +17,7 @@ from rftstream.core.advantages import compute_leave_one_out_advantages
 
 class Rloo(Clipped):
     name = "rloo"
+    needs_spread = "group"
     normalise = "sequence"
     clip_level = "sequence"
 

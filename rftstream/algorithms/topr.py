@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 class Topr(PolicyGradient):
     name = "topr"
+    needs_spread = "none"
     normalise = "sum"
 
     @dataclass(frozen=True, kw_only=True)

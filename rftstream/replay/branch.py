@@ -37,6 +37,7 @@ from rftstream.replay.recorded import Recorded
 from rftstream.roles.groups import late_outcome
 from rftstream.roles.progress import Progress
 from rftstream.runtime.imported import Import, Say, skipped_rollouts, without
+from rftstream.runtime.learning_signal import STEPS_WITHOUT_SIGNAL
 from rftstream.runtime.observer import read_control
 from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
 from rftstream.weights.checkpoints import CheckpointStore
@@ -219,6 +220,7 @@ class BatchImport(Import):
             trained_groups=steps[-1].trained_groups,
             trained_rollouts=steps[-1].trained_rollouts,
             skips_in_a_row=skips_in_a_row,
+            steps_without_signal=int(steps[-1].metrics.get(STEPS_WITHOUT_SIGNAL, 0)),
             rewards=deque(self._extent.rewards[-self._rewards_kept :]),
         )
 

@@ -19,12 +19,14 @@ class Progress:
     trained_groups: int = 0
     trained_rollouts: int = 0
     skips_in_a_row: int = 0
+    steps_without_signal: int = 0
+    """In a row."""
     rewards: deque[float] = field(default_factory=deque)
     """Of the last steps, for stop_reward."""
     last_admitted: int | None = None
     """Of the last batch, if it was marked as the run's last: how many groups there were in all."""
 
-    def after(self, batch: Batch, *, skipped: bool, rewards_kept: int) -> Progress:
+    def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> Progress:
         """What it is once the batch is trained."""
         manifest = batch.manifest
         rewards = deque(self.rewards, maxlen=rewards_kept)
@@ -36,6 +38,7 @@ class Progress:
             trained_groups=manifest.total_groups,
             trained_rollouts=self.trained_rollouts + batch.num_rollouts,
             skips_in_a_row=self.skips_in_a_row + 1 if skipped else 0,
+            steps_without_signal=self.steps_without_signal + 1 if without_signal else 0,
             rewards=rewards,
             last_admitted=manifest.admitted if manifest.last else None,
         )
@@ -47,6 +50,7 @@ class Progress:
             "trained_groups": self.trained_groups,
             "trained_rollouts": self.trained_rollouts,
             "skips_in_a_row": self.skips_in_a_row,
+            "steps_without_signal": self.steps_without_signal,
             "rewards": list(self.rewards),
             "last_admitted": self.last_admitted,
         }
@@ -59,6 +63,7 @@ class Progress:
             trained_groups=state["trained_groups"],
             trained_rollouts=state["trained_rollouts"],
             skips_in_a_row=state["skips_in_a_row"],
+            steps_without_signal=state.get("steps_without_signal", 0),
             rewards=deque(state["rewards"]),
             last_admitted=state.get("last_admitted"),
         )

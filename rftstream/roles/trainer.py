@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from rftstream import metrics
+from rftstream.algorithms.base import spread_needed
 from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
 from rftstream.config import to_toml
@@ -38,7 +39,7 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.models import ModelSpec
-from rftstream.roles.assembly import BatchAssembly
+from rftstream.roles.assembly import Batch, BatchAssembly
 from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
@@ -49,6 +50,7 @@ from rftstream.roles.schedule import rate_at
 from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
+from rftstream.runtime.learning_signal import STEPS_WITHOUT_SIGNAL, SignalWatch, is_without_signal
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
@@ -96,6 +98,7 @@ class TrainerStep:
         self._final = final
         self._clock = clock
         self._mismatch = MismatchWatch(config)
+        self._signal = SignalWatch(config)
         self._paused = False
         self._end = RunEnd(config, clock)
         self._opened = False
@@ -287,27 +290,32 @@ class TrainerStep:
         batch, progress = underway.batch, underway.progress
         self._mismatch.look(values, batch.experiences)
         ended = self._clock.now()
-        following = progress.after(batch, skipped=update.skipped, rewards_kept=self._config.run.stop_reward_over)
-        reason = self._end.reason(following)
         stage = self._end.stages.at(progress.version)
+        training = self._training.at(stage)
+        following = progress.after(
+            batch, skipped=update.skipped, rewards_kept=self._config.run.stop_reward_over,
+            without_signal=stage.takes_rollouts and is_without_signal(values, spread_needed(training.algorithm)),
+        )  # fmt: skip
+        if not self._config.without_tasks:
+            values[STEPS_WITHOUT_SIGNAL] = float(following.steps_without_signal)
+        reason = self._end.reason(following)
         if self._end.stages.named:
             values["stage"] = stage.number + 1.0
         if self._held_out is not None and self._held_out.due(stage, following.version, last=reason is not None):
             values |= self._asked(self._held_out.look)(stage)
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
-        stops = following.skips_in_a_row >= self._settings.max_skips_in_a_row
+        no_signal = self._signal.look(values)
+        self._stop = self._too_many_skips(following, batch) or (no_signal if reason is None else None)
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
         waits = not self._assembly.num_ready
         publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
         taken = self._take(name) if publish_now else None
         self._waited_since = self._clock.now()
-        beside = reason is None and not stops and not self._is_due(following) and self._begin(following)
+        beside = reason is None and self._stop is None and not self._is_due(following) and self._begin(following)
         announced = self._write(taken) if taken is not None else None
         now = self._clock.now()
         held_up_s = (self._waited_since if beside else now) - ended
-        values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | self._training.at(stage).speeds(
-            values, step_s
-        )
+        values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | training.speeds(values, step_s)
         record = StepRecord(
             name=name,
             batch_sequence=batch.sequence,
@@ -327,14 +335,17 @@ class TrainerStep:
             outputs.insert(0, Publish("weights", 0, announced))
         if reason is not None:
             outputs.append(self._finished(reason, name))
-        if stops:
-            ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
-            self._stop = StopRule(
-                "nan",
-                f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
-                f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts",
-            )
         return Transaction(tuple(outputs))
+
+    def _too_many_skips(self, following: Progress, batch: Batch) -> StopRule | None:
+        if following.skips_in_a_row < self._settings.max_skips_in_a_row:
+            return None
+        ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
+        return StopRule(
+            "nan",
+            f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
+            f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts",
+        )
 
     def _take(self, name: VersionName, *, resumed: bool = False) -> Taken:
         """What training has to wait for."""

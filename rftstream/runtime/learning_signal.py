@@ -1,0 +1,124 @@
+"""Steps without a learning signal: how they are counted, what is said about them, and when they end a run.
+
+An algorithm that compares siblings learns nothing from groups whose rewards are all equal. The trainer counts the
+steps in a row in which there was no other group, and writes the count on each step. So the progress line, `status`
+and the metrics say the same, whoever was started anew meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rftstream.algorithms.base import Spread
+from rftstream.errors import StopRule
+from rftstream.sections import RunConfig
+
+log = logging.getLogger(__name__)
+
+STEPS_WITHOUT_SIGNAL = "steps_without_signal"
+"""Metric of a step: so many steps in a row, itself included, had no learning signal."""
+WARN_AFTER_STEPS = 10
+"""In a row: fewer are told nowhere, since hard tasks begin like that."""
+MANY_CUT = 0.1
+"""Share of completions that a token limit ended from which on that is named as a cause."""
+FLAT = 1e-6
+"""A standard deviation below this share of the mean is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoSignal:
+    """What is said about a run whose newest steps had no learning signal."""
+
+    steps: int
+    """In a row, until now."""
+    cause: str
+    """What the rewards were, and the likely causes."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def headline(self) -> str:
+        return f"no signal for {self.steps:,} steps"
+
+    def to_text(self) -> str:
+        return f"{self.headline}: {self.cause}"
+
+
+def is_without_signal(values: Mapping[str, float], spread: Spread) -> bool:
+    """Return whether a step gave its algorithm nothing to learn from. `values`: the step's metrics; `spread`: of which
+    rewards the algorithm needs a spread."""
+    if spread == "none" or values.get("zero_variance_share") != 1.0:
+        return False
+    return spread == "group" or _is_flat(values)
+
+
+def find_no_signal(values: Mapping[str, float], config: RunConfig) -> NoSignal | None:
+    """Return what is to be said after a step with these metrics; None if that is nothing."""
+    steps = int(values.get(STEPS_WITHOUT_SIGNAL, 0))
+    return NoSignal(steps, likely_cause(values, config)) if steps >= WARN_AFTER_STEPS else None
+
+
+def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
+    """Say what the rewards of a step without signal were, and why that may be: the likeliest first."""
+    reward = values.get("reward", 0.0)
+    causes = []
+    if (cut := values.get("truncated_share", 0.0)) >= MANY_CUT:
+        causes.append(f"{cut:.0%} of the completions are cut off at sampling.max_tokens, perhaps before the answer")
+    if not _is_flat(values):
+        found = "rewards differ between problems, and never inside a group"
+        if config.feeder.group_size == 1:
+            causes.append("feeder.group_size is 1, and a group of one has no spread")
+        elif config.sampling.temperature == 0:
+            causes.append("sampling.temperature is 0, which makes siblings the same")
+        causes.append("the reward does not look at the completion")
+        causes.append("each problem is solved always or never: others, or a larger feeder.group_size")
+    elif reward == 0:
+        found = "every reward is 0"
+        causes.append("the reward never matches: it looks for another form of answer, or in another column")
+        causes.append("the problems are too hard for this model")
+    elif reward == 1:
+        found = "every reward is 1"
+        causes.append("all is solved, and the tasks are too easy by now")
+        causes.append("the reward does not look at the completion")
+    else:
+        found = f"every reward is {reward:.4g}"
+        causes.append("the reward does not look at the completion")
+    return f"{found}. Likely causes: {'; or '.join(causes)}"
+
+
+def _is_flat(values: Mapping[str, float]) -> bool:
+    """Whether all rewards of a step are the same number."""
+    return values.get("reward_std", 0.0) <= FLAT * abs(values.get("reward", 0.0))
+
+
+class SignalWatch:
+    """The trainer's: it warns at the first step that is worth it, and again whenever there are twice as many; it ends
+    the run by `trainer.max_steps_without_signal`. `look` is called once for each trained batch."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._most = config.trainer.max_steps_without_signal
+        self._warns_at = WARN_AFTER_STEPS
+
+    def look(self, values: Mapping[str, float]) -> StopRule | None:
+        """`values`: of the step. Returns the rule if the run is to end by it: at each multiple of the setting, so that
+        a run that was resumed has as many steps again before it ends for the second time."""
+        steps = int(values.get(STEPS_WITHOUT_SIGNAL, 0))
+        if steps and self._most and steps % self._most == 0:
+            return StopRule(
+                "no_signal",
+                f"trainer: {steps:,} steps in a row without a learning signal, expected fewer than {self._most:,} "
+                f"(trainer.max_steps_without_signal): {likely_cause(values, self._config)}. Look at some by "
+                "`rftstream inspect RUN verified --last 5`; mend it and `rftstream resume`, or take the weights as "
+                "they are by `rftstream weights export`",
+            )
+        if steps < WARN_AFTER_STEPS:
+            self._warns_at = WARN_AFTER_STEPS
+        elif steps >= self._warns_at:
+            self._warns_at = 2 * steps
+            log.warning("no signal for %d steps: %s", steps, likely_cause(values, self._config))
+        return None
