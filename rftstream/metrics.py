@@ -45,6 +45,13 @@ PARTITIONS = Gauge("rftstream_partitions", "Partitions that this worker owns.", 
 VERSION = Gauge(
     "rftstream_policy_version", "Version of the weights: trained, or sampled with.", ["role"], registry=REGISTRY
 )
+PUBLISHED = Gauge("rftstream_published_version", "Newest version that this trainer has published.", registry=REGISTRY)
+PROGRESS = Gauge(
+    "rftstream_progress_timestamp_seconds",
+    "When this worker last put something on the log, in seconds since 1970.",
+    ["role"],
+    registry=REGISTRY,
+)
 WEIGHTS_SECONDS = Histogram(
     "rftstream_weights_seconds",
     "Time to publish (trainer) or to fetch and take over (explorer, evaluator) a version.",
@@ -73,6 +80,10 @@ VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not
 GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
 ADMITTED = Gauge("rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
 MAX_STALENESS = Gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.", registry=REGISTRY)
+WITHOUT_SIGNAL = Gauge(
+    "rftstream_steps_without_signal", "Steps in a row, until now, in which no group had a spread of rewards.",
+    registry=REGISTRY,
+)  # fmt: skip
 STEPS = Counter(
     "rftstream_steps", "Batches that this trainer dealt with: trained, or skipped for a NaN.", ["result"],
     registry=REGISTRY,

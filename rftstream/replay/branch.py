@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream import codec
+from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.messages import (
     BatchManifest,
@@ -37,7 +38,6 @@ from rftstream.replay.recorded import Recorded
 from rftstream.roles.groups import late_outcome
 from rftstream.roles.progress import Progress
 from rftstream.runtime.imported import Import, Say, skipped_rollouts, without
-from rftstream.runtime.learning_signal import STEPS_WITHOUT_SIGNAL
 from rftstream.runtime.observer import read_control
 from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
 from rftstream.weights.checkpoints import CheckpointStore

@@ -21,6 +21,7 @@ from typing import ParamSpec, TypeVar
 
 from rftstream import metrics
 from rftstream.algorithms.base import spread_needed
+from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
 from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
 from rftstream.config import to_toml
@@ -47,10 +48,10 @@ from rftstream.roles.mismatch import MismatchWatch
 from rftstream.roles.progress import Progress
 from rftstream.roles.run_end import RunEnd
 from rftstream.roles.schedule import rate_at
+from rftstream.roles.signal_watch import SignalWatch
 from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
-from rftstream.runtime.learning_signal import STEPS_WITHOUT_SIGNAL, SignalWatch, is_without_signal
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
@@ -412,10 +413,12 @@ class TrainerStep:
                     self._published = step.announced or step.resumed
                     if not step.resumed:
                         metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
+                        metrics.WITHOUT_SIGNAL.set(self._progress.steps_without_signal)
                     for metric, value in step.metrics.items():
                         metrics.TRAIN.labels(metric).set(value)
                 case WeightsAnnounced() as announced:
                     self._versions.announce(announced)
+                    metrics.PUBLISHED.set(announced.name.version)
                     self._keeping.delete_weights(announced.gone)
                 case RunFinished():
                     finished = True

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rftstream import codec
+from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.errors import ContractError, TransportError
-from rftstream.messages import EvalResult, StepRecord, VerifiedRollout
+from rftstream.messages import DesiredState, EvalResult, StepRecord, VerifiedRollout
+from rftstream.runtime.health import ask_workers
 from rftstream.runtime.observer import Observer
+from rftstream.runtime.runs import RunFolder
+from rftstream.runtime.standstill import Standstill, find_standstill, look_at_movement
 from rftstream.runtime.supervisor import Slot
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Transport
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 REFRESH_S = 0.5
 LAG_EVERY_S = 2.0
 SAMPLE_EVERY_S = 20.0
+STANDSTILL_EVERY_S = 30.0
 PLAIN_EVERY_S = 5.0
 RATE_OVER_S = 60.0
 SPARKLINE_WIDTH = 48
@@ -97,16 +102,21 @@ class Watch:
     """What both views show, looked up no more often than it is worth."""
 
     def __init__(
-        self, config: RunConfig, transport: Transport, observer: Observer, slots: Sequence[Slot], *, title: str
+        self, config: RunConfig, transport: Transport, observer: Observer, slots: Sequence[Slot], *, folder: RunFolder
     ) -> None:
         self.config = config
         self.observer = observer
         self.slots = slots
-        self.title = title
+        self.title = folder.run_id
         self.began = time.monotonic()
         self.evaluations: dict[str, EvalResult] = {}
         self.sample: Sample | None = None
         self.lags: dict[str, int] = {}
+        self.standstill: Standstill | None = None
+        self._folder = folder
+        self._moving_since = time.time()
+        """Before it, it was not to move: it had not been begun here, or it was paused."""
+        self._standstill_at = time.monotonic() + STANDSTILL_EVERY_S
         self._transport = transport
         self._lag_at = 0.0
         self._sample_at = time.monotonic() + 1.0
@@ -134,6 +144,9 @@ class Watch:
             if now >= self._sample_at:
                 self._sample_at = now + SAMPLE_EVERY_S
                 self.sample = self._newest_completion() or self.sample
+            if now >= self._standstill_at:
+                self._standstill_at = now + STANDSTILL_EVERY_S
+                self.standstill = self._look_for_standstill()
         except TransportError:
             pass  # the next look may do better; looking on must not end a run
 
@@ -163,6 +176,17 @@ class Watch:
         if run.hours and (manifest := self.observer.control.manifest):
             left.append(max(0.0, manifest.created_at + run.hours * 3600 - time.time()))
         return min(left) if left else None
+
+    def _look_for_standstill(self) -> Standstill | None:
+        control = self.observer.control
+        paused = control.state is not None and control.state.state is DesiredState.paused
+        if paused or control.finished is not None:
+            self._moving_since = time.time()
+            return None
+        return find_standstill(look_at_movement(
+            self.config, self._transport, steps=self.observer.curve.recent, lag=self.lags,
+            workers=ask_workers(self._folder), now=time.time(), began_at=self._moving_since,
+        ))  # fmt: skip
 
     def _newest_completion(self) -> Sample | None:
         """Of one partition after the other, the last record of `verified`."""
@@ -198,6 +222,7 @@ class PlainProgress:
         self._next_at = 0.0
         self._version = -1
         self._sample: Sample | None = None
+        self._still_said_s = 0.0
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
         self._watch.absorb(news)
@@ -214,6 +239,15 @@ class PlainProgress:
                 self._sample = self._watch.sample
                 if self._sample is not None:
                     self._print(sample_line(self._sample))
+            self._say_standstill(self._watch.standstill)
+
+    def _say_standstill(self, found: Standstill | None) -> None:
+        """At once, and whenever it has lasted twice as long."""
+        if found is None:
+            self._still_said_s = 0.0
+        elif (lasts_s := max(found.still_s or 0.0, found.behind_s or 0.0)) >= 2 * self._still_said_s:
+            self._still_said_s = lasts_s
+            self._print(found.to_text())
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -252,6 +286,8 @@ def status_line(watch: Watch) -> str:
                        ("held_out_loss", "held out {:.4f}")):  # fmt: skip
         if name in metrics:
             parts.append(text.format(metrics[name]))
+    if (no_signal := find_no_signal(metrics, watch.config)) is not None:
+        parts.append(no_signal.headline)
     if rates := watch.rates():
         parts += _rate_parts(rates)
     if (left := watch.seconds_left()) is not None:
@@ -366,6 +402,10 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
              ("length", "length_mean", ".0f"), ("grad norm", "grad_norm", ".3g")]  # fmt: skip
     if parts := [f"{text} {metrics[name]:{form}}" for text, name, form in shown if name in metrics]:
         rows.append(("training", "   ".join(parts)))
+    if (no_signal := find_no_signal(metrics, watch.config)) is not None:
+        rows.append(("warning", Text(no_signal.to_text(), "yellow")))
+    if watch.standstill is not None:
+        rows.append(("warning", Text(watch.standstill.to_text(), "yellow")))
     if rates := watch.rates():
         rows.append(("rates", "   ".join(_rate_parts(rates))))
     if watch.lags:

@@ -66,6 +66,7 @@ class Service:
         # Looking a labelled metric up costs more than counting: these are counted at every tick.
         self._records_in: dict[str, prometheus_client.Counter] = {}
         self._step_seconds = metrics.STEP_SECONDS.labels(self.role)
+        self._progress_at = metrics.PROGRESS.labels(self.role)
         self._commit_seconds = metrics.COMMIT_SECONDS.labels(self.role)
 
     # ------------------------------------------------------------------------------------------ for the driver
@@ -128,6 +129,7 @@ class Service:
 
     def progressed(self) -> None:
         self.last_progress_at = self.clock.now()
+        self._progress_at.set(self.last_progress_at)
         self._failures = 0
 
     def back_off(self, error: Exception) -> float:

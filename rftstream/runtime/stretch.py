@@ -170,7 +170,7 @@ class Stretch:
             deadline_s=self._deadline_s, lock_holder=_lock_holder(transport),
         )  # fmt: skip
         observer = Observer(transport)
-        watch = Watch(self._config, transport, observer, supervisor.slots, title=self._folder.run_id)
+        watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder)
         self._progress = open_progress(self._progress_kind, watch, self._stream)
         targets = Targets(self._folder.targets_file, self._folder.run_id)
         try:

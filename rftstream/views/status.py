@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import math
 import os
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
 from rftstream.messages import DesiredState, GroupResult
 from rftstream.runtime.ending import Ending, read_ending
+from rftstream.runtime.health import Worker, ask_workers
 from rftstream.runtime.observer import ControlView, read_control
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder
+from rftstream.runtime.standstill import Standstill, find_standstill, look_at_movement
 from rftstream.stages import stage_line
 from rftstream.transport.base import TopicPartition
 from rftstream.views.history import NUM_SMOOTHED, History, read_history
 from rftstream.views.layout import columns, duration, moment, number, plural, size
 from rftstream.views.origin import Origin, origin_of
 
-HEALTH_TIMEOUT_S = 0.5
 ERROR_WIDTH = 300
 """Characters of an error that are shown."""
-
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Past any proxy: what is asked is on this machine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    process: str
-    port: int
-    health: Mapping[str, Any] | None
-    """What /health says; None when nobody answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +57,10 @@ class Status:
     dead_letters: Mapping[str, int]
     disk_bytes: Mapping[str, int]
     workers: tuple[Worker, ...]
+    no_signal: NoSignal | None
+    """Said when the newest steps had no learning signal."""
+    standstill: Standstill | None
+    """What does not go on, of a run that should."""
 
     def to_json(self) -> dict[str, Any]:
         return _json(self)
@@ -78,7 +69,8 @@ class Status:
         return "\n".join(_text(self, time.time() if now is None else now))
 
 
-def read_status(run: OpenRun) -> Status:
+def read_status(run: OpenRun, now: float | None = None) -> Status:
+    """`now`: by the clock of who writes the log; default: this machine's."""
     log = Log(run.transport)
     control = read_control(run.transport)
     live = run.folder.is_live()
@@ -88,11 +80,18 @@ def read_status(run: OpenRun) -> Status:
         topic: sum(run.transport.admin.lag(group, topic).values())
         for group, topics in GROUPS.items() for topic in topics if topic not in ("steps", "outcomes")
     }  # fmt: skip
+    lag["batches"] = max(0, newest_batch + 1 - history.version)
     cursor, ended = _feeder_cursor(log), control.ended
+    state, workers = state_of(control, live), ask_workers(run.folder)
+    should_move = state in ("running", "draining") or (state == "stopped" and any(one.health for one in workers))
+    movement = look_at_movement(
+        run.config, run.transport, steps=history.steps, lag=lag, workers=workers,
+        now=time.time() if now is None else now,
+    ) if should_move else None  # fmt: skip
     return Status(
         run=run.run_id,
         folder=str(run.folder.path),
-        state=state_of(control, live),
+        state=state,
         live=live,
         stopped=ending_of(control, run.folder, live),
         origin=origin_of(run.config, control.manifest),
@@ -106,10 +105,12 @@ def read_status(run: OpenRun) -> Status:
             **groups,
         },
         left_out=sum(cursor.get("left_out", {}).values()),
-        lag={**lag, "batches": max(0, newest_batch + 1 - history.version)},
+        lag=lag,
         dead_letters=_dead_letters(log),
         disk_bytes=disk_bytes(run.folder),
-        workers=_workers(run.folder),
+        workers=workers,
+        no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
+        standstill=None if movement is None else find_standstill(movement),
     )
 
 
@@ -163,32 +164,6 @@ def _dead_letters(log: Log) -> dict[str, int]:
     return dict(reasons.most_common())
 
 
-def _workers(folder: RunFolder) -> tuple[Worker, ...]:
-    files = sorted(folder.logs.glob("*.port")) if folder.logs.is_dir() else []
-    if not files:
-        return ()
-    with ThreadPoolExecutor(max_workers=min(32, len(files))) as pool:
-        return tuple(worker for worker in pool.map(_ask, files) if worker is not None)
-
-
-def _ask(file: Path) -> Worker | None:
-    try:
-        port = int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    health: dict[str, Any] | None = None
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # gone, or not one of ours any more
-        try:
-            answer = _DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=HEALTH_TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            answer = error  # 503: it says of itself that it is stuck
-        with answer:
-            health = json.loads(answer.read(1 << 20))
-    if isinstance(health, dict) and health.get("process", file.stem) == file.stem:
-        return Worker(process=file.stem, port=port, health=health)
-    return Worker(process=file.stem, port=port, health=None)
-
-
 # --------------------------------------------------------------------------------------------- output
 
 
@@ -239,6 +214,8 @@ def _json(status: Status) -> dict[str, Any]:
         "steps": status.num_steps,
         "stage": status.stage,
         "reward": _reward(history),
+        "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
+        "standstill": None if status.standstill is None else status.standstill.to_json(),
         "evaluations": _evaluations(history),
         "groups": dict(status.groups),
         "left_out": status.left_out,
@@ -267,6 +244,8 @@ def _text(status: Status, now: float) -> list[str]:
     rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
     if status.stopped is not None:
         rows.append(("stopped by", _ending_sentence(status.stopped)))
+    if status.standstill is not None:
+        rows.append(("stands still", status.standstill.to_text()))
     if (origin := status.origin) is not None:
         rows.append(("made of", f"{origin.run}: {origin.how}"))
         rows += [("changed", line) for line in origin.changed]
@@ -283,6 +262,8 @@ def _text(status: Status, now: float) -> list[str]:
         num_steps = min(NUM_SMOOTHED, len(history.rewards()))
         of_several = f", mean of the last {num_steps} steps {number(mean)}" if num_steps > 1 else ""
         rows.append(("reward", number(reward["last"]) + of_several))
+    if status.no_signal is not None:
+        rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
     for name, entry in data["evaluations"].items():
         results = [f"{number(one.get('mean'))} at version {one['version']}" for one in (entry["newest"], entry["best"])]
         rows.append((f"eval {name}", f"{results[0]}, best {results[1]}"))

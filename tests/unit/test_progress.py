@@ -32,7 +32,7 @@ from rftstream.messages import (
 from rftstream.runtime import progress
 from rftstream.runtime.observer import Curve, Observer
 from rftstream.runtime.processes import WorkerCommand
-from rftstream.runtime.runs import create_log
+from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.runtime.supervisor import Slot
 from rftstream.transport.base import Transport
 from rftstream.transport.embedded import EmbeddedTransport
@@ -67,7 +67,7 @@ def verified() -> VerifiedRollout:
 
 
 class Scene:
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, folder: Path) -> None:
         self.config = configs.from_dict({
             "run": {"name": "r", "steps": 10}, "model": {"path": "fake"}, "transport": {"partitions": 2},
             "tasksets": {"sums": {"source": "arithmetic"}},
@@ -75,7 +75,7 @@ class Scene:
         create_log(transport, self.config)
         self.observer = Observer(transport)
         self.slots = [Slot("trainer", WorkerCommand(process="trainer-0", arguments=(), log=Path("x")))]
-        self.watch = progress.Watch(self.config, transport, self.observer, self.slots, title="r")
+        self.watch = progress.Watch(self.config, transport, self.observer, self.slots, folder=RunFolder(folder / "r"))
         self._producer = transport.producer("test")
         self._producer.start()
 
@@ -86,7 +86,7 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     transport = EmbeddedTransport(tmp_path / "log")
-    yield Scene(transport)
+    yield Scene(transport, tmp_path)
     transport.close()
 
 

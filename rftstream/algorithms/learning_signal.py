@@ -1,4 +1,4 @@
-"""Steps without a learning signal: how they are counted, what is said about them, and when they end a run.
+"""Steps without a learning signal: which they are, and what is said about them.
 
 An algorithm that compares siblings learns nothing from groups whose rewards are all equal. The trainer counts the
 steps in a row in which there was no other group, and writes the count on each step. So the progress line, `status`
@@ -7,16 +7,12 @@ and the metrics say the same, whoever was started anew meanwhile.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rftstream.algorithms.base import Spread
-from rftstream.errors import StopRule
 from rftstream.sections import RunConfig
-
-log = logging.getLogger(__name__)
 
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
 """Metric of a step: so many steps in a row, itself included, had no learning signal."""
@@ -93,32 +89,3 @@ def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
 def _is_flat(values: Mapping[str, float]) -> bool:
     """Whether all rewards of a step are the same number."""
     return values.get("reward_std", 0.0) <= FLAT * abs(values.get("reward", 0.0))
-
-
-class SignalWatch:
-    """The trainer's: it warns at the first step that is worth it, and again whenever there are twice as many; it ends
-    the run by `trainer.max_steps_without_signal`. `look` is called once for each trained batch."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._most = config.trainer.max_steps_without_signal
-        self._warns_at = WARN_AFTER_STEPS
-
-    def look(self, values: Mapping[str, float]) -> StopRule | None:
-        """`values`: of the step. Returns the rule if the run is to end by it: at each multiple of the setting, so that
-        a run that was resumed has as many steps again before it ends for the second time."""
-        steps = int(values.get(STEPS_WITHOUT_SIGNAL, 0))
-        if steps and self._most and steps % self._most == 0:
-            return StopRule(
-                "no_signal",
-                f"trainer: {steps:,} steps in a row without a learning signal, expected fewer than {self._most:,} "
-                f"(trainer.max_steps_without_signal): {likely_cause(values, self._config)}. Look at some by "
-                "`rftstream inspect RUN verified --last 5`; mend it and `rftstream resume`, or take the weights as "
-                "they are by `rftstream weights export`",
-            )
-        if steps < WARN_AFTER_STEPS:
-            self._warns_at = WARN_AFTER_STEPS
-        elif steps >= self._warns_at:
-            self._warns_at = 2 * steps
-            log.warning("no signal for %d steps: %s", steps, likely_cause(values, self._config))
-        return None
