@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 class SignalWatch:
-    """Belongs to the trainer, who calls `look` once for each trained batch. It warns at the first step that is worth it,
-    and again when there are twice as many, and ends the run by `trainer.max_steps_without_signal`."""
+    """Belongs to the trainer, who calls `look` once for each trained batch. It warns at the first step that is worth
+    it, and again when there are twice as many, and ends the run by `trainer.max_steps_without_signal`."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

@@ -184,7 +184,7 @@ class Watch:
             self._moving_since = time.time()
             return None
         return find_standstill(look_at_movement(
-            self.config, self._transport, steps=self.observer.curve.recent, lag=self.lags,
+            self.config, self._transport, steps=tuple(self.observer.curve.recent), lag=self.lags,
             workers=ask_workers(self._folder), now=time.time(), began_at=self._moving_since,
         ))  # fmt: skip
 

@@ -6,6 +6,7 @@ same judgement.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -174,7 +175,7 @@ def look_at_movement(
     lag: Mapping[str, int],
     workers: Sequence[Worker],
     now: float,
-    began_at: float = 0.0,
+    began_at: float | None = None,
 ) -> Movement:
     """Collect what `find_standstill` judges by. `steps`: the newest in force, by version; `lag`: topic -> what waits
     there to be read; `began_at`: before it nothing can be told. Raises TransportError if the log cannot be asked.
@@ -184,26 +185,25 @@ def look_at_movement(
     alive = Counter(str(health.get("role")) for _, health in answering if health.get("ok", True))
     versions = [health["version"] for _, health in answering
                 if health.get("role") == "explorer" and isinstance(health.get("version"), int)]  # fmt: skip
-    moved_at = steps[-1].recorded_at if steps else 0.0
+    moved = [step.recorded_at for step in steps[-1:]] + ([began_at] if began_at is not None else [])
     waiting = {topic: lag.get(topic, 0) for topic in READERS}
     sampled = None
-    if now - max(moved_at, began_at) >= STILL_AFTER_S:
+    if now - max(moved, default=-math.inf) >= STILL_AFTER_S:
         newest = newest_records(transport)
-        moved_at = max([moved_at, *(record.timestamp_s for record in newest.values())])
+        moved += [record.timestamp_s for record in newest.values()]
         batch = newest["batches"].header("batch_sequence") if "batches" in newest else None
         if batch is not None and batch.isdigit():
             waiting["batches"] = max(0, int(batch) + 1 - (steps[-1].name.version if steps else 0))
         if not versions and (rollout := newest.get("rollouts")) is not None:
             sampled = _sampled_by(transport, rollout)
-    moved_at = max(moved_at, began_at)
     return Movement(
         now=now,
-        moved_at=moved_at or None,
+        moved_at=max(moved, default=None),
         waiting=waiting,
         alive=alive,
         stuck=tuple(worker.process for worker, health in answering if not health.get("ok", True)),
         expected=expected_workers(config),
-        published=[(step.name.version, max(step.recorded_at, began_at)) for step in steps if step.announced],
+        published=[(step.name.version, max(step.recorded_at, began_at or 0.0)) for step in steps if step.announced],
         taken=max(versions, default=None),
         sampled=sampled,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,10 @@ class Scene(MemoryRun):
         groups: int | None = None,
         last: bool = False,
         reward: float | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Batch `number` of groups that all have these rewards; `reward`: the metric of the manifest."""
+        """Batch `number` of groups that all have these rewards; `reward`: the metric of the manifest; `metrics`: more
+        of them."""
         shares = self.config.trainer.shares
         count = self.config.feeder.groups_per_batch if groups is None else groups
         self.total_groups += count
@@ -174,7 +176,7 @@ class Scene(MemoryRun):
                 digest=codec.digest_of_experiences(map(codec.encode, experiences)),
                 groups=tuple(dict.fromkeys(one.ids.group_id for one in experiences)), num_groups=count,
                 total_groups=self.total_groups, last=last, admitted=self.total_groups if last else None,
-                metrics={"reward": sum(rewards) / len(rewards) if reward is None else reward},
+                metrics={"reward": sum(rewards) / len(rewards) if reward is None else reward, **(metrics or {})},
             ))  # fmt: skip
         self.put("batches", *messages)
 

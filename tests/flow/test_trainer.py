@@ -182,6 +182,84 @@ def test_nan_batches_in_a_row_end_the_run(tmp_path: Path, restarts: bool) -> Non
         trainer.work()
 
 
+# --------------------------------------------------------------------------------------------- no signal
+
+FLAT = {"zero_variance_share": 1.0, "reward_std": 0.0}
+
+
+def flat_batch(scene: Scene, number: int) -> None:
+    scene.batch(number, rewards=(0.0, 0.0), metrics=FLAT)
+
+
+def counts_of(scene: Scene) -> list[float]:
+    return [step.metrics["steps_without_signal"] for step in steps_of(scene) if not step.resumed]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_steps_without_signal_in_a_row_end_the_run(tmp_path: Path, restarts: bool) -> None:
+    scene = Scene(tmp_path, trainer__max_steps_without_signal=3, trainer__checkpoint_every=2)
+    trainer = RoleDriver(scene, "trainer")
+
+    def train(number: int) -> None:
+        trainer.work()
+        if restarts:
+            trainer.restart()  # killed: what it knew beside the log and its checkpoints is gone
+            trainer.work()
+
+    for number in (0, 1):
+        flat_batch(scene, number)
+        train(number)
+    scene.batch(2, metrics={"zero_variance_share": 0.5})
+    train(2)
+    for number in (3, 4):
+        flat_batch(scene, number)
+        train(number)
+    flat_batch(scene, 5)
+    with pytest.raises(StopRule, match="3 steps in a row without a learning signal, expected fewer than 3") as stopped:
+        trainer.work()
+    assert (stopped.value.reason, stopped.value.exit_code) == ("no_signal", 6)
+    assert "(trainer.max_steps_without_signal): every reward is 0." in str(stopped.value)
+    in_force = {step.name.version: step.metrics["steps_without_signal"] for step in steps_of(scene) if not step.resumed}
+    assert in_force == {1: 1, 2: 2, 3: 0, 4: 1, 5: 2, 6: 3}
+    assert checkpoints_of(scene)[-1][1] == 6
+
+
+def test_a_resumed_run_has_as_many_steps_again(tmp_path: Path) -> None:
+    """What was sampled before the cause was mended comes first."""
+    scene = Scene(tmp_path, trainer__max_steps_without_signal=2)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(5):
+        flat_batch(scene, number)
+    with pytest.raises(StopRule, match="2 steps in a row"):
+        trainer.work()
+    trainer.restart()
+    with pytest.raises(StopRule, match="4 steps in a row"):
+        trainer.work()
+    trainer.restart()
+    scene.batch(5, metrics={"zero_variance_share": 0.5})
+    trainer.work()
+    assert counts_of(scene) == [1, 2, 3, 4, 5, 0]
+
+
+def test_the_last_step_of_a_run_finishes_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, trainer__max_steps_without_signal=2, run__steps=2)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(2):
+        flat_batch(scene, number)
+    trainer.work()
+    assert finished_of(scene) is not None
+
+
+@pytest.mark.parametrize("settings", [{"trainer__max_steps_without_signal": 0}, {"trainer__algorithm": "topr"}])
+def test_a_run_that_is_not_to_be_ended_by_it(tmp_path: Path, settings: dict[str, Any]) -> None:
+    scene = Scene(tmp_path, **{"trainer__max_steps_without_signal": 2, **settings})
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(4):
+        flat_batch(scene, number)
+    trainer.work()
+    assert counts_of(scene) == ([0, 0, 0, 0] if "trainer__algorithm" in settings else [1, 2, 3, 4])
+
+
 # --------------------------------------------------------------------------------------------- the end
 
 

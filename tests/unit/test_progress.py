@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -16,12 +18,14 @@ from rftstream import config as configs
 from rftstream.ids import group_id, rollout_id
 from rftstream.messages import (
     ChatMessage,
+    DesiredState,
     EvalResult,
     Message,
     Problem,
     Rollout,
     RolloutIds,
     RolloutStatus,
+    RunState,
     Sampling,
     StepRecord,
     Turn,
@@ -155,6 +159,48 @@ def test_plain_lines(scene: Scene) -> None:
         "trainer-0 ended",
         "step 3/10  reward 0.300  staleness 1.5  loss 0.2500  8 rollouts/s  64 tokens/s  60.0 steps/min  7 s left",
     ]
+
+
+def test_steps_without_signal_are_said(scene: Scene) -> None:
+    flat = {"reward": 0.0, "reward_std": 0.0, "steps_without_signal": 12.0}
+    scene.publish("steps", replace(step(1), metrics=flat))
+    scene.watch.absorb(scene.observer.poll())
+    assert "reward 0.000  no signal for 12 steps" in progress.status_line(scene.watch)
+    assert "no signal for 12 steps: every reward is 0. Likely causes" in live_text(scene)
+
+
+def live_text(scene: Scene) -> str:
+    console = Console(file=io.StringIO(), width=1000, force_terminal=False)
+    with console.capture() as capture:
+        console.print(progress.live_view(scene.watch, 1000))
+    return capture.get()
+
+
+def test_a_run_that_stands_still_says_for_what_it_waits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    scene.publish("verified", verified())
+    now = time.time()
+
+    def minutes_later(minutes: float) -> str:
+        """What is printed when so much time has passed since the beginning."""
+        monkeypatch.setattr(time, "time", lambda: now + 60 * minutes)
+        scene.watch._standstill_at = scene.watch._lag_at = view._next_at = 0.0
+        before = len(out.getvalue())
+        view.update(scene.observer.poll())
+        return out.getvalue()[before:]
+
+    assert "nothing has moved" not in minutes_later(2)
+    said = "nothing has moved for 4 min: 1 verified rollout waits for the buffer, and no buffer is alive"
+    assert said in minutes_later(4.5)
+    assert said in live_text(scene)
+    assert minutes_later(6) == ""
+    assert "nothing has moved for 9 min" in minutes_later(9.5)
+    scene.publish("control", RunState(state=DesiredState.paused, by="me", reason=""))
+    assert minutes_later(30) == ""
+    assert scene.watch.standstill is None
+    scene.publish("control", RunState(state=DesiredState.running, by="me", reason=""))
+    assert minutes_later(31) == "", "it was not to move until now"
 
 
 def test_the_live_view_shows_everything(scene: Scene) -> None:

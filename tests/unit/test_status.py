@@ -292,3 +292,47 @@ def test_disk_by_folder(log: SyntheticLog, tmp_path: Path) -> None:
     found = status(log, tmp_path)
     assert found.disk_bytes == {"other": 1, "weights": 1_500}
     assert "1.5 kB (other 1 B, weights 1.5 kB)" in found.to_text()
+
+
+# --------------------------------------------------------------------------------------------- what does not go on
+
+
+def test_a_live_run_in_which_nothing_moves_says_for_what_it_waits(log: SyntheticLog, tmp_path: Path) -> None:
+    log.admit(0, 1)
+    run = OpenRun(RunFolder(tmp_path), config(), log.transport)
+    assert read_status(run, now=240.0).standstill is None, "nobody is at work here"
+    with RunFolder(tmp_path).held():
+        assert read_status(run, now=100.0).standstill is None
+        found = read_status(run, now=240.0)
+        log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
+        assert read_status(run, now=999.0).standstill is None
+    said = found.to_json()["standstill"]
+    assert (said["still_s"], said["published"], said["taken"], said["behind_s"]) == (240.0, None, None, None)
+    assert said["waits_for"][0] == "4 tasks wait for an explorer, and no explorer is alive"
+    assert "stands still  nothing has moved for 4 min: 4 tasks wait for an explorer, and no" in found.to_text()
+
+
+def test_versions_that_explorers_do_not_take_over(log: SyntheticLog, tmp_path: Path) -> None:
+    train(log, *[0.5] * 4)
+    log.trained[5] = 5
+    log.step(5, at=500.0)
+    health = Health()
+    health.update({"role": "explorer", "process": "explorer-0", "version": 2})
+    server = HealthServer(health, port=0, host="127.0.0.1", file=tmp_path / "logs" / "explorer-0.port")
+    try:
+        found = read_status(OpenRun(RunFolder(tmp_path), config(), log.transport), now=520.0)
+    finally:
+        server.close()
+    said = found.to_json()["standstill"]
+    assert (said["still_s"], said["published"], said["taken"], said["behind_s"]) == (None, 5, 2, 417.0)
+    assert "explorers are at 2 for 6 min" in found.to_text()
+
+
+def test_steps_without_signal_are_told_with_their_likely_causes(log: SyntheticLog, tmp_path: Path) -> None:
+    train(log, 0.0)
+    assert status(log, tmp_path).to_json()["no_signal"] is None
+    log.trained[2] = 2
+    log.step(2, metrics={"reward": 0.0, "reward_std": 0.0, "truncated_share": 0.9, "steps_without_signal": 12.0})
+    found = status(log, tmp_path)
+    assert found.to_json()["no_signal"]["steps"] == 12
+    assert "no signal     for 12 steps: every reward is 0. Likely causes: 90% of the completions" in found.to_text()
