@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rftstream import codec
+from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
 from rftstream.errors import TransportError
 from rftstream.messages import (
     BatchManifest,
@@ -104,6 +105,8 @@ class Laws:
         self._step_offsets: list[int] = []
         self.digests: dict[int, str] = {}
         """Of the weights, by version."""
+        self.without_signal: dict[int, float] = {0: 0.0}
+        """By version: steps in a row without a learning signal."""
         self.announced: set[tuple[int, int]] = set()
         self.epoch_announced = 0
         self.claims: dict[str, int] = {}
@@ -360,6 +363,7 @@ class Laws:
         else:
             assert (name.trainer_epoch, name.version) == (epoch, version + 1), "a version left out"
             assert step.batch_sequence == version
+            self._signal(step)
         assert step.trained_groups == sum(
             one.num_groups for (batch, share), one in self.manifests.items() if share == 0 and batch < name.version
         )
@@ -367,6 +371,16 @@ class Laws:
             known = self.digests.setdefault(name.version, step.weights_digest)
             assert known == step.weights_digest, f"version {name} is not what it was before a restart"
         self.in_force.append((name.trainer_epoch, name.version, step.trained_groups))
+
+    def _signal(self, step: StepRecord) -> None:
+        """Counted from the batches alone, whoever was started anew meanwhile."""
+        version, steps = step.name.version, step.metrics.get(STEPS_WITHOUT_SIGNAL, 0.0)
+        flat = self.manifests[version - 1, 0].metrics.get("zero_variance_share") == 1.0
+        counted = self.without_signal[version - 1] + 1 if flat else 0.0
+        compares = not self.made and all(one.algorithm is None for one in self.config.tasksets.values())
+        assert steps == counted or (steps == 0 and not compares)
+        known = self.without_signal.setdefault(version, steps)
+        assert known == steps, f"version {step.name} had {known} steps without signal before a restart, now {steps}"
 
     def _announced(self, message: WeightsAnnounced) -> None:
         name = message.name
