@@ -35,13 +35,23 @@ class TrainingRow:
     temperature: float = 1.0
     """Logits are divided by it, as the sampler did."""
     group: int = 0
-    """Dense number of the group inside the batch: rows of a group go into the same mini-batch."""
+    """Dense number of the group inside the batch: rows of a group go into the same mini-batch, as long as there are
+    enough groups of its stratum."""
     rollout: int = 0
     """Dense number of the rollout inside the batch, where an algorithm asks for it: its rows follow one another."""
+    stratum: str = ""
+    """What it is learned from, as `KIND/TASKSET`: each mini-batch has as much of each stratum as any other."""
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def training_row(segment: Segment, advantage: float, temperature: float, group: int, rollout: int = 0) -> TrainingRow:
+def stratum_of(experience: Experience) -> str:
+    """Kind and taskset: rollouts, demonstrations and pairs are apart, and so are tasksets."""
+    return f"{experience.loss_kind}/{experience.ids.taskset}"
+
+
+def training_row(
+    segment: Segment, advantage: float, temperature: float, group: int, rollout: int = 0, stratum: str = ""
+) -> TrainingRow:
     """A row of a segment all of whose sampled tokens have the same advantage."""
     import numpy as np
 
@@ -56,6 +66,7 @@ def training_row(segment: Segment, advantage: float, temperature: float, group: 
         temperature=temperature or 1.0,  # greedy sampling records the logprobs of temperature 1
         group=group,
         rollout=rollout,
+        stratum=stratum,
     )
 
 
@@ -78,7 +89,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denominators:
-    """Of the whole optimizer step, so that accumulation over micro-batches equals one large batch."""
+    """What a step's losses are divided by, so that accumulation over micro-batches equals one large batch.
+
+    Of a batch that is cut into k mini-batches, each has a k-th of the batch's: so the mean over their losses, and over
+    their gradients, is that of the whole batch, whatever each has of it. They may be below 1."""
 
     num_tokens: float
     """Unmasked tokens."""
@@ -91,17 +105,22 @@ class Denominators:
     num_expert_rows: float = 0.0
 
     @staticmethod
-    def of(rows: Sequence[TrainingRow]) -> Denominators:
-        """Of one optimizer step."""
+    def of(rows: Sequence[TrainingRow], minibatches: int = 1) -> Denominators:
+        """Of each of so many mini-batches that the rows are cut into."""
         kept = [row for row in rows if row.loss_mask.any()]
-        experts = [row for row in kept if "expert" in row.additions and row.additions["expert"].any()]
+        experts = [row for row in kept if is_expert(row)]
         return Denominators(
-            num_tokens=float(sum(row.loss_mask.sum() for row in kept)),
-            num_rows=float(len(kept)),
-            num_groups=float(len({row.group for row in kept})),
-            num_expert_tokens=float(sum(row.loss_mask.sum() for row in experts)),
-            num_expert_rows=float(len(experts)),
+            num_tokens=float(sum(row.loss_mask.sum() for row in kept)) / minibatches,
+            num_rows=float(len(kept)) / minibatches,
+            num_groups=float(len({row.group for row in kept})) / minibatches,
+            num_expert_tokens=float(sum(row.loss_mask.sum() for row in experts)) / minibatches,
+            num_expert_rows=float(len(experts)) / minibatches,
         )
+
+
+def is_expert(row: TrainingRow) -> bool:
+    """Whether its addition `expert` is 1: it is a demonstration's, beside rollouts."""
+    return "expert" in row.additions and bool(row.additions["expert"].any())
 
 
 class Algorithm(Protocol):
@@ -112,7 +131,8 @@ class Algorithm(Protocol):
     `no_proximal_logprobs`, if it makes do without them however many optimizer steps a batch takes; `reference_rewards`,
     if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; `row_logprobs`,
     if `refine` (of `RefiningAlgorithm`) is to be called; `values`, if it has a critic (`CriticAlgorithm`);
-    `whole_groups`, if rows of a group must come to `loss` at once.
+    `whole_groups`, if rows of a group must come to `loss` at once. What `loss` gives has to be a sum over its rows
+    divided by the denominators: then mini-batches and micro-batches add up to the batch.
 
     `needs_spread` says which rewards have to differ for it to learn from them: `group`, those inside some group;
     `batch`, any of the batch (also where it is missing); `none`: it learns from equal ones, or from none.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, stratum_of, training_row
 from rftstream.messages import Experience, LossKind
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class Dpo:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """One row per segment of each side; a pair is a group, its weight stands in the place of an advantage."""
+        """One row per segment of each side; a pair is a group, its weight stands in the place of an advantage.
+
+        A pair that has nothing to train on at one of its sides says nothing of which is better: its masks are empty."""
         numbers: dict[str, int] = {}
         rows = []
         for one in batch:
@@ -44,12 +46,19 @@ class Dpo:
                 continue
             pair = numbers.setdefault(one.ids.group_id, len(numbers))
             for segment in one.segments:
-                row = training_row(segment, one.weight, 1.0, pair)
+                row = training_row(segment, one.weight, 1.0, pair, 0, stratum_of(one))
                 sign = 1.0 if one.pair == "chosen" else -1.0
                 additions = {"pair": np.full(len(row.token_ids), pair, np.float32),
                              "sign": np.full(len(row.token_ids), sign, np.float32)}  # fmt: skip
                 rows.append(replace(row, additions=additions))
-        return tuple(rows), {"num_pairs": float(len(numbers))}
+        sides = {(row.group, float(row.additions["sign"][0])) for row in rows if row.loss_mask.any()}
+        whole = {pair for pair in numbers.values() if {(pair, 1.0), (pair, -1.0)} <= sides}
+        metrics = {"num_pairs": float(len(whole))}
+        if len(whole) < len(numbers):
+            metrics["pairs_one_sided"] = float(len(numbers) - len(whole))
+        return tuple(
+            row if row.group in whole else replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in rows
+        ), metrics
 
     def loss(
         self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
@@ -81,6 +90,8 @@ class Dpo:
         weights: dict[int, float] = {}
         for row, policy_T, reference_T in zip(rows, logprobs, reference, strict=True):
             kept_T = row.loss_mask > 0
+            if not kept_T.any():
+                continue
             difference = float((policy_T[kept_T].astype(np.float64) - reference_T[kept_T]).sum())
             margins[row.group] = margins.get(row.group, 0.0) + float(row.additions["sign"][0]) * difference
             weights[row.group] = float(row.advantages[0])
@@ -88,6 +99,8 @@ class Dpo:
         weights_P = np.asarray([weights[pair] for pair in sorted(margins)])
         smooth = self.config.label_smoothing
         losses_P = (1 - smooth) * np.logaddexp(0, -margins_P) + smooth * np.logaddexp(0, margins_P)
+        if not len(losses_P):
+            return {}
         return {
             "held_out_loss": float((weights_P * losses_P).mean()),
             "held_out_accuracy": float((margins_P > 0).mean()),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rftstream.algorithms.base import Denominators, MicroBatch, Spread, TrainingRow
-from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored
+from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored, of_trained_tokens
 from rftstream.algorithms.settings import ClippedConfig, CorrectedConfig, PolicyGradientConfig
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.errors import ConfigError
@@ -155,13 +155,13 @@ class PolicyGradient:
             for row, advantages_T, additions in zip(rows, advantages_R, additions_R, strict=True)
         )
         metrics |= self.describe(scored, rows, advantages_N)
-        return rows, scored.metrics(rewards_N, advantages_N, rows) | metrics
+        return rows, scored.metrics(rewards_N, self._trained_advantages(rows, advantages_N), rows) | metrics
 
     def loss(
         self, policy_logprobs_BT: Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
         from rftstream.core.corrections import mismatch_sums
-        from rftstream.core.kl import estimate_kl
+        from rftstream.core.kl import count_clamped_kl, estimate_kl
         from rftstream.core.masks import keep
 
         config, mask_BT = self.config, rows.loss_mask_BT
@@ -185,12 +185,20 @@ class PolicyGradient:
         if "reference_logprobs" in self.needs:
             if rows.reference_logprobs_BT is None:
                 raise ValueError(f"{self.name}: got no reference_logprobs_BT, expected some since kl_coef is set")
-            kl_BT = estimate_kl(policy_logprobs_BT, rows.reference_logprobs_BT, mask_BT, estimator=config.kl_estimator,
-                                old_logprobs_BT=old_BT if config.kl_unbiased else None)  # fmt: skip
+            between = (policy_logprobs_BT, rows.reference_logprobs_BT, mask_BT)
+            how: dict[str, Any] = {"estimator": config.kl_estimator,
+                                   "old_logprobs_BT": old_BT if config.kl_unbiased else None}  # fmt: skip
+            kl_BT = estimate_kl(*between, **how)
             losses_BT = losses_BT + config.kl_coef * kl_BT
-            metrics["kl"] = kl_BT.detach().sum()
+            metrics["kl"], metrics["kl_clamped"] = kl_BT.detach().sum(), count_clamped_kl(*between, **how)
             parts["kl_loss"] = config.kl_coef * metrics["kl"]
         return self.reduce(losses_BT, rows, denominators), metrics | parts
+
+    def _trained_advantages(self, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> np.ndarray:
+        """What metrics speak of: of rollouts; where tokens are given others than their rollout's, of trained tokens."""
+        if type(self).token_advantages is PolicyGradient.token_advantages:
+            return advantages_N
+        return of_trained_tokens(rows)
 
     def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
         """Of the policy before the batch, without gradient [B, T]."""

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
 from rftstream.algorithms.policy_gradient import Clipped
-from rftstream.algorithms.scored import ScoredBatch
+from rftstream.algorithms.scored import ScoredBatch, describe_advantages
 from rftstream.algorithms.settings import ClippedConfig, CriticConfig
 from rftstream.core.advantages import whiten
 from rftstream.core.packing import pad_rows
@@ -72,18 +72,17 @@ class Ppo(Clipped):
             np.concatenate([one[trained] for one, trained in zip(arrays, trained_R, strict=True)])
             for arrays in (advantages_R, returns_R, values)
         )
+        if config.whiten_advantages:
+            advantages = whiten(advantages)
+            ends = np.cumsum([int(trained.sum()) for trained in trained_R])[:-1]
+            for one_T, trained, part in zip(advantages_R, trained_R, np.split(advantages, ends), strict=True):
+                one_T[trained] = part
         metrics = {
-            "advantage": float(advantages.mean()) if len(advantages) else 0.0,
-            "advantage_std": float(advantages.std()) if len(advantages) else 0.0,
-            "advantage_max": float(np.abs(advantages).max(initial=0.0)),
+            **describe_advantages(advantages),
             "return": float(returns.mean()) if len(returns) else 0.0,
             "value": float(said.mean(dtype=np.float64)) if len(said) else 0.0,
             "value_explained_variance": explained_variance(said, returns),
         }
-        if config.whiten_advantages:
-            ends = np.cumsum([int(trained.sum()) for trained in trained_R])[:-1]
-            for one_T, trained, part in zip(advantages_R, trained_R, np.split(whiten(advantages), ends), strict=True):
-                one_T[trained] = part
         return tuple(
             replace(row, advantages=advantages_T.astype(np.float32),
                     additions={**row.additions, VALUES: values_T, RETURNS: returns_T.astype(np.float32)})

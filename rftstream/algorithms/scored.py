@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rftstream.algorithms.base import TrainingRow, training_row
+from rftstream.algorithms.base import TrainingRow, stratum_of, training_row
 from rftstream.core.advantages import count_groups_without_signal
 from rftstream.core.shaping import compute_overlong_penalties
 from rftstream.messages import Experience, Segment
@@ -39,7 +39,7 @@ class ScoredBatch:
     def rows(self) -> tuple[TrainingRow, ...]:
         """One per segment, without advantages yet."""
         return tuple(
-            training_row(segment, 0.0, experience.sampling.temperature, int(group), rollout)
+            training_row(segment, 0.0, experience.sampling.temperature, int(group), rollout, stratum_of(experience))
             for rollout, (experience, group) in enumerate(zip(self.experiences, self.groups_N, strict=True))
             for segment in experience.segments
         )
@@ -64,8 +64,9 @@ class ScoredBatch:
         sums_R = np.asarray([value.sum(dtype=np.float64) for value in values])
         return np.bincount(self.owners_R, weights=sums_R, minlength=len(self.experiences))
 
-    def metrics(self, rewards_N: np.ndarray, advantages_N: np.ndarray, rows: Sequence[TrainingRow]) -> dict[str, float]:
-        """Of the step; `rewards_N`: those that the advantages were made of."""
+    def metrics(self, rewards_N: np.ndarray, advantages: np.ndarray, rows: Sequence[TrainingRow]) -> dict[str, float]:
+        """Of the step; `rewards_N`: those that the advantages were made of; `advantages`: of rollouts or tokens, as
+        they are trained on."""
         without_signal = count_groups_without_signal(rewards_N, self.groups_N)
         num_groups = int(self.groups_N.max()) + 1
         return {
@@ -73,9 +74,7 @@ class ScoredBatch:
             "num_rollouts": float(len(self.experiences)),
             "reward": float(self.rewards_N.mean()),
             "reward_std": float(self.rewards_N.std()),
-            "advantage": float(advantages_N.mean()),
-            "advantage_std": float(advantages_N.std()),
-            "advantage_max": float(np.abs(advantages_N).max()),
+            **describe_advantages(advantages),
             "groups_without_signal": float(without_signal),
             "groups_without_signal_share": without_signal / num_groups,
             "masked_fraction": masked_fraction(rows),
@@ -94,6 +93,20 @@ def collect_scored(batch: Sequence[Experience]) -> ScoredBatch | None:
         groups_N=np.asarray([numbers.setdefault(one.ids.group_id, len(numbers)) for one in scored]),
         owners_R=np.asarray([owner for owner, one in enumerate(scored) for _ in one.segments], dtype=np.int64),
     )
+
+
+def describe_advantages(advantages: np.ndarray) -> dict[str, float]:
+    """Metrics of those of rollouts or tokens, [N] or [T]."""
+    return {
+        "advantage": float(advantages.mean()) if len(advantages) else 0.0,
+        "advantage_std": float(advantages.std()) if len(advantages) else 0.0,
+        "advantage_max": float(np.abs(advantages).max(initial=0.0)),
+    }
+
+
+def of_trained_tokens(rows: Sequence[TrainingRow]) -> np.ndarray:
+    """The advantages of all trained tokens, float64."""
+    return np.concatenate([row.advantages[row.loss_mask > 0] for row in rows] or [np.zeros(0)]).astype(np.float64)
 
 
 def masked_fraction(rows: Sequence[TrainingRow]) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
+from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, stratum_of, training_row
 from rftstream.messages import Experience, LossKind
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
     return tuple(
         replace(row, behavior_logprobs=np.zeros_like(row.behavior_logprobs))
         for group, one in enumerate(experts)
-        for row in (training_row(segment, one.weight, 1.0, group) for segment in one.segments)
+        for row in (training_row(segment, one.weight, 1.0, group, 0, stratum_of(one)) for segment in one.segments)
     )
 
 

@@ -32,7 +32,8 @@ class UpdatePlan:
 
     lr: float
     minibatches: int
-    """Optimizer steps per pass over the batch; groups stay together."""
+    """Optimizer steps per pass over the batch. Each has as much of every stratum as the others, and the batch's
+    denominators, so that with the same weights the mean of their gradients is the batch's."""
     updates_per_batch: int
     """Passes over the batch."""
     max_grad_norm: float
@@ -40,6 +41,9 @@ class UpdatePlan:
     tokens_per_microbatch: int
     trains_policy: bool = True
     """False: only the critic learns."""
+    stratified: bool = True
+    """False, for replays of runs that were recorded so: mini-batches are cut in the batch's order, each with
+    denominators of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ class CriticPasses(Passes):
             total += loss.detach()
             self._add(metrics)
             self._flops += self._critic.flops(inputs, backward=True)
-        self.num_tokens += minibatch.denominators.num_tokens
+        self.num_tokens += minibatch.num_tokens
         self._losses.append(float(total))
         return self._losses[-1]
 

@@ -38,6 +38,7 @@ def row_out(row: TrainingRow) -> dict[str, Any]:
         "temperature": float(row.temperature),
         "group": int(row.group),
         "rollout": int(row.rollout),
+        "stratum": row.stratum,
         "additions": {name: array_out(array) for name, array in row.additions.items()},
     }
 
@@ -49,6 +50,7 @@ def row_in(value: Mapping[str, Any]) -> TrainingRow:
         temperature=value["temperature"],
         group=value["group"],
         rollout=value["rollout"],
+        stratum=value["stratum"],
         additions={name: array_in(array) for name, array in value["additions"].items()},
     )
 

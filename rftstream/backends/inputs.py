@@ -44,6 +44,8 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
         return on_device(pad_rows([np.asarray(array, np.float32) for array in arrays]), np.float32)
 
     mask_BT = pad_rows([np.asarray(row.loss_mask, np.float32) for row in rows])
+    if not ((mask_BT == 0) | (mask_BT == 1)).all():
+        raise ValueError("rows: a loss mask holds values that are neither 0 nor 1, expected 1 where a token counts")
     mask_BT[:, 0] = 0  # nothing comes before it
     rows_N, places_N = mask_BT.nonzero()
     lengths_B = np.asarray([max(len(row.token_ids) - 1, 1) for row in rows])

@@ -12,6 +12,10 @@ from typing import Any
 import rftstream
 
 LIBRARIES = ("numpy", "torch", "transformers")
+FORMULAS = "2"
+"""Counts up when some algorithm gives other bits with the same libraries. Runs that do not say it were computed by 1:
+mini-batches in the batch's order with denominators of their own, whitening by std + eps, SAPO's gate as one sigmoid,
+log-ratios cut off where nothing is exponentiated, too."""
 
 
 PEAK_TFLOPS = {
@@ -33,7 +37,8 @@ def peak_tflops(device: str) -> float | None:
 def computed_with(device: str, threads: int) -> dict[str, str]:
     """Of this process. Where torch is not loaded nothing is said of what it would find."""
     torch: Any = sys.modules.get("torch")
-    found = {"rftstream": rftstream.__version__, **_libraries(), "device": device, "threads": str(threads)}
+    found = {"rftstream": rftstream.__version__, "formulas": FORMULAS, **_libraries(), "device": device,
+             "threads": str(threads)}  # fmt: skip
     found["machine"] = platform.machine()
     if torch is not None:
         found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
@@ -48,12 +53,18 @@ def why_not_equal(recorded: Sequence[Mapping[str, str]], here: Mapping[str, str]
     for there in recorded:
         if not there:
             reasons["the run does not say with which libraries and threads it was computed"] = None
-        for name in sorted(there):
-            if name in here and there[name] != here[name]:
-                reasons[f"{name}: recorded with {there[name]}, here {here[name]}"] = None
+        for name, value in sorted({"formulas": formulas_of(there), **there}.items() if there else ()):
+            if name in here and value != here[name]:
+                changes = " (the changelog says what differs)" if name == "formulas" else ""
+                reasons[f"{name}: recorded with {value}, here {here[name]}{changes}"] = None
         if there and there.get("device") != "cpu":
             reasons[f"computed on {there.get('device')}: only one process on a cpu is equal bit for bit"] = None
     return list(reasons)
+
+
+def formulas_of(recorded: Mapping[str, str]) -> str:
+    """By which a run was computed that says this of itself."""
+    return recorded.get("formulas", "1")
 
 
 @functools.cache

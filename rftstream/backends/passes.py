@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow
+from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow, is_expert
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.inputs import Inputs, make_inputs
 from rftstream.backends.network import Network
@@ -32,7 +32,10 @@ class Minibatch:
     """One optimizer step."""
 
     inputs: list[Inputs]
+    num_tokens: float
+    """Unmasked tokens of its rows."""
     denominators: Denominators
+    """A share of the batch's."""
     proximal: Sequence[Tensor | None]
     """[B, T] for each of the inputs, once they are computed."""
     reference: Sequence[Tensor | None]
@@ -59,7 +62,9 @@ class Passes:
         self._num_read = 0
         self._sums: dict[str, Any] = {}
         self._losses: list[float] = []
-        self.minibatches = [self._minibatch(part, plan, whole_groups) for part in _parts(rows, plan)]
+        parts = minibatch_rows(rows, plan, whole_groups)
+        whole = Denominators.of(rows, len(parts)) if plan.stratified and parts else None
+        self.minibatches = [self._minibatch(part, whole, plan, whole_groups) for part in parts]
         """One for each optimizer step of a pass over the batch; those without unmasked tokens are left out."""
         self.num_steps = len(self.minibatches) * plan.updates_per_batch
 
@@ -72,11 +77,15 @@ class Passes:
     def num_microbatches(self) -> int:
         return sum(len(one.inputs) for one in self.minibatches)
 
-    def _minibatch(self, rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> Minibatch:
+    def _minibatch(
+        self, rows: Sequence[TrainingRow], whole: Denominators | None, plan: UpdatePlan, whole_groups: bool
+    ) -> Minibatch:
+        """`whole`: its share of the batch's; None: those of its own rows."""
         batches = micro_inputs(rows, plan.tokens_per_microbatch, self._network, self._device, whole_groups=whole_groups)
         inputs = [one for _, one in batches]
         nothing = [None] * len(inputs)
-        return Minibatch(inputs, Denominators.of(rows), nothing, nothing)
+        own = Denominators.of(rows)
+        return Minibatch(inputs, own.num_tokens, own if whole is None else whole, nothing, nothing)
 
     def compute_proximal(self) -> None:
         """Logprobs of the parameters as they are now."""
@@ -111,7 +120,7 @@ class Passes:
             self._add({"entropy": entropy_BT.detach().sum(), **metrics})
             self._flops += self._network.flops(inputs, backward=True)
             self._num_read += sum(inputs.lengths)
-        self.num_tokens += minibatch.denominators.num_tokens
+        self.num_tokens += minibatch.num_tokens
         self._losses.append(float(total))
         return self._losses[-1]
 
@@ -164,7 +173,16 @@ def micro_inputs(
     return [(part, make_inputs([rows[one] for one in part], device, packed=network.packs)) for part in parts]
 
 
-def _parts(rows: Sequence[TrainingRow], plan: UpdatePlan) -> list[list[TrainingRow]]:
+def minibatch_rows(rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> list[list[TrainingRow]]:
+    """The rows of each mini-batch."""
     rows = [row for row in rows if row.loss_mask.any()]
-    groups_N = np.asarray([row.group for row in rows], dtype=np.int64)
-    return [[rows[number] for number in numbers] for numbers in split_minibatches(groups_N, plan.minibatches)]
+    names = [(is_expert(row), row.stratum) for row in rows] if plan.stratified else [(False, "")] * len(rows)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    groups_N, strata_N, rollouts_N = (
+        np.asarray(one, dtype=np.int64)
+        for one in ([row.group for row in rows], [numbers[name] for name in names], [row.rollout for row in rows])
+    )
+    parts = split_minibatches(
+        groups_N, plan.minibatches, strata_N=strata_N, rollouts_N=None if whole_groups else rollouts_N
+    )
+    return [[rows[number] for number in part] for part in parts]

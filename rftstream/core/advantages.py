@@ -1,34 +1,41 @@
-"""Advantages from the rewards of groups. Shapes: N rollouts, `groups_N` names the group of each."""
+"""Advantages from the rewards of groups. Shapes: N rollouts, `groups_N` names the group of each.
+
+A group whose rewards are all equal but for rounding says nothing: where their variance (with n - 1) is below
+MIN_VARIANCE, all advantages are exactly 0. All is computed in float64, whatever float type comes in.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+MIN_VARIANCE = 1e-12
+"""Values with less variance differ by rounding: their standard deviation is below a millionth."""
+
 
 def compute_group_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, eps: float = 1e-6) -> np.ndarray:
     """How much better each rollout is than its siblings, in standard deviations.
 
-    A = (R - mean_g) / (std_g + eps), std with n - 1; exactly 0 where a group's rewards are all equal, so for a group
-    of one too. GRPO (arXiv 2402.03300), which leaves n or n - 1 open; n - 1 as in its implementations.
+    A = (R - mean_g) / (std_g + eps), std with n - 1; exactly 0 where a group's rewards are all equal, but for rounding,
+    so for a group of one too. GRPO (arXiv 2402.03300), which leaves n or n - 1 open; n - 1 as in its implementations.
 
     rewards_N: float [N], finite. groups_N: int [N], any numbers. Returns float64 [N].
     """
+    if not eps >= 0:
+        raise ValueError(f"advantages: got eps {eps}, expected at least 0")
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
-    count_G, mean_G = _means(rewards_N, inverse_N)
-    centred_N = rewards_N - mean_G[inverse_N]
-    square_G = np.bincount(inverse_N, weights=centred_N**2, minlength=len(count_G))
-    std_G = np.sqrt(square_G / np.maximum(count_G - 1, 1))
-    return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], centred_N / (std_G[inverse_N] + eps), 0.0)
+    centred_N, variance_G = _spread(rewards_N, inverse_N)
+    has_signal_N, std_N = (variance_G >= MIN_VARIANCE)[inverse_N], np.sqrt(variance_G)[inverse_N]
+    return np.where(has_signal_N, centred_N / np.where(has_signal_N, std_N + eps, 1.0), 0.0)
 
 
 def center_on_group_mean(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-    """A = R - mean_g; exactly 0 where a group's rewards are all equal. Dr.GRPO (arXiv 2503.20783).
+    """A = R - mean_g; exactly 0 where a group's rewards are all equal, but for rounding. Dr.GRPO (arXiv 2503.20783).
 
     rewards_N: float [N], finite. groups_N: int [N]. Returns float64 [N].
     """
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
-    _, mean_G = _means(rewards_N, inverse_N)
-    return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], rewards_N - mean_G[inverse_N], 0.0)
+    centred_N, variance_G = _spread(rewards_N, inverse_N)
+    return np.where((variance_G >= MIN_VARIANCE)[inverse_N], centred_N, 0.0)
 
 
 def compute_leave_one_out_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
@@ -43,7 +50,8 @@ def compute_leave_one_out_advantages(rewards_N: np.ndarray, groups_N: np.ndarray
 
 
 def compute_likelihood_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-    """A = (R - mean_g) / mean_g, and 0 where mean_g is 0: rare successes weigh most. MaxRL (arXiv 2602.02710).
+    """A = (R - mean_g) / mean_g, and 0 where all rewards are equal, but for rounding, so where mean_g is 0: rare
+    successes weigh most. MaxRL (arXiv 2602.02710).
 
     rewards_N: float [N], finite, none negative (ValueError). groups_N: int [N]. Returns float64 [N].
     """
@@ -58,23 +66,28 @@ def compute_likelihood_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -
 def compute_soft_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, tau: float) -> np.ndarray:
     """A = R - tau (logsumexp_g(R / tau) - log n): the value of a group at the optimum of reward less tau KL.
 
-    Between the mean of the group (large tau) and its best (tau near 0); exactly 0 where all are equal. OPMD (arXiv
-    2505.17826, appendix A). rewards_N: float [N], finite. groups_N: int [N]. Returns float64 [N].
+    Between the mean of the group (large tau) and its best (tau near 0); exactly 0 where all are equal, but for
+    rounding. The exponents are at most 0, so nothing is clamped. OPMD (arXiv 2505.17826, appendix A). rewards_N: float
+    [N], finite. groups_N: int [N]. tau above 0. Returns float64 [N].
     """
+    if not tau > 0:
+        raise ValueError(f"advantages: got tau {tau}, expected more than 0")
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
     count_G, _ = _means(rewards_N, inverse_N)
     best_G = np.full(len(count_G), -np.inf)
     np.maximum.at(best_G, inverse_N, rewards_N)
     total_G = np.bincount(inverse_N, weights=np.exp((rewards_N - best_G[inverse_N]) / tau), minlength=len(count_G))
     baseline_G = best_G + tau * np.log(total_G / np.maximum(count_G, 1))
-    return np.where(_has_signal(rewards_N, inverse_N)[inverse_N], rewards_N - baseline_G[inverse_N], 0.0)
+    _, variance_G = _spread(rewards_N, inverse_N)
+    return np.where((variance_G >= MIN_VARIANCE)[inverse_N], rewards_N - baseline_G[inverse_N], 0.0)
 
 
 def compute_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, baseline_N: np.ndarray) -> np.ndarray:
     """A = R - R_b, with b the rollout of the group that is its baseline: ReMax (arXiv 2310.10505), where it is greedy.
 
-    0 for the baseline itself, and in a group without one; of several the first counts. rewards_N: float [N], finite.
-    groups_N: int [N]. baseline_N: bool [N]. Returns float64 [N].
+    0 for the baseline itself, in a group without one, and where all rewards of a group are equal, but for rounding;
+    of several the first counts. rewards_N: float [N], finite. groups_N: int [N]. baseline_N: bool [N]. Returns float64
+    [N].
     """
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
     if baseline_N.shape != rewards_N.shape or baseline_N.dtype != bool:
@@ -83,21 +96,30 @@ def compute_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, bas
     baseline_G = np.full(int(inverse_N.max()) + 1 if len(inverse_N) else 0, np.nan)
     baseline_G[places] = rewards_N[baseline_N][first]
     found_N = rewards_N - baseline_G[inverse_N]
-    return np.where(baseline_N | np.isnan(found_N), 0.0, found_N)
+    _, variance_G = _spread(rewards_N, inverse_N)
+    without_N = baseline_N | np.isnan(found_N) | (variance_G < MIN_VARIANCE)[inverse_N]
+    return np.where(without_N, 0.0, found_N)
 
 
 def whiten(values_N: np.ndarray, *, eps: float = 1e-8) -> np.ndarray:
-    """(x - mean) / (std + eps) with n - 1; zeros where all are equal, so for a single one too. float [N] -> float64."""
+    """(x - mean) / sqrt(var + eps), var with n - 1, as verl and TRL do; zeros where all are equal but for rounding,
+    which is where var is below MIN_VARIANCE, so for a single one too. float [N] -> float64."""
+    if values_N.ndim != 1 or values_N.dtype.kind != "f" or not eps >= 0:
+        raise ValueError(
+            f"whiten: got {values_N.dtype} {values_N.shape}, eps {eps}, expected floats [N], eps 0 or more"
+        )
     values_N = values_N.astype(np.float64)
-    if len(values_N) < 2 or values_N.min() == values_N.max():
+    variance = values_N.var(ddof=1) if len(values_N) > 1 else 0.0
+    if variance < MIN_VARIANCE:
         return np.zeros_like(values_N)
-    return np.asarray((values_N - values_N.mean()) / (values_N.std(ddof=1) + eps))
+    return np.asarray((values_N - values_N.mean()) / np.sqrt(variance + eps))
 
 
 def count_groups_without_signal(rewards_N: np.ndarray, groups_N: np.ndarray) -> int:
-    """Groups whose rewards are all equal: they carry no gradient."""
+    """Groups whose rewards are all equal, but for rounding: they carry no gradient."""
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
-    return int((~_has_signal(rewards_N, inverse_N)).sum())
+    _, variance_G = _spread(rewards_N, inverse_N)
+    return int((variance_G < MIN_VARIANCE).sum())
 
 
 def _means(rewards_N: np.ndarray, inverse_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -105,12 +127,12 @@ def _means(rewards_N: np.ndarray, inverse_N: np.ndarray) -> tuple[np.ndarray, np
     return count_G, np.bincount(inverse_N, weights=rewards_N) / np.maximum(count_G, 1)
 
 
-def _has_signal(rewards_N: np.ndarray, inverse_N: np.ndarray) -> np.ndarray:
-    num_groups = int(inverse_N.max()) + 1 if len(inverse_N) else 0
-    low_G, high_G = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
-    np.minimum.at(low_G, inverse_N, rewards_N)
-    np.maximum.at(high_G, inverse_N, rewards_N)
-    return low_G < high_G
+def _spread(rewards_N: np.ndarray, inverse_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """R - mean_g of each rollout, and each group's variance with n - 1, 0 for a group of one."""
+    count_G, mean_G = _means(rewards_N, inverse_N)
+    centred_N = rewards_N - mean_G[inverse_N]
+    square_G = np.bincount(inverse_N, weights=centred_N**2, minlength=len(count_G))
+    return centred_N, square_G / np.maximum(count_G - 1, 1)
 
 
 def _checked(rewards_N: np.ndarray, groups_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,11 +2,12 @@
 
 rho = pi_old / pi_behavior per token, where old is the trainer's policy just before the update. Weights multiply the
 losses of tokens; the denominators of the loss count all unmasked tokens, those with weight 0, too. Shapes: B rows, T
-padded tokens, N tokens of a flat list.
+padded tokens, N tokens of a flat list. Where rho is exponentiated, log rho is clamped to +-20, after any sum or mean.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,11 @@ import torch
 from torch import Tensor
 
 from rftstream.core.masks import check_rows, keep
-from rftstream.core.ratios import Level, log_ratios
+from rftstream.core.ratios import MAX_LOG_RATIO, Level, clamped, count_clamped, exact_log_ratios, log_ratios
+
+ROUNDING = 0.01
+"""A row whose ratio is above a cap by less than this share may be there by rounding: logprobs of sampler and trainer
+differ by up to 2e-5 a token where both compute with the same weights in float32."""
 
 
 def importance_weights(
@@ -30,15 +35,19 @@ def importance_weights(
     """Weights that make up for who sampled, bounded: outside of [low, high] they are clamped to it, or 0.
 
     rho = pi_old / pi_behavior of a token, of its whole row (product), or the geometric mean of its row;
-    clamp: w = sg clamp(rho, low, high);  drop: w = sg rho where low <= rho <= high, else 0.
+    clamp: w = sg clamp(rho, low, high);  drop: w = sg rho where low <= rho <= high, else 0.  log rho is clamped to
+    +-20, after the sum or mean over the row.
 
     Clamped at [0, C]: truncated importance sampling (TIS), IMPALA (arXiv 1802.01561), per token as in
     fengyao.notion.site/off-policy-rl. Dropped: IcePop (ringtech.notion.site/icepop), masked importance sampling (MIS).
     With proximal logprobs as old: the decoupled loss (arXiv 2505.24298).
 
-    All arrays: float [B, T]; masked positions may hold anything. Returns float [B, T] without gradient, 0 at masked
-    positions, and sums over unmasked tokens: importance_weight, importance_clamped, importance_dropped (tokens).
+    All arrays: float [B, T]; masked positions may hold anything. low at most high (ValueError). Returns float [B, T]
+    without gradient, 0 at masked positions, and sums over unmasked tokens: importance_weight, importance_clamped,
+    importance_dropped (tokens).
     """
+    if not low <= high or high <= 0:
+        raise ValueError(f"importance_weights: got bounds {low} and {high}, expected low <= high and high above 0")
     log_rho_BT = log_ratios(old_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT, level=level)
     rho_BT = log_rho_BT.exp().expand(loss_mask_BT.shape)
     outside_BT = (rho_BT < low) | (rho_BT > high)
@@ -60,15 +69,20 @@ def tapered_sequence_weights(
     """TOPR's weights (arXiv 2503.14286): 1 for what was good, the truncated ratio of a whole row for what was bad.
 
     w = 1 where A >= 0;  w = sg clamp(exp(sum_t (logp_theta - logp_behav)), 0, cap) where A < 0;  0 at masked positions.
+    The sum is clamped to +-20.
 
-    All arrays: float [B, T]; masked positions may hold anything. Returns float [B, T] without gradient, and sums over
-    unmasked tokens: taper_weight (of the bad ones), taper_truncated (tokens of rows at the cap).
+    All arrays: float [B, T]; masked positions may hold anything. cap above 0. Returns float [B, T] without gradient,
+    and sums over unmasked tokens: taper_weight (of the bad ones), taper_truncated (tokens of bad rows whose ratio is
+    more than 1 % above the cap: nearer to it rounding may have put them there).
     """
+    if not cap > 0:
+        raise ValueError(f"tapered_sequence_weights: got cap {cap}, expected more than 0")
     check_rows("tapered_sequence_weights", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT)
-    ratio_B1 = log_ratios(policy_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT, level="sequence").exp()
+    exact_B1 = exact_log_ratios(policy_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT, level="sequence")
+    ratio_B1 = clamped(exact_B1).exp()
     bad_BT = keep(advantages_BT.detach(), loss_mask_BT) < 0
     weights_BT = keep(torch.where(bad_BT, ratio_B1.clamp(max=cap), torch.ones_like(ratio_B1)), loss_mask_BT)
-    at_cap_BT = bad_BT & (ratio_B1 > cap)
+    at_cap_BT = bad_BT & (exact_B1 > math.log(cap) + math.log1p(ROUNDING))
     return weights_BT, {
         "taper_weight": torch.where(bad_BT, weights_BT, torch.zeros_like(weights_BT)).sum(),
         "taper_truncated": at_cap_BT.to(weights_BT.dtype).sum(),
@@ -85,13 +99,14 @@ def sequence_mask(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Leaves out bad rows that the policy has moved away from: off-policy sequence masking (DeepSeek-V3.2, 2512.02556).
 
-    keep = 0 where A < 0 and mean_t (logp_denominator - logp_theta) > threshold, else 1.
+    keep = 0 where A < 0 and mean_t (logp_denominator - logp_theta) > threshold, else 1. Nothing is exponentiated, so
+    nothing is clamped.
 
     All arrays: float [B, T]; masked positions may hold anything. Returns 0 or 1, float [B, T] without gradient, 0 at
     masked positions, and a sum over unmasked tokens: sequences_dropped (tokens of dropped rows).
     """
     check_rows("sequence_mask", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT)
-    gap_B1 = -log_ratios(policy_logprobs_BT.detach(), denominator_logprobs_BT, loss_mask_BT, level="geometric")
+    gap_B1 = -exact_log_ratios(policy_logprobs_BT.detach(), denominator_logprobs_BT, loss_mask_BT, level="geometric")
     bad_BT = keep(advantages_BT.detach(), loss_mask_BT) < 0
     dropped_BT = (bad_BT & (gap_B1 > threshold)).to(loss_mask_BT.dtype)
     return keep(1 - dropped_BT, loss_mask_BT), {"sequences_dropped": dropped_BT.sum()}
@@ -105,6 +120,8 @@ def second_moment_mask(log_ratios_N: np.ndarray, threshold: float) -> np.ndarray
     """
     if log_ratios_N.ndim != 1 or log_ratios_N.dtype.kind != "f":
         raise ValueError(f"second_moment_mask: got {log_ratios_N.dtype} {log_ratios_N.shape}, expected floats [N]")
+    if not threshold >= 0:
+        raise ValueError(f"second_moment_mask: got threshold {threshold}, expected at least 0")
     square_N = log_ratios_N.astype(np.float64) ** 2
     ascending_N = np.sort(square_N)
     means_N = np.cumsum(ascending_N) / np.arange(1, len(ascending_N) + 1)  # never falls: each adds a larger one
@@ -118,14 +135,17 @@ def mismatch_sums(old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_ma
     """How far sampler and trainer are apart, as sums over unmasked tokens.
 
     mismatch_k3 = rho - log rho - 1 (an unbiased, non-negative estimate of KL(behavior || old));  rho and rho_square
-    are for the effective sample size. Arrays: float [B, T].
+    are for the effective sample size;  rho_clamped counts the tokens whose log rho is clamped to +-20 for rho (in
+    mismatch_k3 to at most 20: below it is exact). Arrays: float [B, T].
     """
-    log_rho_BT = log_ratios(old_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT)
-    rho_BT = keep(log_rho_BT.exp(), loss_mask_BT)
+    exact_BT = exact_log_ratios(old_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT)
+    near_BT = exact_BT.clamp(max=MAX_LOG_RATIO)
+    rho_BT = keep(clamped(exact_BT).exp(), loss_mask_BT)
     return {
-        "mismatch_k3": (log_rho_BT.expm1() - log_rho_BT).sum(),
+        "mismatch_k3": (near_BT.expm1() - near_BT).sum(),
         "rho": rho_BT.sum(),
         "rho_square": rho_BT.square().sum(),
+        "rho_clamped": count_clamped(exact_BT, loss_mask_BT),
     }
 
 
@@ -145,7 +165,7 @@ def interpolate_logprobs(
     logp ~ logp_behavior + share (logp_theta - logp_behavior), with share in [0, 1]: log-linear, as the proximal policy
     of the decoupled loss (AReaL's prox_logp_method "loglinear").
 
-    All arrays: float [B, T]. Returns float [B, T] without gradient, 0 at masked positions.
+    Nothing is clamped. All arrays: float [B, T]. Returns float [B, T] without gradient, 0 at masked positions.
     """
     check_rows("interpolate_logprobs", policy_logprobs=policy_logprobs_BT, behavior_logprobs=behavior_logprobs_BT,
                share=share_BT, loss_mask=loss_mask_BT)  # fmt: skip

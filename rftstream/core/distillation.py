@@ -21,6 +21,8 @@ def compute_teacher_gaps(
             f"teacher gaps: got {teacher_logprobs_T.shape}, {behavior_logprobs_T.shape} and {loss_mask_T.shape}, "
             "expected [T] three times"
         )
+    if not np.isin(loss_mask_T, (0, 1)).all():
+        raise ValueError("teacher gaps: loss mask holds values that are neither 0 nor 1, expected 1 where sampled")
     sampled_T = loss_mask_T != 0
     sampled_T[:1] = False
     gaps_T = np.zeros(len(loss_mask_T))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rftstream.core.masks import check_rows, keep, weigh
+from rftstream.core.masks import check_rows, keep, positive, weigh
 
 
 def imitation_loss(
@@ -34,6 +34,7 @@ def imitation_loss(
 def phi_weights(policy_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
     """phi = p (1 - p), largest where the policy is undecided: what it knows already and what it finds absurd count
     little (CHORD, arXiv 2508.11408). A constant, float [B, T], 0 at masked positions."""
+    check_rows("phi_weights", policy_logprobs=policy_logprobs_BT, loss_mask=loss_mask_BT)
     probability_BT = keep(policy_logprobs_BT.detach(), loss_mask_BT).exp()
     return keep(probability_BT * (1 - probability_BT), loss_mask_BT)
 
@@ -55,20 +56,27 @@ def preference_loss(
     (Mitchell's conservative DPO).
 
     policy, reference, mask: float [B, T]. pairs_B: int64 [B], rows of a pair share a number. signs_B: 1 for chosen, -1
-    for rejected. weights_B: of its pair. A pair may have several rows a side, all of them here. Returns the scalar
+    for rejected. weights_B: of its pair. A pair may have several rows a side, all of them here; a pair of which one
+    side is missing is a ValueError. beta above 0, label_smoothing from 0 to 1. Nothing is clamped. Returns the scalar
     loss, and sums over pairs: accuracy, margin, chosen_reward, rejected_reward; and pairs, their number.
     """
+    if not beta > 0 or not 0 <= label_smoothing <= 1:
+        raise ValueError(
+            f"preference_loss: got beta {beta} and label_smoothing {label_smoothing}, expected beta above 0 and "
+            "label_smoothing in [0, 1]"
+        )
     check_rows("preference_loss", policy_logprobs=policy_logprobs_BT, reference_logprobs=reference_logprobs_BT,
                loss_mask=loss_mask_BT)  # fmt: skip
     log_ratio_BT = keep(policy_logprobs_BT, loss_mask_BT) - keep(reference_logprobs_BT.detach(), loss_mask_BT)
     rewards_B = beta * log_ratio_BT.sum(dim=1)
     numbers_P, places_B = torch.unique(pairs_B, return_inverse=True)
     signed_B, zeros_P = signs_B.to(rewards_B.dtype), rewards_B.new_zeros(len(numbers_P))
+    _check_sides(numbers_P, places_B, signed_B)
     margins_P = zeros_P.index_add(0, places_B, signed_B * rewards_B)
     weights_P = zeros_P.index_copy(0, places_B, weights_B.to(rewards_B.dtype))
     smooth = label_smoothing
     losses_P = -(1 - smooth) * logsigmoid(margins_P) - smooth * logsigmoid(-margins_P)
-    loss = (weights_P * losses_P).sum() / max(num_pairs, 1.0)
+    loss = (weights_P * losses_P).sum() / positive(num_pairs)
     rewards_B = rewards_B.detach()
     return loss, {
         "pairs": margins_P.new_tensor(float(len(margins_P))),
@@ -77,3 +85,16 @@ def preference_loss(
         "chosen_reward": (rewards_B * (signed_B > 0)).sum(),
         "rejected_reward": (rewards_B * (signed_B < 0)).sum(),
     }
+
+
+def _check_sides(numbers_P: Tensor, places_B: Tensor, signed_B: Tensor) -> None:
+    if bool((signed_B.abs() != 1).any()):
+        raise ValueError("preference_loss: signs hold values that are neither 1 nor -1, expected 1 for chosen rows")
+    zeros_P = torch.zeros(len(numbers_P), dtype=signed_B.dtype, device=signed_B.device)
+    chosen_P, rejected_P = (zeros_P.index_add(0, places_B, (signed_B == sign).to(zeros_P.dtype)) for sign in (1, -1))
+    one_sided_P = (chosen_P == 0) | (rejected_P == 0)
+    if bool(one_sided_P.any()):
+        raise ValueError(
+            f"preference_loss: pair {int(numbers_P[one_sided_P][0])} has only one side, expected a chosen and a "
+            "rejected one; leave such pairs out"
+        )

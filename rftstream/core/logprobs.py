@@ -50,9 +50,10 @@ def token_logprobs(
     z = (W h + b) / temperature;  logp = z[token] - logsumexp(z);  entropy = logsumexp(z) - sum softmax(z) z.
 
     hidden_ND: float [N, D]; or logits [N, V], where `weight_VD` is None. token_ids_N: int64 [N]. temperatures_N: float
-    [N], above 0; None: 1. `dtype`: what the head computes in; default: that of the hidden states. At most
-    `chunk_tokens` rows of logits exist at once. Returns float [N] twice, of float32 at least; the entropy has a
-    gradient only if wished. Gradients are exact, of first order.
+    [N], above 0; None: 1. `dtype`: what the head computes in; default: that of the hidden states, and float32
+    where these are float16, in which logits may overflow. At most `chunk_tokens` rows of logits exist at once. Returns
+    float [N] twice, of float32 at least; the entropy has a gradient only if wished. Gradients are exact, of first
+    order.
     """
     if hidden_ND.ndim != 2 or token_ids_N.shape != hidden_ND.shape[:1]:
         raise ValueError(
@@ -65,9 +66,11 @@ def token_logprobs(
         raise TypeError(f"token_logprobs: got {hidden_ND.dtype}, {token_ids_N.dtype}, expected a float type and int64")
     if chunk_tokens < 1:
         raise ValueError(f"token_logprobs: got chunks of {chunk_tokens} tokens, expected at least 1")
+    if dtype is None or weight_VD is None:
+        dtype = torch.float32 if hidden_ND.dtype == torch.float16 and weight_VD is not None else hidden_ND.dtype
     settings = _Settings(
         chunk_tokens=chunk_tokens,
-        dtype=hidden_ND.dtype if dtype is None or weight_VD is None else dtype,
+        dtype=dtype,
         exact=torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32,
         keeps_last=torch.is_grad_enabled() and weight_VD is not None,
     )

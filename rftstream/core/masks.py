@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FLOATS = frozenset({torch.float32, torch.float64})
+
 
 def keep(values_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
     """The values where the mask is set, else 0 with no gradient."""
@@ -17,20 +19,32 @@ def weigh(losses_BT: Tensor, loss_mask_BT: Tensor, normalise: str, *, num_tokens
     token: sum_it m_it l_it / num_tokens.  sequence: sum_i (sum_t m_it l_it / sum_t m_it) / num_rows, rows without an
     unmasked token left out.  sum: sum_it m_it l_it / num_rows.
 
-    losses_BT: float [B, T], already 0 at masked positions. Returns a scalar; 0 when everything is masked.
+    losses_BT: float [B, T], already 0 at masked positions. The denominators may be below 1: a mini-batch has its share
+    of the batch's. Returns a scalar; 0 when everything is masked.
     """
+    check_rows("weigh", losses=losses_BT, loss_mask=loss_mask_BT)
     if normalise == "token":
-        return losses_BT.sum() / max(num_tokens, 1.0)
+        return losses_BT.sum() / positive(num_tokens)
     if normalise == "sequence":
         lengths_B = loss_mask_BT.to(losses_BT.dtype).sum(dim=1).clamp(min=1)
-        return (losses_BT.sum(dim=1) / lengths_B).sum() / max(num_rows, 1.0)
+        return (losses_BT.sum(dim=1) / lengths_B).sum() / positive(num_rows)
     if normalise == "sum":
-        return losses_BT.sum() / max(num_rows, 1.0)
+        return losses_BT.sum() / positive(num_rows)
     raise ValueError(f"weigh: got normalise {normalise!r}, expected 'token', 'sequence' or 'sum'")
 
 
+def positive(denominator: float) -> float:
+    """The denominator, or 1 in place of 0, which there is nothing to divide by."""
+    return denominator if denominator > 0 else 1.0
+
+
 def check_rows(where: str, **arrays_BT: Tensor) -> None:
-    """All float [B, T] of one shape, or ValueError and TypeError that name the odd one."""
+    """Refuse arrays that are not all float32 or float64 [B, T] of one shape, and a loss mask that is not of 0 and 1.
+
+    ValueError and TypeError name the odd one. Half precision is refused: what is exponentiated here goes up to
+    exp(20), and float16 ends at 65504. What a loss mask holds is looked at on CPUs alone: elsewhere whoever looks has
+    to wait for the device, and there it was looked at before it was sent.
+    """
     shape = None
     for name, array in arrays_BT.items():
         if array.ndim != 2:
@@ -39,4 +53,9 @@ def check_rows(where: str, **arrays_BT: Tensor) -> None:
             raise ValueError(f"{where}: {name} has shape {tuple(array.shape)}, expected {tuple(shape)} as the others")
         if not array.is_floating_point():
             raise TypeError(f"{where}: {name} is {array.dtype}, expected a float type")
+        if array.dtype not in FLOATS:
+            raise TypeError(f"{where}: {name} is {array.dtype}, expected float32 or float64; convert it before")
         shape = array.shape
+    mask_BT = arrays_BT.get("loss_mask")
+    if mask_BT is not None and mask_BT.device.type == "cpu" and bool(((mask_BT != 0) & (mask_BT != 1)).any()):
+        raise ValueError(f"{where}: loss_mask holds values that are neither 0 nor 1, expected 1 where a token counts")

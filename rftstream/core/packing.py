@@ -7,19 +7,59 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def split_minibatches(groups_N: np.ndarray, num_minibatches: int) -> list[np.ndarray]:
-    """Row numbers of each mini-batch: groups stay together, in order, as evenly many groups as can be.
+def split_minibatches(
+    groups_N: np.ndarray,
+    num_minibatches: int,
+    *,
+    strata_N: np.ndarray | None = None,
+    rollouts_N: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """Row numbers of each mini-batch: of each stratum as evenly many groups as can be, in order.
 
-    groups_N: int [N]. With fewer groups than mini-batches there are only as many as groups.
+    Groups stay together. With fewer groups than mini-batches there are only as many as groups. Where there are enough
+    groups in all, but a stratum has fewer than there are mini-batches, its groups are taken apart into rollouts, so
+    that each mini-batch has some of it; not without `rollouts_N`.
+
+    groups_N: int [N]. strata_N: int [N], what a row is learned from (kind, taskset), the same for all rows of a group;
+    None: all are alike. rollouts_N: int [N], the rollout of a row inside of its group. A mini-batch's rows are in the
+    order of the batch.
     """
-    if groups_N.ndim != 1 or groups_N.dtype.kind not in "iu":
-        raise ValueError(f"packing: got groups {groups_N.dtype} {groups_N.shape}, expected integers [N]")
+    given = {"groups": groups_N, "strata": strata_N, "rollouts": rollouts_N}
+    for name, array_N in given.items():
+        if array_N is not None and (
+            array_N.shape != groups_N.shape or array_N.ndim != 1 or array_N.dtype.kind not in "iu"
+        ):
+            raise ValueError(f"packing: got {name} {array_N.dtype} {array_N.shape}, expected integers [N]")
     if num_minibatches < 1:
         raise ValueError(f"packing: got {num_minibatches} mini-batches, expected at least 1")
-    unique_G, first_G = np.unique(groups_N, return_index=True)
-    ordered_G = unique_G[np.argsort(first_G)]
-    parts = np.array_split(ordered_G, min(num_minibatches, max(len(ordered_G), 1)))
-    return [np.flatnonzero(np.isin(groups_N, part)) for part in parts if len(part)]
+    groups_N = _number(groups_N)
+    num_groups = int(groups_N.max(initial=-1)) + 1
+    count = min(num_minibatches, num_groups)
+    first_G = np.unique(groups_N, return_index=True)[1]
+    strata_G = np.zeros(num_groups, dtype=np.int64) if strata_N is None else _number(strata_N[first_G])
+    parts_N = np.zeros(len(groups_N), dtype=np.int64)
+    begin = 0
+    for stratum in range(int(strata_G.max(initial=-1)) + 1):
+        rows = np.flatnonzero(strata_G[groups_N] == stratum)
+        units = _number(groups_N[rows])
+        if rollouts_N is not None and units.max() + 1 < count:
+            rollouts = np.unique(rollouts_N[rows], return_inverse=True)[1]
+            units = _number(units * (rollouts.max() + 1) + rollouts)
+        num_units = int(units.max()) + 1
+        # the first `num_units % count` mini-batches have one more; the next stratum's begin after them
+        sizes = np.full(count, num_units // count)
+        sizes[: num_units % count] += 1
+        parts_N[rows] = ((np.repeat(np.arange(count), sizes) + begin) % count)[units]
+        begin = (begin + num_units) % count
+    return [np.flatnonzero(parts_N == part) for part in range(count)]
+
+
+def _number(names_N: np.ndarray) -> np.ndarray:
+    """The same, numbered from 0 in the order in which they appear."""
+    _, first, inverse_N = np.unique(names_N, return_index=True, return_inverse=True)
+    ranks = np.empty(len(first), dtype=np.int64)
+    ranks[np.argsort(first)] = np.arange(len(first))
+    return ranks[inverse_N]
 
 
 def split_microbatches(

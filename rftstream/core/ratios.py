@@ -11,16 +11,16 @@ from rftstream.core.masks import check_rows, keep
 Level = Literal["token", "sequence", "geometric"]
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut off here, with no gradient beyond: exp(20) is far outside any clip range, and finite."""
+"""Log-ratios that are exponentiated are cut off here, with no gradient beyond: exp(20) is far outside any clip range,
+and finite. What is not exponentiated is not cut off."""
 
 
-def log_ratios(
+def exact_log_ratios(
     numerator_logprobs_BT: Tensor, denominator_logprobs_BT: Tensor, loss_mask_BT: Tensor, *, level: Level = "token"
 ) -> Tensor:
-    """log(p / q) of each token, or of the unmasked tokens of a row together.
+    """log(p / q) of each token, or of the unmasked tokens of a row together, however large.
 
     token: d = logp - logq, [B, T];  sequence: sum_t d, [B, 1];  geometric: sum_t d / n, [B, 1], with n unmasked tokens.
-    Cut off at +-20 after the sum or mean.
 
     Arrays: float [B, T], masked positions may hold anything. The gradient goes through the numerator alone; 0 at masked
     positions, and for rows without an unmasked token.
@@ -35,4 +35,22 @@ def log_ratios(
         found_BT = found_BT.sum(dim=1, keepdim=True) / lengths_B1.clamp(min=1)
     elif level != "token":
         raise ValueError(f"log_ratios: got level {level!r}, expected 'token', 'sequence' or 'geometric'")
-    return found_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return found_BT
+
+
+def log_ratios(
+    numerator_logprobs_BT: Tensor, denominator_logprobs_BT: Tensor, loss_mask_BT: Tensor, *, level: Level = "token"
+) -> Tensor:
+    """`exact_log_ratios` for an exponential: clamped to +-20 after the sum or mean, with no gradient beyond."""
+    return clamped(exact_log_ratios(numerator_logprobs_BT, denominator_logprobs_BT, loss_mask_BT, level=level))
+
+
+def clamped(log_ratios_BT: Tensor) -> Tensor:
+    """Clamp to +-20, with no gradient beyond."""
+    return log_ratios_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def count_clamped(log_ratios_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+    """At how many unmasked tokens an exact log-ratio is beyond +-20; [B, 1] stands for all tokens of a row."""
+    beyond_BT = (log_ratios_BT.detach().abs() > MAX_LOG_RATIO) & (loss_mask_BT > 0)
+    return beyond_BT.to(loss_mask_BT.dtype).sum()

@@ -17,6 +17,8 @@ def compute_overlong_penalties(lengths_N: np.ndarray, limits_N: np.ndarray, *, s
         raise ValueError(f"overlong: got {lengths_N.shape} and {limits_N.shape}, expected [N] twice")
     if not 0 < share <= 1:
         raise ValueError(f"overlong: got a share of {share}, expected one in (0, 1]")
+    if not (limits_N > 0).all():
+        raise ValueError(f"overlong: got a limit of {limits_N[~(limits_N > 0)][0]}, expected all above 0")
     limits_N = limits_N.astype(np.float64)
     return np.asarray(np.clip((limits_N - lengths_N) / (share * limits_N) - 1, -1.0, 0.0))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rftstream.core.advantages import MIN_VARIANCE
+
 
 def compute_gae(
     rewards_NT: np.ndarray, values_NT: np.ndarray, mask_NT: np.ndarray, *, gamma: float, lam: float
@@ -26,6 +28,8 @@ def compute_gae(
         )
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ValueError(f"gae: got gamma {gamma} and lam {lam}, expected both in [0, 1]")
+    if not np.isin(mask_NT, (0, 1)).all():
+        raise ValueError("gae: mask holds values that are neither 0 nor 1, expected 1 where a token counts")
     kept_NT = mask_NT > 0
     rewards_NT, values_NT = (np.where(kept_NT, one, 0.0).astype(np.float64) for one in (rewards_NT, values_NT))
     advantages_NT = np.zeros_like(values_NT)
@@ -40,10 +44,10 @@ def compute_gae(
 
 def explained_variance(values_N: np.ndarray, returns_N: np.ndarray) -> float:
     """1 - Var(returns - values) / Var(returns): 1 for a critic that knows all, 0 for one that says always the same,
-    less for one that is worse than that; 0 where all returns are equal. float [N] twice."""
+    less for one that is worse than that; 0 where all returns are equal, but for rounding. float [N] twice."""
     if values_N.ndim != 1 or returns_N.shape != values_N.shape:
         raise ValueError(f"explained variance: got {values_N.shape} and {returns_N.shape}, expected [N] twice")
-    if not len(returns_N) or returns_N.min() == returns_N.max():
-        return 0.0
     returns_N = returns_N.astype(np.float64)
+    if not len(returns_N) or np.var(returns_N) < MIN_VARIANCE:
+        return 0.0
     return float(1.0 - np.var(returns_N - values_N) / np.var(returns_N))

@@ -6,12 +6,12 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rftstream.backends.base import Update
-from rftstream.backends.numerics import computed_with, why_not_equal
+from rftstream.backends.numerics import computed_with, formulas_of, why_not_equal
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.messages import StepRecord, VersionName
 from rftstream.modelfolder import prepare_model
@@ -291,15 +291,18 @@ class _Again:
         """Trains on by the settings of the trainer that made the version."""
         anchor = self._recorded.anchors.get(self._recorded.epoch_of(version))
         config = settings_of(anchor, self._run.config)
+        said = anchor.computed_with if anchor is not None else {}
+        self._said[repr(sorted(said.items()))] = said
         before, self._config = self._config, config
-        if before is not None and _trains_alike(before, config):
+        if self._training is not None and before is not None and _trains_alike(before, config):
+            self._training = _as_recorded(self._training, said)
             return
         settings = config.trainer
         device = self._device or settings.device
         spec = prepare_model(
             config.model, self._run.folder.model, config.run.seed, device=device, threads=settings.threads
         )
-        old, self._training = self._training, build_training(config, spec)
+        old, self._training = self._training, _as_recorded(build_training(config, spec), said)
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
             if old is not None:  # what a resumed trainer gets from its checkpoint
                 old.backend.save(Path(scratch))
@@ -307,9 +310,7 @@ class _Again:
             self._training.backend.open()
             if old is not None:
                 self._training.backend.load(Path(scratch))
-        said = anchor.computed_with if anchor is not None else {}
         self._here = computed_with(device, settings.threads)
-        self._said[repr(sorted(said.items()))] = said
 
     def why_not_equal(self) -> list[str]:
         # threads are used as they were recorded, so those of the last trainer say nothing of the others
@@ -319,6 +320,11 @@ class _Again:
     def close(self) -> None:
         if self._training is not None:
             self._training.backend.close()
+
+
+def _as_recorded(training: Training, said: Mapping[str, str]) -> Training:
+    """Mini-batches are cut as the trainer cut them that said this of itself."""
+    return replace(training, stratified=formulas_of(said) != "1")
 
 
 def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:

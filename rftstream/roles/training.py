@@ -32,6 +32,8 @@ class Training:
     """The batch that the stage begins with."""
     own_reference: bool = False
     """Whether the reference, if the algorithm has one, becomes the policy before that batch."""
+    stratified: bool = True
+    """How mini-batches are cut: `UpdatePlan.stratified`."""
 
     def at(self, stage: Stage) -> Training:
         """In this stage: the same backend, and with it masters and optimizer."""
@@ -69,6 +71,7 @@ class Training:
                 updates_per_batch=settings.updates_per_batch,
                 max_grad_norm=settings.max_grad_norm,
                 tokens_per_microbatch=settings.tokens_per_microbatch,
+                stratified=self.stratified,
                 trains_policy=critic is None or batch.sequence - self.first >= critic.warmup_batches,
             )
             update = self.backend.update(rows, self.algorithm, plan)

@@ -69,11 +69,17 @@ def test_advantages_by_hand():
     returns = np.asarray([0.5 + a1, 1 + a2, 1, 0])
     assert metrics["return"] == pytest.approx(returns.mean())
     assert metrics["value_explained_variance"] == pytest.approx(1 - all_four.var() / returns.var())
-    white, same = ppo(lam=0.5).estimate(algorithm.prepare(batch)[0], values)
-    assert same == metrics
+    white, after = ppo(lam=0.5).estimate(algorithm.prepare(batch)[0], values)
+    advantages = {"advantage", "advantage_std", "advantage_max"}
+    assert {name: after[name] for name in after.keys() - advantages} == {
+        name: metrics[name] for name in metrics.keys() - advantages
+    }
     found = np.concatenate([row.advantages[row.loss_mask > 0] for row in white])
     np.testing.assert_allclose(found, (all_four - all_four.mean()) / all_four.std(ddof=1), rtol=1e-5)
     assert not any(row.advantages[row.loss_mask == 0].any() for row in white)
+    assert after["advantage"] == pytest.approx(0.0, abs=1e-12)
+    assert after["advantage_std"] == pytest.approx(found.std(), rel=1e-6)
+    assert after["advantage_max"] == pytest.approx(np.abs(found).max(), rel=1e-6)
 
 
 def test_truncated_rollouts_can_be_left_out():
