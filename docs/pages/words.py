@@ -44,7 +44,7 @@ WORDS = {
     "trainer.weight_decay": "AdamW's; of matrices, not of norms and biases.",
     "trainer.adam_betas": "AdamW's.",
     "trainer.adam_eps": "AdamW's.",
-    "trainer.minibatches": "Optimizer steps in one pass over a batch; groups stay together.",
+    "trainer.minibatches": "Optimizer steps in one pass over a batch; each has as much of every kind and taskset.",
     "trainer.updates_per_batch": "Passes over a batch.",
     "evaluator.count": "1, or 0 to start it by hand.",
     "evaluator.device": "`cpu`, `cuda:0`, ...",

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from rftstream import codec
 from rftstream import config as configs
+from rftstream.backends.fake import FakeBackend
 from rftstream.cli import cli
 from rftstream.clock import SystemClock
 from rftstream.errors import ConfigError
@@ -132,6 +133,37 @@ def _without_config(record: Record) -> Record:
     step = codec.from_record(record)
     assert isinstance(step, StepRecord)
     return replace(record, value=codec.encode(replace(step, config="", computed_with={})))
+
+
+def test_mini_batches_of_a_run_of_before_are_cut_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first trainer does not say by which formulas it computed; the second does."""
+    scene = trained(tmp_path, batches=4)
+    for place, partition in scene.log.partitions.items():
+        if place.topic == "steps":
+            for at, record in enumerate(partition.records):
+                partition.records[at] = _without_formulas(record)
+    for number in (4, 5):
+        scene.batch(number)
+    RoleDriver(scene, "trainer").work()
+    update, cut = FakeBackend.update, []
+
+    def noted(self: FakeBackend, rows: Any, algorithm: Any, plan: Any) -> Any:
+        cut.append(plan.stratified)
+        return update(self, rows, algorithm, plan)
+
+    monkeypatch.setattr(FakeBackend, "update", noted)
+    found = replayed(scene)
+    assert found.equal
+    assert cut == [False] * 3 + [True] * 3, "the second began at version 3"
+    assert [reason for reason in found.not_promised if "formulas: recorded with 1, here 2" in reason]
+
+
+def _without_formulas(record: Record) -> Record:
+    step = codec.from_record(record)
+    assert isinstance(step, StepRecord)
+    said = {name: value for name, value in step.computed_with.items() if name != "formulas"}
+    assert not step.resumed or said != step.computed_with
+    return replace(record, value=codec.encode(replace(step, computed_with=said)))
 
 
 # --------------------------------------------------------------------------------------------- different

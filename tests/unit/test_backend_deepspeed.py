@@ -25,6 +25,7 @@ from safetensors.numpy import load_file
 from rftstream import plugins
 from rftstream.algorithms.by_taskset import ByTaskset, Part
 from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.mix import Mix
 from rftstream.algorithms.rloo import Rloo
 from rftstream.backends import deepspeed, deepspeed_rank, deepspeed_ranks
 from rftstream.backends import deepspeed_wire as wire
@@ -260,6 +261,24 @@ def test_the_error_of_a_rank_is_the_error_of_the_trainer(opened):
         backend.update(tiny.rows(), FailsElsewhere(), plan())
     with pytest.raises(BackendError, match="start again"):
         backend.update(tiny.rows(), FailsElsewhere(), plan())
+
+
+def test_mini_batches_of_several_kinds_are_those_of_the_torch_backend(opened, spec):
+    """Rollouts and demonstrations, dealt out alike by all ranks: a lone demonstration and a lone group, too."""
+    how = plan(minibatches=3)
+    algorithm = Mix(Mix.Config(mu=0.4))
+    rows = [
+        dataclasses.replace(row, stratum="sft" if expert else "rl", group=number if expert else row.group,
+                            additions={name: np.full(len(row.token_ids), value, np.float32)
+                                       for name, value in (("expert", float(expert)), ("mu", 0.4))})
+        for number, row in enumerate(tiny.rows(11, seed=6))
+        for expert in (number > 6,)
+    ]  # fmt: skip
+    theirs = torch_backend(spec).update(rows, algorithm, how).metrics
+    ours = opened(processes=2, stage=2).update(rows, algorithm, how).metrics
+    assert theirs["optimizer_steps"] == 3
+    for name in ("loss", "grad_norm", "num_tokens", "optimizer_steps", "expert_nll", "policy_loss"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
 
 
 # --------------------------------------------------------------------------------------------- adapters
