@@ -14,16 +14,33 @@
     ├── StopRule                  6     no    a rule of the run itself ended it (NaN, dead letters, no signal)
     ├── PolicyError               1     yes   the inference engine failed
     ├── WeightsError              1     yes   an object of the store is missing, damaged or foreign
-    │   └── WeightsGone           1     yes   ... was deleted by retention; take a newer one
+    │   ├── WeightsGone           1     yes   ... was deleted by retention; take a newer one
+    │   ├── StoreRefused          2     no    the store takes no such request: no keys, no rights, no such bucket
+    │   └── StoreUnreachable      3     yes   the store did not answer within weights.patience_s
     ├── BackendError              1     no    a process that trains along died, failed or hangs; start the trainer again
     └── RewardError               1     yes   a reward could not be computed; never a reward of 0
         ├── RewardTimeout         1     yes   ... within its time limit
         └── MissingChecker        1     no    ... because a package that it needs is not installed
 
+The exit code of a worker says whether starting it again can help: 1 is passing, and so is what a signal ended; those
+of `ENDS_THE_RUN` are permanent, or have been waited for long enough. `exit_code_of` tells the errors of other people's
+code apart, too.
+
 Texts read "where: what was found, what was expected; what to do".
 """
 
 from __future__ import annotations
+
+import errno
+
+ENDS_THE_RUN = frozenset({2, 3, 4, 6})
+"""Exit codes of workers after which nobody starts them again, and the run ends. 5 is another one's role."""
+
+REFUSED_BY_SYSTEM = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+})  # fmt: skip
+"""What the system answers about a path that is wrong or without rights: the same however often it is asked. A full
+disk, too many open files or a lost connection may pass."""
 
 
 class RftError(Exception):
@@ -111,6 +128,20 @@ class WeightsGone(WeightsError):
     """The object is not in the store any more, or not as it was put."""
 
 
+class StoreRefused(WeightsError):
+    """The store has answered, and will answer the same again."""
+
+    exit_code = 2
+    retriable = False
+
+
+class StoreUnreachable(WeightsError):
+    """Asked again for as long as the run file says. Whoever can do without goes on; who cannot ends the run, which can
+    be resumed."""
+
+    exit_code = 3
+
+
 class BackendError(RftError):
     pass
 
@@ -125,3 +156,15 @@ class RewardTimeout(RewardError):
 
 class MissingChecker(RewardError):
     retriable = False
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return what a worker that ends by this error exits with: the one place where errors are told apart into permanent
+    and passing ones."""
+    if isinstance(error, RftError):
+        return error.exit_code
+    if isinstance(error, ImportError):  # a package that is absent or does not fit
+        return ConfigError.exit_code
+    if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
+        return ConfigError.exit_code
+    return RftError.exit_code

@@ -5,16 +5,19 @@ Imports neither torch nor transformers: every role calls `prepare_model`, and mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
 import shutil
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rftstream.devices import check_device
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
 
@@ -94,6 +97,72 @@ def _check_weights(folder: Path) -> None:
             "nothing but numbers; save the model anew: AutoModelForCausalLM.from_pretrained(FOLDER)"
             ".save_pretrained(OTHER)"
         )
+
+
+def check_loadable(spec: ModelSpec) -> None:
+    """ConfigError unless a part that loads the model can: its weights are there and whole, and so is its device. Reads
+    no more than the headers of the weights."""
+    check_device(spec.device)
+    check_complete(spec)
+
+
+def check_complete(spec: ModelSpec) -> None:
+    """ConfigError for a model folder without weights, or with a part of them."""
+    if spec.name == FAKE:
+        raise ConfigError(
+            "model.path: 'fake' is no model, expected a Hugging Face model folder or [model.make]; or set "
+            "explorer.policy and trainer.backend to 'fake'"
+        )
+    advice = "fetch the model again, or give another model.path"
+    files = sorted(spec.folder.glob("*.safetensors"))
+    for index in spec.folder.glob("*.safetensors.index.json"):
+        wanted = {str(name) for name in read_json(index).get("weight_map", {}).values()}
+        if absent := sorted(wanted - {file.name for file in files}):
+            raise ConfigError(
+                f"model.path: {spec.folder}: {len(absent)} of {len(wanted)} files of weights are absent ({absent[0]}); "
+                f"{advice}"
+            )
+    if not files:
+        raise ConfigError(f"model.path: {spec.folder}: has no weights, expected *.safetensors in it; {advice}")
+    for file in files:
+        if (size := file.stat().st_size) < (expected := _end_of_tensors(file)):
+            raise ConfigError(f"{file}: found {size:,} bytes, expected {expected:,}: it was cut off; {advice}")
+
+
+def tensor_headers(file: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors. ConfigError if it is none."""
+    return _read_header(file)[0]
+
+
+def _end_of_tensors(file: Path) -> int:
+    header, start = _read_header(file)
+    return start + max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
+
+
+def _read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """And where the tensors begin."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header: dict[str, Any] = json.loads(opened.read(length))
+    except (struct.error, ValueError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"{file}: not a safetensors file ({error}); fetch the model again") from None
+    return header, 8 + int(length)
+
+
+@contextlib.contextmanager
+def loading(spec: ModelSpec) -> Iterator[None]:
+    """Around what loads the model: what its folder or its device is to blame for is a ConfigError, since trying again
+    would end the same. What the system refuses for now (memory, disk) goes on as it is."""
+    check_loadable(spec)
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ConfigError(
+            f"model.path: {spec.folder}: transformers cannot load it: {str(error) or type(error).__name__}"
+        ) from error
 
 
 def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) -> ModelSpec:

@@ -385,8 +385,8 @@ class WeightsSection:
     so many there is a full snapshot as well, an anchor, where a worker that comes late begins. 1: snapshots alone."""
     patience_s: AboveZero = 120.0
     """So long a request to a store elsewhere is made again, after longer and longer pauses, when it is refused for now,
-    cut off or not answered. Then who needs it ends with exit 1 and is started again; an explorer asks for 5 s, goes on
-    with the weights that it has, and asks again."""
+    cut off or not answered. Then who needs it ends with exit 3, and the run with it, to be resumed; an explorer asks
+    for 5 s, goes on with the weights that it has, and asks again."""
     timeout_s: AboveZero = 30.0
     """A store elsewhere (S3) that is silent for so long in the middle of a request is asked again."""
     keep: Annotated[int, Meta(ge=2)] = 3

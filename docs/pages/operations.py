@@ -8,9 +8,17 @@ from rftstream import metrics as declared
 
 MEANINGS = {
     0: ("done, or stopped as asked", "left alone; a single role that leaves before the end is started again"),
-    1: ("failed", "started again, with a growing pause"),
-    2: ("configuration or usage: a run file, a command line, a resume with other data", "ends the run"),
-    3: ("the log cannot be reached, or refuses, for longer than `transport.patience_s`", "ends the run"),
+    1: ("failed by what may pass", "started again, with a growing pause"),
+    2: (
+        "configuration or usage: a run file, a command line, a resume with other data, or what is not here (a GPU, "
+        "weights, keys, a package, rights)",
+        "ends the run",
+    ),
+    3: (
+        "the log cannot be reached, or refuses, for longer than `transport.patience_s`, or the object store for longer "
+        "than `weights.patience_s`",
+        "ends the run",
+    ),
     4: ("a contract is broken: bytes that are not what they claim to be", "ends the run"),
     5: ("another process took the role over", "left alone while that one lives"),
     6: ("stopped by a rule of the run itself", "ends the run"),

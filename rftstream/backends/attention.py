@@ -27,7 +27,7 @@ def register() -> str:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(NAME, torch.compiler.disable(attend))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(NAME, sdpa_mask)
     return NAME
 
@@ -37,7 +37,6 @@ def row_lengths(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)[None, None, None]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(
     module: torch.nn.Module,
     query: Tensor,

@@ -65,6 +65,8 @@ OWNED = {
 
 
 class DeepSpeedBackend:
+    loads_model = True
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         processes: Annotated[int, Meta(ge=1)] = 1
@@ -119,6 +121,7 @@ class DeepSpeedBackend:
     def open(self) -> None:
         if Place.given() is None:
             self._check_gpus()
+        modelfolder.check_loadable(self._spec)  # before others are started, which would all say so
         self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
         self._rank = Rank(self._ranks.place, model=self._spec, optimizer=self._optimizer, settings=self._settings)
         arguments = {"model": spec_out(self._spec), "optimizer": self._optimizer, "settings": self._settings}

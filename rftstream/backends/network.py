@@ -19,6 +19,7 @@ from rftstream.backends import attention
 from rftstream.backends.inputs import Inputs
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
+from rftstream.modelfolder import loading
 from rftstream.models import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -140,9 +141,10 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loader: Any = AutoModelForCausalLM
-    model = loader.from_pretrained(
-        spec.folder, dtype=torch.float32, attn_implementation=attention.register(), use_safetensors=True
-    )
+    with loading(spec):
+        model = loader.from_pretrained(
+            spec.folder, dtype=torch.float32, attn_implementation=attention.register(), use_safetensors=True
+        )
     model.to(device)
     model.eval()  # samplers have no dropout, so the ratio must not see any either
     _check_names(spec, dict(model.named_parameters()))

@@ -1,4 +1,7 @@
-"""One process, one device: float32 masters and AdamW over any Hugging Face causal language model."""
+"""One process, one device: float32 masters and AdamW over any Hugging Face causal language model.
+
+torch is imported by what uses it: the settings are asked for where nothing is trained.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,32 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import torch
 from msgspec import Meta
 
 from rftstream import modelfolder
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.backends import lora
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
-from rftstream.backends.critic import Critic, ValueNetwork, load_critic
-from rftstream.backends.learner import Learner, take_steps
-from rftstream.backends.network import Network, NetworkSettings, compile_layers, load_model, recompute_activations
-from rftstream.backends.optimizer import Masters
-from rftstream.backends.passes import Passes, check_needs, row_logprobs
-from rftstream.backends.profiling import traced
-from rftstream.backends.tensors import REFERENCE_FILE, ServedTensors, raw, write_tensors
 from rftstream.errors import ConfigError
 from rftstream.models import ModelSpec
 from rftstream.weights.snapshot import RawTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from rftstream.backends.critic import Critic
+    from rftstream.backends.learner import Learner
+    from rftstream.backends.network import Network
 
 log = logging.getLogger(__name__)
 
 
 class TorchBackend:
+    loads_model = True
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         packing: bool = True
@@ -60,6 +63,8 @@ class TorchBackend:
         """Where traces go; relative to where the trainer was started."""
 
     def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
+        import torch
+
         self._config, self._spec, self._settings, self._seed = config, model, optimizer, seed
         self._device = torch.device(model.device)
         self._network: Any = None
@@ -75,6 +80,18 @@ class TorchBackend:
         self._critic_from = settings, folder
 
     def open(self) -> None:
+        import torch
+
+        from rftstream.backends import lora
+        from rftstream.backends.network import (
+            Network,
+            NetworkSettings,
+            compile_layers,
+            load_model,
+            recompute_activations,
+        )
+        from rftstream.backends.optimizer import Masters
+
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._seed)
         model = load_model(self._spec, self._device)
@@ -94,6 +111,9 @@ class TorchBackend:
         self._critic = self._open_critic()
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        from rftstream.backends.passes import check_needs
+        from rftstream.backends.profiling import traced
+
         check_needs(algorithm, "torch", critic=self._critic is not None)
         number, self._num_updates = self._num_updates, self._num_updates + 1
         if number not in self._config.profile:
@@ -102,6 +122,8 @@ class TorchBackend:
             return self._update(rows, algorithm, plan)
 
     def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        from rftstream.backends.learner import take_steps
+
         learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
         if self._critic is not None and "values" in algorithm.needs:
             learners.append(self._critic.learner(rows, plan))
@@ -118,6 +140,9 @@ class TorchBackend:
         return Update(metrics=metrics)
 
     def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
+        from rftstream.backends.learner import Learner
+        from rftstream.backends.passes import Passes
+
         whole_groups = "whole_groups" in algorithm.needs
         passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
         if passes.wants_proximal(algorithm):
@@ -128,10 +153,14 @@ class TorchBackend:
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere."""
+        from rftstream.backends.passes import row_logprobs
+
         return row_logprobs(rows, tokens_per_microbatch, self._network, self._device)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Likewise of the reference."""
+        from rftstream.backends.passes import row_logprobs
+
         return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
 
     def renew_reference(self) -> None:
@@ -144,9 +173,15 @@ class TorchBackend:
         return self._critic.values(rows, tokens_per_microbatch)
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
+        from rftstream.backends.tensors import ServedTensors
+
         return ServedTensors(self._masters.masters, self._spec.dtype)
 
     def save(self, folder: Path) -> None:
+        import torch
+
+        from rftstream.backends.tensors import REFERENCE_FILE, raw, write_tensors
+
         write_tensors(folder / "masters.safetensors", {name: raw(one) for name, one in self._masters.masters.items()})
         write_tensors(folder / "optimizer.safetensors", {name: raw(value) for name, value in self._masters.moments()})
         random = {"cpu": torch.get_rng_state()}
@@ -161,7 +196,10 @@ class TorchBackend:
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
+        import torch
         from safetensors.torch import load_file
+
+        from rftstream.backends.tensors import REFERENCE_FILE
 
         device = "cpu" if self._config.offload_optimizer else str(self._device)
         masters = load_file(folder / "masters.safetensors", device=device)
@@ -181,6 +219,9 @@ class TorchBackend:
             torch.cuda.set_rng_state(random["cuda"], self._device)
 
     def export(self, folder: Path) -> None:
+        from rftstream.backends import lora
+        from rftstream.backends.tensors import write_tensors
+
         modelfolder.copy_companions(self._spec, folder)
         served = dict(self.served_tensors())
         if self._spec.lora is None:
@@ -194,6 +235,9 @@ class TorchBackend:
 
     def _open_reference(self) -> Network:
         """From the model folder, unless it was renewed; where adapters are trained, it is the model without them."""
+        from rftstream.backends import lora
+        from rftstream.backends.network import Network, NetworkSettings, load_model
+
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
@@ -202,20 +246,28 @@ class TorchBackend:
                 self._reference = Network(model, NetworkSettings.of(self._config, self._device))
         return self._reference
 
-    @torch.no_grad()
     def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """These weights are those of the reference from now on; of adapters a copy is held beside the policy's."""
+        import torch
+
+        from rftstream.backends import lora
+
         if self._spec.lora is not None:
             self._renewed = {name: one.detach().to(self._device, copy=True) for name, one in tensors.items()}
             self._reference = self._network.within(lambda _: lora.adapters_as(self._parameters, self._renewed))
             return
         self._renewed = dict(self._open_reference().model.named_parameters())
-        for name, one in self._renewed.items():
-            one.copy_(tensors[name])
+        with torch.no_grad():
+            for name, one in self._renewed.items():
+                one.copy_(tensors[name])
 
     def _open_critic(self) -> Critic | None:
         if self._critic_from is None:
             return None
+        from rftstream.backends.critic import Critic, ValueNetwork, load_critic
+        from rftstream.backends.network import NetworkSettings, compile_layers, recompute_activations
+        from rftstream.backends.optimizer import Masters
+
         settings, folder = self._critic_from
         with self._same_random():
             model = load_critic(folder, self._device, vocabulary=self._network.vocabulary)
@@ -229,4 +281,6 @@ class TorchBackend:
 
     def _same_random(self) -> contextlib.AbstractContextManager[None]:
         """Loading a model may draw; what the run draws must not depend on it."""
+        import torch
+
         return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])

@@ -5,6 +5,8 @@ in place between two steps; the cache of what was computed before is kept. Chanc
 that a request which goes on elsewhere has the same; keys and values of the tokens that it brings are computed anew, in
 one pass, so its logprobs may differ in the last bits.
 
+torch and transformers are imported by what uses them: the settings are asked for where no model is loaded.
+
 Shapes: U prompts, L their tokens, B rows of the batch, V vocabulary.
 """
 
@@ -14,31 +16,32 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from msgspec import Meta
-from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, logging
 
 from rftstream.clock import Clock
 from rftstream.errors import PolicyError
 from rftstream.messages import VersionName
+from rftstream.modelfolder import loading
 from rftstream.models import ModelSpec
-from rftstream.policies import attention
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.batch import Batch
-from rftstream.policies.prompts import Block, PromptStore, TokenIds
 from rftstream.policies.served import check_tensors
 from rftstream.rendering import Renderer
 from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
-SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rftstream.policies.batch import Batch
+    from rftstream.policies.prompts import Block, TokenIds
 
 
 class HfPolicy:
+    loads_model = True
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         batch_size: Annotated[int, Meta(ge=1)] = 256
@@ -53,13 +56,21 @@ class HfPolicy:
         old weights first, and what is new waits for them."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, logging
+
+        from rftstream.policies import attention
+        from rftstream.policies.prompts import PromptStore
+
         self._config, self._spec, self._renderer = config, model, renderer
         torch.set_num_threads(model.threads)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         loader: Any = AutoModelForCausalLM
-        self._model = loader.from_pretrained(
-            model.folder, dtype=SERVED[model.dtype], attn_implementation=attention.register(), use_safetensors=True
-        )
+        with loading(model):
+            self._model = loader.from_pretrained(
+                model.folder, dtype=getattr(torch, model.dtype), attn_implementation=attention.register(),
+                use_safetensors=True,
+            )  # fmt: skip
         self._model.to(model.device)
         self._model.eval()
         self._device = torch.device(model.device)
@@ -109,17 +120,19 @@ class HfPolicy:
         else:
             self._take_over(tensors, name)
 
-    @torch.no_grad()
     def _take_over(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        for key in tensors:
-            parameter = self._parameters[key]
-            if parameter.numel():
-                parameter.copy_(_tensor(tensors[key], parameter))
-        self._versions.append(name)
-        self._next = None
-        self._prompts.clear()
-        if self._config.in_flight == "recompute" and (batch := self._left()) is not None:
-            batch.renew(self._compute(chunk).states for chunk in self._chunks(batch.contexts()))
+        import torch
+
+        with torch.no_grad():
+            for key in tensors:
+                parameter = self._parameters[key]
+                if parameter.numel():
+                    parameter.copy_(_tensor(tensors[key], parameter))
+            self._versions.append(name)
+            self._next = None
+            self._prompts.clear()
+            if self._config.in_flight == "recompute" and (batch := self._left()) is not None:
+                batch.renew(self._compute(chunk).states for chunk in self._chunks(batch.contexts()))
 
     def submit(self, request: SampleRequest) -> None:
         context = self._renderer.context
@@ -140,8 +153,13 @@ class HfPolicy:
         if self._batch is not None:
             self._batch.forget(request_id)
 
-    @torch.inference_mode()
     def step(self) -> list[Completion]:
+        import torch
+
+        with torch.inference_mode():
+            return self._step()
+
+    def _step(self) -> list[Completion]:
         done, self._refused = self._refused, []
         if self._versions:
             self._go_on()
@@ -166,6 +184,8 @@ class HfPolicy:
     def _let_in(self) -> None:
         """Requests whose prompts are known join at once. Others wait until computing their prompts, which costs about
         a step whatever their number, costs the batch less than their waiting has."""
+        from rftstream.policies.batch import Batch
+
         batch = self._batch
         num_rows = batch.num_rows if batch is not None else 0
         free = self._config.batch_size - num_rows
@@ -211,6 +231,11 @@ class HfPolicy:
 
     def _compute(self, prompts: tuple[TokenIds, ...]) -> Block:
         """Padded on the left."""
+        import torch
+        from transformers import DynamicCache
+
+        from rftstream.policies.prompts import Block
+
         longest = max(len(one) for one in prompts)
         starts_U1 = torch.tensor([[longest - len(one)] for one in prompts], device=self._device)
         token_ids_UL = np.zeros((len(prompts), longest), dtype=np.int64)
@@ -269,6 +294,8 @@ class HfPolicy:
 
 
 def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:
+    import torch
+
     data = np.frombuffer(memoryview(raw.data), dtype=np.uint8)
     flat = torch.frombuffer(data if data.flags.writeable else data.copy(), dtype=parameter.dtype)
     return flat.reshape(parameter.shape)

@@ -22,6 +22,7 @@ from msgspec import Meta
 from rftstream.clock import Clock
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import VersionName
+from rftstream.modelfolder import check_loadable
 from rftstream.models import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.loopthread import LoopThread
@@ -36,6 +37,8 @@ STEP_S = 0.02
 
 
 class VllmPolicy:
+    loads_model = True
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         batch_size: Annotated[int, Meta(ge=1)] = 256
@@ -64,6 +67,7 @@ class VllmPolicy:
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self.require()
+        check_loadable(model)
         self._config, self._spec, self._renderer = config, model, renderer
         self._parameters, self._vocab_size = served_parameters(model)
         self._version: VersionName | None = None

@@ -255,6 +255,8 @@ class EvaluatorStep:
         try:
             self._policy.load(self._follower.fetch(due.announced), due.announced.name)
         except WeightsError as error:
+            if self._policy.version is None and not error.retriable:
+                raise
             log.warning("%s; evaluation %s of it is left out", error, due.evaluation.name)
             self._skipped.add((due.evaluation.name, due.announced.name))
             return False

@@ -261,6 +261,8 @@ class ExplorerStep:
         if self._follower.find(taken) is None:  # the trainer was replaced meanwhile
             return self._take_over_weights()
         if problem is not None:
+            if current is None and not problem.retriable:
+                raise problem
             self._weights_retry_at = self._clock.now() + 1.0
             reached = self._follower.held()
             if reached is None or current is None or not _is_between(reached[0], current, newest.name):

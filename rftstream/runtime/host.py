@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rftstream import config as configs
 from rftstream import faults
 from rftstream.clock import SystemClock
-from rftstream.errors import RftError, TransportError
+from rftstream.errors import RftError, TransportError, exit_code_of
 from rftstream.runtime import logging as logs
 from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.observer import read_control
@@ -99,7 +99,7 @@ def run_worker(
         return error.exit_code
     except Exception as error:
         log.exception("%s", type(error).__name__ + (f": {error}" if str(error) else ""))
-        return 1
+        return exit_code_of(error)
     return 0
 
 

@@ -15,14 +15,14 @@ from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import DesiredState, RunState
 from rftstream.modelfolder import prepare_model
+from rftstream.runtime import readiness
 from rftstream.runtime.creation import begin, say_aside, write_config
-from rftstream.runtime.experts import check_experts, load_experts
+from rftstream.runtime.experts import load_experts
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.manifest import changes_of_resume, check_same_run, data_digests
 from rftstream.runtime.observer import Observer
 from rftstream.runtime.preflight import (
-    check_part_names,
     choose_folder,
     folder_after,
     newest_folder,
@@ -41,7 +41,6 @@ from rftstream.runtime.runs import (
 )
 from rftstream.runtime.stretch import DEADLINE_S, RunResult, Stretch, result_of
 from rftstream.sections import RunConfig
-from rftstream.trackers import check_trackers
 from rftstream.transport.base import NewRecord, Transport
 
 
@@ -62,9 +61,7 @@ def run(
     if not isinstance(config, RunConfig):
         config = configs.load([config])
     add_import_paths(config)
-    check_part_names(config)
-    check_experts(config)
-    check_trackers(config)
+    readiness.require(config)
     if config.run.imported_from is not None:
         raise ConfigError(
             "run.imported_from: is for `rftstream rescore` and `replay --into`, expected none in a run file"
@@ -102,9 +99,7 @@ def resume(
     folder, before = find_run(run)
     config = read_config(folder, sets) if folder.exists() else configs.load([run], sets=sets)
     add_import_paths(config)
-    check_part_names(config)
-    check_experts(config)
-    check_trackers(config)
+    readiness.require(config)
     return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began)
 
 
@@ -171,8 +166,7 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
     if not isinstance(config, RunConfig):
         config = configs.load([config])
     add_import_paths(config)
-    check_part_names(config)
-    check_experts(config)
+    readiness.require(config, here=False)
     given = Path(run_dir) if run_dir is not None else None
     newest = newest_folder(config, given)
     found = standing(config, newest)

@@ -1,8 +1,8 @@
 """Starts the roles of a run as processes, watches them, and starts again what died (PROTOCOL "Exits").
 
 exit 0              done; not started again (a single role that leaves before the end of the run is)
-exit 1, signal      started again, after a pause that grows from 0.2 to 10 s
-exit 2, 3, 4, 6     the run ends with this exit code
+exit 1, signal      passing: started again, after a pause that grows from 0.2 to 10 s
+exit 2, 3, 4, 6     permanent, or waited for long enough: the run ends at once, with this exit code
 exit 5              another took the role over: left alone while that one lives
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream import plugins
+from rftstream.errors import ENDS_THE_RUN
 from rftstream.runtime import logging as logs
 from rftstream.runtime.observer import ControlView
 from rftstream.runtime.processes import (
@@ -44,7 +45,13 @@ LOOK_EVERY_S = 1.0
 CONCURRENT = ("explorer", "verifier")
 AFTER_THE_END = ("trainer", "evaluator")
 """They may have something left to do when the run is finished: final/, the last evaluation."""
-FATAL = (2, 3, 4, 6)
+
+
+IMPORTED_LATER = {
+    "hf": ("transformers.models.auto.modeling_auto", "rftstream.policies.attention", "rftstream.policies.batch"),
+    "torch": ("transformers.models.auto.modeling_auto", "rftstream.backends.critic", "rftstream.backends.lora"),
+}
+"""Part -> what is imported when it is built: its module is light, since others ask it for its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,7 @@ class Supervisor:
         slot.command.log.with_suffix(".port").unlink(missing_ok=True)
         if self.stopping or (code == 0 and self._may_leave(slot)):
             slot.state = "left"
-        elif code in FATAL:
+        elif code in ENDS_THE_RUN:
             slot.state = "failed"
             self._give_up(code, f"{slot.process}: {self._error(slot)}")
         elif code == 5:
@@ -331,6 +338,7 @@ def _preload(config: RunConfig, role: str, model: Path | None) -> tuple[str, ...
     modules = [plugins.table(kind)[name].partition(":")[0] for kind, name in parts if name in plugins.table(kind)]
     if any(name in ("hf", "vllm", "torch") for _, name in parts):
         modules += ["torch", "transformers", *_architecture(model)]
+    modules += [module for _, name in parts for module in IMPORTED_LATER.get(name, ())]
     return (f"workers.{role}", *modules)
 
 

@@ -148,6 +148,9 @@ class _MemoryFiles:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
+    def kind_of(self, error: Exception) -> type[WeightsError]:
+        return WeightsError
+
     def make_scratch(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="rftstream-", dir=_quick_folder()))
 

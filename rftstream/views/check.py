@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -18,21 +18,18 @@ from typing import Any
 from rftstream import plugins
 from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.algorithms.demands import check_demands, critic_folder, the_critic
+from rftstream.algorithms.demands import critic_folder, the_critic
 from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, Problem
 from rftstream.modelfolder import for_section, prepare_model
 from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
 from rftstream.rewards.resolve import build_reward
-from rftstream.runtime.initial import fetch_initial
-from rftstream.runtime.preflight import check_server_updates, check_shared, check_teacher
-from rftstream.runtime.runs import check_transport
+from rftstream.runtime import readiness
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.stages import Stages
 from rftstream.tasksets.base import Taskset
 from rftstream.tasksets.open import open_taskset
-from rftstream.trackers import check_trackers
 from rftstream.views.advice import find_warnings
 from rftstream.views.check_experts import experts_line
 from rftstream.views.check_report import CheckReport, PartLine, Prompt, TasksetLine
@@ -55,27 +52,18 @@ def check(config: RunConfig) -> CheckReport:
     """Own modules must be importable by now (host.prepare_process)."""
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
-    report.parts = _parts(config, collect)
+    report.parts = list(_parts(config))
     with collect("stages"):
         report.stages = list(Stages.of(config).all) if config.stages else []
-    with collect("trackers"):
-        check_trackers(config)
-    with collect("trainer.algorithm"):
-        check_teacher(config)
-    with collect("policies.openai.update"):
-        check_server_updates(config)
-    if config.model.lora is not None and config.trainer.backend in ("torch", "deepspeed"):
-        from rftstream.backends import lora
-
-        with collect("model.lora"):
-            lora.require()
     sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
         *config.tasksets.items(), *config.evaluations.items()
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
+        for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
+            with collect(looked.what):
+                looked.raise_error()
         rendering = None
         with collect("model"):
-            fetch_initial(config, Path(scratch) / "model")
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
             rendering = Rendering.of(report.model)
             report.context = rendering.context
@@ -114,7 +102,8 @@ class _Collector:
 # --------------------------------------------------------------------------------------------- parts
 
 
-def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
+def _parts(config: RunConfig) -> Iterator[PartLine]:
+    """What is chosen, with its settings. What cannot be used is left out here and told as an error."""
     sections: list[TasksetSection | EvaluationSection] = [*config.tasksets.values(), *config.evaluations.values()]
     names = [
         ("policy", config.explorer.policy),
@@ -122,28 +111,15 @@ def _parts(config: RunConfig, collect: _Collector) -> list[PartLine]:
         ("backend", config.trainer.backend),
         *(("environment", section.environment) for section in sections),
     ]
-    lines = []
-    with collect("transport.kind"):
-        plugins.resolve("transport", config.transport.kind, where="transport.kind")
-        lines.append(PartLine(kind="transport", name=config.transport.kind, settings=""))
-        check_shared(config)
-        check_transport(config)
+    yield PartLine(kind="transport", name=config.transport.kind, settings="")
     for kind, name in dict.fromkeys(names):
-        with collect(f"{kind} {name}"):
-            _, options = config.build_part(kind, name)
-            lines.append(PartLine(kind=kind, name=name, settings=_settings(options)))
-    return lines + list(_algorithms(config, collect))
-
-
-def _algorithms(config: RunConfig, collect: _Collector) -> Iterator[PartLine]:
+        with suppress(RftError):
+            yield PartLine(kind=kind, name=name, settings=_settings(config.build_part(kind, name)[1]))
     for where, named in config.algorithms_named().items():
-        with collect(where):
-            part, options = config.build_algorithm(where)
-            part(options)
+        with suppress(RftError):
+            options = config.build_algorithm(where)[1]
             kind = "algorithm" if where == "trainer.algorithm" else f"algorithm of {where.removesuffix('.algorithm')}"
             yield PartLine(kind=kind, name=name_of_algorithm(named, where), settings=_settings(options))
-    with collect("algorithm"):
-        check_demands(config, _built(config), config.build_part("backend", config.trainer.backend)[0])
 
 
 def _settings(options: Any) -> str:

@@ -147,10 +147,11 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", *_disk_lines(report.disk)]
     if report.memory is not None:
         lines += ["", *memory_lines(report.memory)]
-    for title, sentences in (("warnings", report.warnings), ("errors", report.errors)):
-        if sentences:
-            lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]
-    return [*lines, "", "not ready: see the errors above" if report.errors else "ready to run"]
+    if report.warnings:
+        lines += ["", "warnings:", *(f"  {sentence}" for sentence in report.warnings)]
+    if not report.errors:
+        return [*lines, "", "ready to run"]
+    return [*lines, "", f"not ready, {plural(len(report.errors), 'error')}:", *(f"  {one}" for one in report.errors)]
 
 
 def _stage_row(stage: Stage) -> tuple[str, ...]:

@@ -19,10 +19,9 @@ import psutil
 
 from rftstream.errors import RftError
 from rftstream.modelfolder import FAKE, prepare_model
-from rftstream.rendering import open_renderer
-from rftstream.runtime.preflight import check_part_names
-from rftstream.runtime.runs import RunFolder, candidates_here, open_store, open_transport
-from rftstream.sections import RunConfig, name_of_algorithm
+from rftstream.runtime import readiness
+from rftstream.runtime.runs import open_transport
+from rftstream.sections import RunConfig
 from rftstream.transport import embedded_findings
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.views.layout import columns, plural, size
@@ -32,7 +31,6 @@ FREE_BYTES = 5e9
 MEMORY_BYTES = 2e9
 SHARED_BYTES = 1e9
 OPEN_FILES = 1024
-STORE_PATIENCE_S = 5.0
 PACKAGES = ("torch", "transformers", "kafka-python", "numpy", "msgspec")
 """Whose versions are asked for first when something is odd."""
 
@@ -60,9 +58,11 @@ class DoctorReport:
         }
 
     def to_text(self) -> str:
-        rows = [(str(one.level), one.what, one.found) for one in self.findings]
+        """Problems come last, where they are seen first."""
+        findings = sorted(self.findings, key=lambda one: list(Level).index(one.level))
+        rows = [(str(one.level), one.what, one.found) for one in findings]
         lines: list[str] = []
-        for finding, line in zip(self.findings, columns(rows, left=3), strict=True):
+        for finding, line in zip(findings, columns(rows, left=3), strict=True):
             lines.append(line)
             if finding.level is not Level.ok:
                 wanted = f"wanted: {finding.wanted}" if finding.wanted else ""
@@ -81,10 +81,10 @@ def examine(config: RunConfig | None) -> DoctorReport:
         *_machine(config),
         *_disk(folder),
         *embedded_findings.find(folder),
-        *_devices(config),
+        *_gpus(),
     ]
     if config is not None:
-        for what, look in (("parts", _parts), ("broker", _broker), ("object store", _store), ("model", _model)):
+        for what, look in (("needs", _needs), ("broker", _broker), ("architecture", _architecture)):
             findings += _guarded(what, look, config)
     return DoctorReport(tuple(findings))
 
@@ -164,12 +164,9 @@ def _disk(folder: Path) -> Iterator[Finding]:
     yield _judged(free >= FREE_BYTES, "disk", f"{size(free)} free at {there}", f"{size(FREE_BYTES)} or more",
                   "`rftstream check` says what a run needs; free some, or set run.folder",
                   otherwise=Level.warning if free > FREE_BYTES / 50 else Level.problem)  # fmt: skip
-    can = os.access(there, os.W_OK | os.X_OK)
-    yield _judged(can, "run folders", f"{'can' if can else 'cannot'} be made in {there}", "a folder to write to",
-                  "set run.folder, or mend its rights")  # fmt: skip
 
 
-def _devices(config: RunConfig | None) -> Iterator[Finding]:
+def _gpus() -> Iterator[Finding]:
     try:
         import torch
     except ImportError:
@@ -177,72 +174,42 @@ def _devices(config: RunConfig | None) -> Iterator[Finding]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(num_gpus))
     yield _judged(True, "gpu", names or "none that torch sees; roles on cpu need none")
-    wanted: set[str] = set()
-    if config is not None:
-        wanted = {*config.explorer.devices, config.trainer.device, config.evaluator.device}
-    for device in sorted(one for one in wanted if one.startswith("cuda")):
-        there = all(int(one) < num_gpus for one in (device.partition(":")[2] or "0").split(","))
-        yield _judged(there, device, "there" if there else "not there", "a GPU that torch sees",
-                      "install a torch for this GPU's driver, or set another device")  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------- a run file
 
 
-def _folder_of(config: RunConfig) -> RunFolder:
-    """The newest here, or where the first would be: nothing that is asked of it needs the log."""
-    existing = candidates_here(config)
-    return existing[-1] if existing else RunFolder(Path(config.base) / config.run.folder / config.run.name)
+def _needs(config: RunConfig) -> Iterator[Finding]:
+    """What `check` and `run` ask for, too."""
+    told: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
+        for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
+            if looked.error is None:
+                yield _judged(True, looked.what, looked.found)
+            elif looked.found not in told:
+                told.add(looked.found)
+                found, _, todo = looked.found.rpartition("; ")
+                code = 3 if getattr(looked.error, "exit_code", 1) == 3 else 1
+                yield Finding(level=Level.problem, what=looked.what, found=found or todo, todo=todo if found else "",
+                              exit_code=code)  # fmt: skip
 
 
-def _parts(config: RunConfig) -> Iterator[Finding]:
-    check_part_names(config)
-    for kind, name in (("policy", config.explorer.policy), ("backend", config.trainer.backend)):
-        config.build_part(kind, name)
-        yield _judged(True, kind, f"{name} can be imported")
-    for where, named in config.algorithms_named().items():
-        config.build_algorithm(where)
-        yield _judged(True, "algorithm", f"{name_of_algorithm(named, where)} can be imported")
+def _architecture(config: RunConfig) -> Iterator[Finding]:
+    """Whether transformers knows the model: what is slow to import, and only here."""
+    if config.model.path in (None, FAKE) or not readiness.loads_model(config):
+        return
+    from transformers import AutoConfig
 
-
-def _model(config: RunConfig) -> Iterator[Finding]:
-    """Its config and tokenizer; weights are not loaded."""
     with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
         model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
-        renderer = open_renderer(model)
-        if model.name != FAKE:
-            from transformers import AutoConfig
-
-            AutoConfig.from_pretrained(model.folder)
-        context = "unbounded" if renderer.context is None else f"{renderer.context:,} tokens"
-        yield _judged(True, "model", f"{model.name}: {renderer.vocabulary_size:,} token ids, context {context}")
-
-
-def _store(config: RunConfig) -> Iterator[Finding]:
-    """An object is written, read and deleted, where that leaves no new folder behind."""
-    folder = _folder_of(config)
-    if "://" not in config.weights.store or config.weights.store.startswith("file://"):
-        place = folder.path / config.weights.store.removeprefix("file://")
-        if not place.is_dir():
-            there = next(one for one in (place, *place.parents) if one.exists())
-            yield _judged(os.access(there, os.W_OK), "object store", f"to be made in {there}", "a folder to write to",
-                          "set weights.store, or mend its rights")  # fmt: skip
-            return
-    store = open_store(config, folder, patience_s=STORE_PATIENCE_S)
-    name, data = f"doctor/{platform.node() or 'host'}-{os.getpid()}", b"written by rftstream doctor\n"
-    store.put(name, data)
-    try:
-        same = store.get(name) == data
-    finally:
-        store.delete(name)
-    yield _judged(same, "object store", f"{store.url}: written, read and deleted", "the same bytes back",
-                  "it gave other bytes back than were put in; use another weights.store")  # fmt: skip
+        kind = AutoConfig.from_pretrained(model.folder).model_type
+    yield _judged(True, "architecture", f"{kind}, which transformers knows")
 
 
 def _broker(config: RunConfig) -> Iterator[Finding]:
     if config.transport.kind == "embedded":
         return
-    transport = open_transport(config, _folder_of(config), create=True)
+    transport = open_transport(config, readiness.folder_of(config), create=True)
     try:
         look: ServerLook | None = getattr(transport.admin, "look", None)
         if look is not None:

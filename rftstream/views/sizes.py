@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rftstream.errors import ConfigError
-from rftstream.modelfolder import read_json
+from rftstream.modelfolder import read_json, tensor_headers
 from rftstream.sections import LoraSection
 
 SERVED_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -77,19 +73,9 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {
         name: tuple(tensor["shape"])
         for file in sorted(folder.glob("*.safetensors"))
-        for name, tensor in _header(file).items()
+        for name, tensor in tensor_headers(file).items()
         if name != "__metadata__"
     }
-
-
-def _header(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header: dict[str, Any] = json.loads(opened.read(length))
-    except (struct.error, ValueError, MemoryError, OverflowError) as error:
-        raise ConfigError(f"{file}: not a safetensors file ({error}); fetch the model again") from None
-    return header
 
 
 def _has_adapter(name: str, shape: tuple[int, ...], lora: LoraSection) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from rftstream.errors import ConfigError, WeightsError, WeightsGone
+from rftstream.errors import REFUSED_BY_SYSTEM, ConfigError, StoreRefused, WeightsError, WeightsGone
 from rftstream.weights.store_remote import RemoteFiles, TriedInVain
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ObjectStore:
             with self._errors(stored.name):
                 added = self._files.add(stored.name, path)
         except WeightsGone as error:
-            raise WeightsError(
+            raise StoreRefused(
                 f"{self._place(stored.name)}: {error.__cause__}, expected a bucket or folder to write to; make it, or "
                 "change weights.store"
             ) from error.__cause__
@@ -162,7 +162,8 @@ class ObjectStore:
             if not isinstance(error, OSError) and not self._files.foreign_errors:
                 raise
             what = str(error) if isinstance(error, TriedInVain) else f"{type(error).__name__}: {error}"
-            raise WeightsError(f"{self._place(name)}: {what}; is the store reachable, with room and rights?") from error
+            kind = self._files.kind_of(error)
+            raise kind(f"{self._place(name)}: {what}; is the store reachable, with room and rights?") from error
 
     def _gone(self, name: str) -> WeightsGone:
         return WeightsGone(f"{self._place(name)}: no such object; it was deleted, or weights.store names another place")
@@ -176,6 +177,9 @@ class _Files(Protocol):
 
     foreign_errors: bool
     """True if its client raises other exceptions than OSErrors."""
+
+    def kind_of(self, error: Exception) -> type[WeightsError]:
+        """What such an error of its client means to who asked: refused for good, given up, or one of that object."""
 
     def make_scratch(self) -> Path: ...
 
@@ -194,6 +198,9 @@ class _Files(Protocol):
 
 class _LocalFiles:
     foreign_errors = False
+
+    def kind_of(self, error: Exception) -> type[WeightsError]:
+        return StoreRefused if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM else WeightsError
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, StoreRefused, StoreUnreachable, WeightsError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -75,6 +75,11 @@ class RemoteFiles:
         if self._is_s3:
             self._fs.retries = 1  # we try again ourselves, and know when to stop
         self._root = self._root.rstrip("/")
+
+    def kind_of(self, error: Exception) -> type[WeightsError]:
+        if isinstance(error, TriedInVain):
+            return StoreUnreachable
+        return StoreRefused if _is_refused(error) else WeightsError
 
     def make_scratch(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="rftstream-"))
@@ -274,6 +279,14 @@ def _may_pass(error: Exception) -> bool:
         code = response.get("Error", {}).get("Code")
         return status >= 500 or status in (408, 429) or code in CUT_OFF
     return type(error).__name__ not in FINAL
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether it was answered, by the store or by its own client, and the answer will not change."""
+    if isinstance(error, PermissionError) or type(error).__name__ in FINAL:
+        return True
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    return isinstance(response, dict) and not _may_pass(error)
 
 
 def _shown(error: Exception) -> str:
