@@ -47,38 +47,42 @@ class Looked:
     found: str
     error: Exception | None = None
 
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise self.error
-
 
 def look(
     config: RunConfig, *, scratch: Path | None = None, patience_s: float | None = None, here: bool = True
-) -> Iterator[Looked]:
+) -> list[Looked]:
     """Go through the list; every problem is found, not the first alone. Own modules must be importable by now.
 
     `scratch` is a folder in which a made or copied model is prepared to be looked at; without it that is left to who
     makes the run. `patience_s` bounds the questions to a store elsewhere. Unless the workers run `here`, what only they
     need (GPUs, weights, the store and its keys) is theirs to look at."""
+    found: list[Looked] = []
     for requirement in requirements(config, scratch, patience_s, here):
-        try:
-            found = requirement.look()
-        except Exception as error:  # own modules may raise anything
-            text = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
-            yield Looked(requirement.what, text, error)
-        else:
-            if found is not None:
-                yield Looked(requirement.what, found)
+        looked = _look_at(requirement)
+        if looked is None or any(one.found.endswith(looked.found) for one in found if one.error is not None):
+            continue  # the same was told already, perhaps with its section
+        if looked.error is not None:
+            found = [one for one in found if one.error is None or not looked.found.endswith(one.found)]
+        found.append(looked)
+    return found
+
+
+def _look_at(requirement: Requirement) -> Looked | None:
+    try:
+        text = requirement.look()
+    except Exception as error:  # own modules may raise anything
+        text = str(error) if isinstance(error, RftError) else f"{requirement.what}: {type(error).__name__}: {error}"
+        return Looked(requirement.what, text, error)
+    return None if text is None else Looked(requirement.what, text)
 
 
 def require(config: RunConfig, *, here: bool = True) -> None:
     """Raise what stands in the way of a run: the error itself if there is one, else a ConfigError with all of them."""
     problems = [one for one in look(config, here=here) if one.error is not None]
-    texts = list(dict.fromkeys(one.found for one in problems))
-    if len(texts) == 1 and isinstance(problems[0].error, RftError):
+    if len(problems) == 1 and isinstance(problems[0].error, RftError):
         raise problems[0].error
-    if texts:
-        raise ConfigError("\n".join(texts))
+    if problems:
+        raise ConfigError("\n".join(one.found for one in problems))
 
 
 def requirements(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rftstream import __version__, codec
+from rftstream.errors import WeightsError
 from rftstream.messages import (
     BatchManifest,
     Claim,

@@ -60,8 +60,8 @@ def check(config: RunConfig) -> CheckReport:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
         for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
-            with collect(looked.what):
-                looked.raise_error()
+            if looked.error is not None:
+                report.errors.append(looked.found)
         rendering = None
         with collect("model"):
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)

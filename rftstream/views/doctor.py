@@ -181,13 +181,11 @@ def _gpus() -> Iterator[Finding]:
 
 def _needs(config: RunConfig) -> Iterator[Finding]:
     """What `check` and `run` ask for, too."""
-    told: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
         for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
             if looked.error is None:
                 yield _judged(True, looked.what, looked.found)
-            elif looked.found not in told:
-                told.add(looked.found)
+            else:
                 found, _, todo = looked.found.rpartition("; ")
                 code = 3 if getattr(looked.error, "exit_code", 1) == 3 else 1
                 yield Finding(level=Level.problem, what=looked.what, found=found or todo, todo=todo if found else "",
