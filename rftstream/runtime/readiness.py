@@ -226,7 +226,8 @@ def _store(config: RunConfig, folder: RunFolder, patience_s: float | None) -> st
     url = config.weights.store
     if "://" not in url or url.startswith("file://"):
         place = Path(store_place(config, folder))
-        check_folder(place, where="weights.store")
+        if folder.path not in place.parents:  # which is looked at already
+            check_folder(place, where="weights.store")
         if not place.is_dir():
             return f"to be made in {next(one for one in place.parents if one.is_dir())}"
     store = open_store(config, folder, patience_s=patience_s)

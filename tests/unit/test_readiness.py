@@ -4,11 +4,14 @@ permanent and passing ones."""
 from __future__ import annotations
 
 import errno
+import importlib
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ from rftstream.devices import check_device
 from rftstream.errors import ConfigError, RftError, StoreRefused, StoreUnreachable, exit_code_of
 from rftstream.modelfolder import check_complete, prepare_model
 from rftstream.runtime import readiness
-from rftstream.sections import RunConfig
+from rftstream.runtime.runs import RunFolder
+from rftstream.runtime.stretch import RunResult, Stretch
+from rftstream.sections import MakeModel, RunConfig
 from rftstream.transport.findings import Level
 from rftstream.views.check import check
 from rftstream.views.doctor import examine
@@ -81,7 +86,7 @@ def test_what_can_start(config: RunConfig) -> None:
 
 def test_a_gpu_that_is_not_there(config: RunConfig) -> None:
     refused_by_all(configs.replace(config, trainer__device=GPU), f"trainer.device: {GPU!r} is not there, torch sees ")
-    with pytest.raises(ConfigError, match="explorer.devices: .* is not there"):
+    with pytest.raises(ConfigError, match=r"explorer\.devices: .* is not there"):
         readiness.require(configs.replace(config, explorer__devices=("cpu", GPU)))
     readiness.require(configs.replace(config, evaluator__device=GPU))  # there are no evaluations
     readiness.require(configs.replace(config, trainer__device=GPU), here=False)  # others start the workers
@@ -140,10 +145,8 @@ def test_a_folder_in_which_nothing_can_be_made(config: RunConfig, tmp_path: Path
 
 
 def test_s3_without_its_package(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec
-
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
     refused_by_all(configs.replace(config, weights__store="s3://bucket/{run}"), "needs a package that is not installed")
 
 
@@ -218,3 +221,40 @@ def test_a_store_in_a_folder_without_rights_refuses() -> None:
     with pytest.raises((StoreRefused, errors.WeightsError)) as caught:
         ObjectStore("file:///proc/self/status/store", base=Path("/")).put("a", b"1")
     assert isinstance(caught.value, StoreRefused), "a file is in the way"
+
+
+# ------------------------------------------------------------------------------------------------ what workers find
+
+
+def run_unasked(config: RunConfig) -> RunResult:
+    """A run whose workers are the first to look; no process of it is started twice."""
+    folder, said = RunFolder(Path(config.base) / "runs" / "tiny"), io.StringIO()
+    with folder.held():
+        result = Stretch(config, folder, "plain", said, 35.0, None, time.monotonic()).run(new=True)
+    assert "starting again" not in said.getvalue()
+    assert (result.reason, result.steps) == ("failed", 0)
+    return result
+
+
+def test_the_supervisor_ends_a_run_at_once_without_a_gpu(config: RunConfig) -> None:
+    config = configs.replace(
+        config, model__path=None, model__make=MakeModel(width=32), trainer__backend="torch", trainer__device=GPU
+    )
+    result = run_unasked(config)
+    assert result.exit_code == 2
+    assert f"trainer-0: device: {GPU!r} is not there, torch sees" in str(result.error)
+
+
+@pytest.mark.usefixtures("without_keys")
+def test_the_supervisor_ends_a_run_at_once_without_keys(config: RunConfig) -> None:
+    result = run_unasked(configs.replace(config, weights__store="s3://bucket/{run}"))
+    assert result.exit_code == 2
+    assert "trainer-0: s3://bucket/tiny/" in str(result.error)
+    assert "NoCredentialsError" in str(result.error)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_the_supervisor_ends_a_run_when_the_patience_with_its_store_is_over(config: RunConfig) -> None:
+    result = run_unasked(configs.replace(config, weights__store="s3://bucket/{run}", weights__patience_s=0.5))
+    assert result.exit_code == 3
+    assert "given up after" in str(result.error)
