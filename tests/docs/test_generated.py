@@ -9,7 +9,7 @@ import pytest
 from pages import configuration, operations, words
 from pictures import flow, weights
 
-from rftstream.runtime.supervisor import FATAL
+from rftstream.errors import ENDS_THE_RUN
 from tests.docs.reading import ROOT, read
 
 
@@ -42,7 +42,7 @@ def test_the_picture_of_deltas_is_up_to_date_and_says_what_the_page_says() -> No
 
 def test_what_ends_a_run_is_told() -> None:
     told = {code for code, (_, does) in operations.MEANINGS.items() if does == "ends the run"}
-    assert told == set(FATAL)
+    assert told == set(ENDS_THE_RUN)
 
 
 def test_meanings_are_of_settings_that_there_are() -> None:
