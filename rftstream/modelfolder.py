@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import struct
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 FAKE = "fake"
 """`model.path = "fake"`: no model at all, for the fake policy and the fake backend."""
 
-SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
-"""Of made models; their ids are 0, 1, 2."""
+END = "<eos>"
+SPECIAL_TOKENS: Mapping[int, tuple[str, ...]] = {1: ("<pad>", END, "<unk>"), 2: (END,)}
+"""Layout of a made model -> its tokens beside the characters, by id. A policy samples whatever has a logit, so there is
+none for padding, which is done with the end, and none for unknown characters, which are refused."""
 
 MADE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -38,8 +41,9 @@ RECIPE = "rftstream.json"
 """In made folders: what they were made from."""
 INITIAL = "initial.json"
 """In folders with another run's weights: which ones."""
-LAYOUT = 1
-"""Of made models; goes up when the same settings give other weights."""
+LAYOUT = max(SPECIAL_TOKENS)
+"""Of models that are made now; goes up when the same settings give other weights. Runs keep the one that they began
+with."""
 CONVERTED = {"SmolLM2-135M-Instruct": "smollm2"}
 """Names of folders -> what `rftstream convert` calls the model that belongs there."""
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -85,6 +89,33 @@ def _prepare(section: ModelSection, folder: Path, seed: int, *, device: str, thr
         raise ConfigError(f"model.path: {found}: has no config.json, expected a Hugging Face model folder")
     _check_weights(found)
     return dataclasses.replace(spec, name=section.path.rstrip("/").rpartition("/")[2], folder=found)
+
+
+def model_here(section: ModelSection, folder: Path) -> ModelSpec | None:
+    """The run's model for reading what it said, if it lies on this machine; nothing is made or fetched."""
+    found: Path | None = folder
+    if section.make is not None:
+        found = folder if (folder / RECIPE).is_file() else None
+    elif section.init_from is not None:
+        found = folder if initial_of(folder) is not None else None
+    elif section.path is not None and section.path != FAKE:
+        found = Path(section.path) if Path(section.path).is_dir() else _find_cached(section.path)
+    if found is None:
+        return None
+    return ModelSpec(
+        name=FAKE if section.path == FAKE else found.name, folder=found, dtype=section.dtype, context=section.context,
+        chat_template=section.chat_template, chat_template_kwargs=section.chat_template_kwargs,
+    )  # fmt: skip
+
+
+def _find_cached(name: str) -> Path | None:
+    """What was fetched from the hub before."""
+    try:
+        import huggingface_hub
+
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True, allow_patterns=HUB_PATTERNS))
+    except Exception:  # not installed, not in the cache, or not a name: the hub's client raises errors of several kinds
+        return None
 
 
 def _check_weights(folder: Path) -> None:
@@ -204,13 +235,16 @@ def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
         return dict.fromkeys(("model", "tokenizer", "chat_template"), _digest_bytes(FAKE.encode()))
     files = sorted(path for path in spec.folder.iterdir() if path.is_file())
     model = [path for path in files if path.suffix in WEIGHT_SUFFIXES or path.name == "config.json"]
-    tokenizer = [path for path in files if path.name in ("tokenizer.json", "tokenizer.model", "vocab.json",
-                                                         "merges.txt", "added_tokens.json")]  # fmt: skip
     return {
         **({"model": _digest_files(model)} if weights else {}),
-        "tokenizer": _digest_files(tokenizer),
+        "tokenizer": _digest_files(_tokenizer_files(spec.folder)),
         "chat_template": template_digest(spec),
     }
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.name in names]
 
 
 def template_digest(spec: ModelSpec) -> str:
@@ -273,10 +307,8 @@ def _find(path: str) -> Path:
         raise ConfigError(
             f"model.path: {path}: no such folder, and huggingface_hub is not installed to fetch it; {advice}"
         ) from None
-    try:
-        return Path(huggingface_hub.snapshot_download(path, local_files_only=True, allow_patterns=HUB_PATTERNS))
-    except Exception:  # not in the cache; whatever the reason, the download below says what is wrong
-        pass
+    if (cached := _find_cached(path)) is not None:
+        return cached
     try:
         return Path(huggingface_hub.snapshot_download(path, allow_patterns=HUB_PATTERNS))
     except Exception as error:  # the hub's client raises errors of several HTTP libraries
@@ -295,16 +327,33 @@ def _made_model(make: MakeModel, folder: Path, seed: int) -> str:
         raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
     if len(set(make.characters)) != len(make.characters) or not make.characters:
         raise ConfigError(f"model.make.characters: got {make.characters!r}, expected each character once")
-    recipe = {"make": dataclasses.asdict(make), "seed": seed, "layout": LAYOUT}
-    name = "made-" + hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
     if not (folder / RECIPE).is_file():
-        _make_atomically(folder, make, seed, recipe)
-    if (found := read_json(folder / RECIPE)) != recipe:
+        _make_atomically(folder, make, seed, LAYOUT)
+    found = read_json(folder / RECIPE)
+    recipe = _recipe(make, seed, found["layout"] if found.get("layout") in SPECIAL_TOKENS else LAYOUT)
+    if found != recipe:
         raise ConfigError(
             f"model.make: {folder} holds a model made from another recipe: {_difference(found, recipe)}; "
             "take back the change, or start a new run"
         )
-    return name
+    return "made-" + hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def make_as_recorded(section: ModelSection, folder: Path, seed: int, digests: Mapping[str, str]) -> None:
+    """Make a `[model.make]` one that is not in `folder` yet in the layout of the run that has these digests."""
+    if section.make is None or (folder / RECIPE).is_file():
+        return
+    for layout in SPECIAL_TOKENS:
+        with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
+            _write_tokenizer(Path(scratch), section.make, layout)
+            if _digest_files(_tokenizer_files(Path(scratch))) != digests.get("tokenizer"):
+                continue
+        _make_atomically(folder, section.make, seed, layout)
+        return
+
+
+def _recipe(make: MakeModel, seed: int, layout: int) -> dict[str, Any]:
+    return {"make": dataclasses.asdict(make), "seed": seed, "layout": layout}
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -312,14 +361,14 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {then.get(key)!r} -> {now.get(key)!r}" for key in now if then.get(key) != now.get(key))
 
 
-def _make_atomically(folder: Path, make: MakeModel, seed: int, recipe: dict[str, Any]) -> None:
+def _make_atomically(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _write_tokenizer(partial, make)
-    _write_config(partial, make)
-    _write_weights(partial, make, seed)
-    _write_json(partial / RECIPE, recipe)
+    _write_tokenizer(partial, make, layout)
+    _write_config(partial, make, layout)
+    _write_weights(partial, make, seed, layout)
+    _write_json(partial / RECIPE, _recipe(make, seed, layout))
     try:
         partial.rename(folder)
     except OSError:  # another process was first
@@ -328,29 +377,31 @@ def _make_atomically(folder: Path, make: MakeModel, seed: int, recipe: dict[str,
             raise ConfigError(f"model.make: {folder} is in the way: not made by rftstream; remove it") from None
 
 
-def _write_tokenizer(folder: Path, make: MakeModel) -> None:
+def _write_tokenizer(folder: Path, make: MakeModel, layout: int) -> None:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
-    pad, eos, unk = SPECIAL_TOKENS
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *make.characters])}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unk))
+    special = SPECIAL_TOKENS[layout]
+    pad, unknown = special[0], special[-1] if layout == 1 else None
+    vocabulary = {token: index for index, token in enumerate([*special, *make.characters])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, **({"unk_token": unknown} if unknown else {})))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", {
-        "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": eos, "unk_token": unk,
+        "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": END,
+        **({"unk_token": unknown} if unknown else {}),
         "clean_up_tokenization_spaces": False, "model_max_length": make.context,
     })  # fmt: skip
     (folder / "chat_template.jinja").write_text(MADE_TEMPLATE, encoding="utf-8")
 
 
-def _write_config(folder: Path, make: MakeModel) -> None:
-    ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+def _write_config(folder: Path, make: MakeModel, layout: int) -> None:
+    ids = {"pad_token_id": 0, "eos_token_id": SPECIAL_TOKENS[layout].index(END), "bos_token_id": None}
     _write_json(folder / "config.json", {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", "hidden_act": "silu",
-        "vocab_size": len(SPECIAL_TOKENS) + len(make.characters), "hidden_size": make.width,
+        "vocab_size": len(SPECIAL_TOKENS[layout]) + len(make.characters), "hidden_size": make.width,
         "intermediate_size": 2 * make.width, "num_hidden_layers": make.layers, "num_attention_heads": make.heads,
         "num_key_value_heads": make.heads, "max_position_embeddings": make.context, "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
@@ -359,13 +410,14 @@ def _write_config(folder: Path, make: MakeModel) -> None:
     _write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
 
 
-def _write_weights(folder: Path, make: MakeModel, seed: int) -> None:
+def _write_weights(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
     from safetensors.numpy import save_file
 
-    save_file(dict(_made_weights(make, seed)), folder / "model.safetensors", metadata={"format": "pt"})
+    vocabulary = len(SPECIAL_TOKENS[layout]) + len(make.characters)
+    save_file(dict(_made_weights(make, seed, vocabulary)), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _made_weights(make: MakeModel, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def _made_weights(make: MakeModel, seed: int, vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:
     """Linear layers N(0, 1/fan_in), those that write to the residual stream smaller by sqrt(2 layers); embeddings
     (tied with the head) small, so that the first policy is nearly uniform."""
     import numpy as np
@@ -377,7 +429,7 @@ def _made_weights(make: MakeModel, seed: int) -> Iterator[tuple[str, np.ndarray]
         return (generator.standard_normal((rows, columns)) * std).astype(np.float32)
 
     residual = 1 / math.sqrt(2 * make.layers)
-    yield "model.embed_tokens.weight", normal(len(SPECIAL_TOKENS) + len(make.characters), width, 0.02)
+    yield "model.embed_tokens.weight", normal(vocabulary, width, 0.02)
     for layer in range(make.layers):
         prefix = f"model.layers.{layer}."
         for name in ("input_layernorm", "post_attention_layernorm"):

@@ -10,11 +10,13 @@ import datetime
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream import modelfolder
 from rftstream.errors import ConfigError
-from rftstream.messages import ChatMessage
+from rftstream.messages import ChatMessage, Segment, Turn
 from rftstream.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """What only the renderer decides."""
+SHOWN_CHARACTERS = 8
+"""Of those that have no token, in an error."""
+
+
+Pieces = list[tuple[str, bool]]
+"""Text in runs, and whether these are special tokens, which `decode` leaves out."""
 
 
 class Renderer(Protocol):
@@ -64,6 +72,35 @@ class Renderer(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
 
+    def pieces(self, token_ids: Sequence[int]) -> Pieces:
+        """The text of all tokens, for people: of those that `decode` leaves out, too."""
+
+
+def pieces_of_turns(renderer: Renderer | None, turns: Sequence[Turn], segments: Sequence[Segment]) -> list[Pieces]:
+    """Return what each turn says; of the assistant's, what was sampled, token by token.
+
+    Without a renderer, or where the segments lack a turn's tokens, it is the turn's text, which has no special tokens.
+    """
+    sampled: list[int] = []
+    for segment in segments:
+        sampled += segment.token_ids.numpy()[segment.loss_mask.numpy().astype(bool)].tolist()
+    found: list[Pieces] = []
+    for turn in turns:
+        own, sampled = sampled[: turn.num_tokens], sampled[turn.num_tokens :]
+        is_there = renderer is not None and turn.num_tokens > 0 and len(own) == turn.num_tokens
+        found.append(renderer.pieces(own) if renderer is not None and is_there else [(turn.content, False)])
+    return found
+
+
+def joined(pieces: Pieces) -> str:
+    """The text alone."""
+    return "".join(text for text, _ in pieces)
+
+
+def is_light(spec: ModelSpec) -> bool:
+    """Whether its renderer is opened in a moment, without transformers."""
+    return spec.name == modelfolder.FAKE or (spec.folder / "tokenizer.json").is_file()
+
 
 def open_renderer(spec: ModelSpec) -> Renderer:
     return FakeRenderer(spec.context) if spec.name == modelfolder.FAKE else HfRenderer(spec)
@@ -76,22 +113,20 @@ class HfRenderer:
             raise ConfigError(f"model: {spec.folder} has no chat template; set model.chat_template to a Jinja file")
         settings = modelfolder.read_json(spec.folder / "tokenizer_config.json")
         config = modelfolder.read_json(spec.folder / "config.json")
-        if (spec.folder / "tokenizer.json").is_file():
-            self._encode, self._decode, tokens, size, identity = _fast_tokenizer(spec, settings)
-        else:
-            self._encode, self._decode, tokens, size, identity = _auto_tokenizer(spec)
+        fast = (spec.folder / "tokenizer.json").is_file()
+        self._tokenizer = tokenizer = _fast_tokenizer(spec, settings) if fast else _auto_tokenizer(spec)
         self._special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
         self.dated = False
         self._template, self.names = _compile(template, where=f"model {spec.name}: chat template", now=self._now)
         self._kwargs = _checked(spec.chat_template_kwargs)
         self._name = spec.name
         self.context = spec.context or config.get("max_position_embeddings")
-        self.vocabulary_size = int(config.get("vocab_size") or size)
-        eos = tokens.get(self._special.get("eos_token", ""))
+        self.vocabulary_size = int(config.get("vocab_size") or tokenizer.size)
+        eos = tokenizer.ids.get(self._special.get("eos_token", ""))
         self.stop_token_ids = _stop_token_ids(spec, config, eos)
         self._end = (eos,) if eos is not None else tuple(sorted(self.stop_token_ids)[:1])
         given = [json.dumps(self._kwargs, sort_keys=True).encode()] if self._kwargs else []
-        self.digest = _digest(identity, template.encode(), json.dumps(self._special, sort_keys=True).encode(),
+        self.digest = _digest(tokenizer.identity, template.encode(), json.dumps(self._special, sort_keys=True).encode(),
                               json.dumps(sorted(self.stop_token_ids)).encode(), *given)  # fmt: skip
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
@@ -127,14 +162,41 @@ class HfRenderer:
             raise ConfigError(f"model {self._name}: the chat template refused the messages: {error}") from None
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._encode(text))
+        try:
+            return tuple(self._tokenizer.encode(text))
+        except Exception as error:  # the tokenizer's own, which names no character
+            raise ConfigError(f"model {self._name}: {self._why_not(text, error)}") from None
+
+    def _why_not(self, text: str, error: Exception) -> str:
+        unknown = []
+        for character in dict.fromkeys(text):
+            try:
+                self._tokenizer.encode(character)
+            except Exception:
+                unknown.append(character)
+        if not unknown:
+            return f"the tokenizer refused a text: {error}"
+        some = ", ".join(map(repr, unknown[:SHOWN_CHARACTERS])) + (", ..." if len(unknown) > SHOWN_CHARACTERS else "")
+        return f"has no token for {some}; add what is missing to model.make.characters, or use another tokenizer"
 
     def _now(self, form: str) -> str:
         self.dated = True
         return datetime.datetime.now().strftime(form)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self._decode([int(token) for token in token_ids])
+        return self._tokenizer.decode([int(token) for token in token_ids])
+
+    def pieces(self, token_ids: Sequence[int]) -> Pieces:
+        known = self._tokenizer
+
+        def is_left_out(token: int) -> bool:
+            return token in known.special or token >= known.size
+
+        def text(run: list[int], *, left_out: bool) -> str:
+            return "".join(known.special.get(token, f"<{token}>") for token in run) if left_out else known.decode(run)
+
+        runs = groupby(map(int, token_ids), key=is_left_out)
+        return [(text(list(run), left_out=left_out), left_out) for left_out, run in runs]
 
 
 class FakeRenderer:
@@ -163,6 +225,10 @@ class FakeRenderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(int(token) for token in token_ids if token).decode(errors="replace")
 
+    def pieces(self, token_ids: Sequence[int]) -> Pieces:
+        runs = [(left_out, list(run)) for left_out, run in groupby(token_ids, key=lambda token: not token)]
+        return [("<end>" * len(run) if left_out else self.decode(run), left_out) for left_out, run in runs]
+
 
 def _message(message: ChatMessage) -> dict[str, Any]:
     """As templates expect it: keys that do not apply are absent."""
@@ -176,8 +242,18 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     return values
 
 
-_Tokenizer = tuple[Callable[[str], Sequence[int]], Callable[[list[int]], str], Mapping[str, int], int, bytes]
-"""Encode, decode, ids of tokens by their text, size, and bytes that stand for its identity."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokenizer:
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[list[int]], str]
+    """Text without special tokens."""
+    ids: Mapping[str, int]
+    """Text -> id, at least of the tokens that have a name."""
+    special: Mapping[int, str]
+    """What `decode` leaves out."""
+    size: int
+    identity: bytes
+    """Bytes that stand for all of it."""
 
 
 def _fast_tokenizer(spec: ModelSpec, settings: Mapping[str, Any]) -> _Tokenizer:
@@ -190,17 +266,19 @@ def _fast_tokenizer(spec: ModelSpec, settings: Mapping[str, Any]) -> _Tokenizer:
     added = settings.get("added_tokens_decoder", {})
     special = [tokenizers.AddedToken(**{**one, "special": True}) for one in added.values() if one.get("special")]
     tokenizer.add_special_tokens(special)  # older folders name some there only; a known token stays as it is
-    ids = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+    added_tokens = tokenizer.get_added_tokens_decoder()
+    ids = {token.content: index for index, token in added_tokens.items()}
     for name in SPECIAL_NAMES:
         text = _token_text(settings.get(name))
         if text is not None and text not in ids and (index := tokenizer.token_to_id(text)) is not None:
             ids[text] = index
-    return (
-        lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-        lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
-        ids,
-        tokenizer.get_vocab_size(),
-        data,
+    return _Tokenizer(
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+        ids=ids,
+        special={index: token.content for index, token in added_tokens.items() if token.special},
+        size=tokenizer.get_vocab_size(),
+        identity=data,
     )
 
 
@@ -209,12 +287,13 @@ def _auto_tokenizer(spec: ModelSpec) -> _Tokenizer:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(spec.folder)
     identity = modelfolder.model_digests(spec)["tokenizer"].encode()
-    return (
-        lambda text: tokenizer.encode(text, add_special_tokens=False),
-        lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
-        tokenizer.get_vocab(),
-        len(tokenizer),
-        identity,
+    return _Tokenizer(
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
+        ids=tokenizer.get_vocab(),
+        special=dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)),
+        size=len(tokenizer),
+        identity=identity,
     )
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import rftstream
+from rftstream.cli.options import can_dim
 from rftstream.errors import RftError
 from rftstream.messages import EvalResult
+from rftstream.modelfolder import END
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun, open_run
+from rftstream.views.said import DIM, NOT_DIM
 
 RUN_FILE = Path(__file__).parent.parent / "examples" / "arithmetic.toml"
 NUM_SHOWN = 6
@@ -43,17 +46,23 @@ def learned(run: OpenRun) -> str:
     before, after = (_first_answers(run, result) for result in (first, last))
     lines = [f"{'':10}{f'version {first.name.version}':>16}{f'version {last.name.version}':>16}"]
     for prompt in list(after)[:: max(1, len(after) // NUM_SHOWN)][:NUM_SHOWN]:
-        lines.append(f"{prompt:>10}{before[prompt]:>16}{after[prompt]:>16}")
+        lines.append(f"{prompt:>10}{_right(before[prompt])}{_right(after[prompt])}")
     means = "".join(f"{result.metrics['mean']:>15.0%} " for result in (first, last))
     return "\n".join([*lines, f"{'right':>10}{means}   ({first.num_tasks} sums, {first.num_samples} samples of each)"])
 
 
+def _right(answer: str) -> str:
+    """At the right of its column; the end of a completion, a token that is no part of the answer, is dimmed."""
+    text = f"{answer:>16}"
+    return text.replace(END, f"{DIM}{END}{NOT_DIM}") if can_dim() else text
+
+
 def _first_answers(run: OpenRun, result: EvalResult) -> dict[str, str]:
-    """Prompt -> what the model said to it first, and whether that was right."""
+    """Prompt -> all that the model sampled for it first, and whether that was right."""
     answers: dict[str, str] = {}
     for line in run.store().get(result.generations or "").decode().splitlines():
         sample: dict[str, Any] = json.loads(line)
-        said = "".join(turn["content"] for turn in sample["completion"])
+        said = "".join(turn["shown"] for turn in sample["completion"])
         verdict = "right" if sample["reward"] else "wrong"
         answers.setdefault(sample["prompt"][-1]["content"], f"{said} {verdict}")
     return answers

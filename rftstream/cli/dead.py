@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples, json_option, run_argument
+from rftstream.cli.options import can_dim, examples, json_option, run_argument
 from rftstream.cli.views import opened_run, print_out
 
 ids_argument = click.argument("names", metavar="[ID]...", nargs=-1)
@@ -61,14 +61,16 @@ def show(run: Path, name: str, as_json: bool) -> None:
     from rftstream.errors import ConfigError
     from rftstream.runtime.role import Log
     from rftstream.views.dead import find_letters, letter_to_json, letter_to_text
+    from rftstream.views.said import open_reader
 
     with opened_run(run) as opened:
-        found = find_letters(Log(opened.transport), name)
+        found, reader = find_letters(Log(opened.transport), name), open_reader(opened, dims=can_dim())
     if not found:
         raise ConfigError(f"{name}: no dead letter has this id; `rftstream dead list` shows them")
     print_out(
-        [letter_to_json(*one) for one in found] if as_json else "\n\n".join(letter_to_text(*one) for one in found)
-    )
+        [letter_to_json(*one) for one in found] if as_json
+        else "\n\n".join(letter_to_text(*one, reader) for one in found)
+    )  # fmt: skip
 
 
 @examples(

@@ -62,6 +62,14 @@ def load_run_file(files: Sequence[Path], sets: Sequence[str] = ()) -> RunConfig:
     return config.load(run_files(files), sets=sets)
 
 
+def can_dim() -> bool:
+    """Whether stdout is a terminal that shows dim text, and nobody asked for plain text (NO_COLOR)."""
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
+
+
 @contextmanager
 def at_work(what: str) -> Iterator[None]:
     """Shows on a terminal what takes its time here; nothing else may be printed meanwhile."""

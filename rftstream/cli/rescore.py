@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import examples, json_option, run_argument, set_option
+from rftstream.cli.options import can_dim, examples, json_option, run_argument, set_option
 from rftstream.cli.views import opened_run, print_out
 from rftstream.cli.words import AnyPath
 
@@ -33,6 +33,7 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     """
     from rftstream.runtime.rescore import rescore as score
     from rftstream.views.comparison import compare
+    from rftstream.views.said import open_reader
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -40,7 +41,9 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     with opened_run(run) as source:
         new = score(source, into, reward=reward, sets=sets, say=say)
         try:
-            comparison = compare(source.transport, new.transport)
+            comparison = compare(
+                source.transport, new.transport, reader=open_reader(source, dims=can_dim() and not as_json)
+            )
         finally:
             new.transport.close()
     if as_json:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import at_work, examples, json_option, no_index_option, run_argument
+from rftstream.cli.options import at_work, can_dim, examples, json_option, no_index_option, run_argument
 
 
 @examples(
@@ -36,7 +36,7 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
     from rftstream.views.trace import trace as follow
 
     with opened_run(run) as opened, indexed(opened, no_index, looking=True) as index, at_work("reading the log"):
-        found = follow(opened, name, index)
+        found = follow(opened, name, index, dims=can_dim() and not as_json)
     if as_json:
         print_out(found.to_json())
     elif sys.stdout.isatty():

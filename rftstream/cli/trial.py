@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.cli.options import at_work, examples, files_argument, json_option, load_run_file, set_option
+from rftstream.cli.options import at_work, can_dim, examples, files_argument, json_option, load_run_file, set_option
 
 
 @examples(
@@ -46,8 +46,10 @@ def try_(
     prepare_process(config, "explorer")
     check_part_names(config)
     from rftstream.cli.views import print_out
+    from rftstream.views.said import Reader
     from rftstream.views.trial import TrialReport, try_run
 
+    reader = Reader(dims=can_dim())
     report = TrialReport(wanted=num * samples)
     with closing(try_run(config, report, num_tasks=num, samples=samples, taskset=taskset, seed=seed)) as rollouts:
         while True:
@@ -56,6 +58,6 @@ def try_(
             if one is None:
                 break
             if not as_json:
-                click.echo(f"{one.to_text()}\n")
+                click.echo(f"{one.to_text(reader)}\n")
     print_out(report.to_json() if as_json else report.summary())
     sys.exit(0 if report.num_scored else 1)

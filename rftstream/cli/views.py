@@ -13,6 +13,7 @@ import click
 
 from rftstream.cli.options import (
     at_work,
+    can_dim,
     examples,
     files_argument,
     json_option,
@@ -128,12 +129,14 @@ def inspect(
         where[header] = value
     from rftstream.runtime.role import Log
     from rftstream.views.inspect import record_to_json, record_to_text, select
+    from rftstream.views.said import open_reader
 
     num_shown = 0
     with opened_run(run) as opened:
+        reader = open_reader(opened, dims=can_dim())
         for record in select(Log(opened.transport), topic, partition=partition, start=start, last=last, where=where):
             num_shown += 1
-            click.echo(_to_json(record_to_json(record)) if as_json else record_to_text(record))
+            click.echo(_to_json(record_to_json(record)) if as_json else record_to_text(record, reader))
     if not num_shown:
         click.echo(f"{topic}: no such records" if where else f"{topic}: no records", err=True)
 

@@ -6,7 +6,6 @@ used for every version, so that two versions differ by their weights alone.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -37,6 +36,7 @@ from rftstream.messages import (
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rendering import Renderer
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
+from rftstream.roles.generations import generation_line
 from rftstream.roles.turn_loop import Attempt, TurnLoop
 from rftstream.roles.verifier import reward_input
 from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
@@ -338,30 +338,11 @@ class EvaluatorStep:
 
     def _store_generations(self, running: _Running) -> str:
         """Every completion with its reward, one JSON object a line. The claim's epoch keeps a redone one apart."""
-        lines = []
-        for key, sample in running.samples.items():
-            score = sample.reply.score if sample.reply else None
-            lines.append(
-                json.dumps(
-                    {
-                        "sample": key,
-                        "prompt": [{"role": one.role, "content": one.content} for one in sample.problem.messages],
-                        "answer": sample.problem.answer,
-                        "completion": [
-                            {"role": turn.role, "content": turn.content}
-                            for turn in (sample.attempt.turns if sample.attempt else ())
-                        ],
-                        "reward": score.reward if score else None,
-                        "reason": sample.reply.reason
-                        if sample.reply
-                        else sample.attempt.error
-                        if sample.attempt
-                        else None,
-                        "num_tokens": sample.attempt.num_tokens if sample.attempt else 0,
-                    },
-                    ensure_ascii=False,
-                )
-            )
+        renderer = running.due.evaluation.renderer or self._loop.renderer
+        lines = [
+            generation_line(key, sample.problem, sample.attempt, sample.reply, renderer)
+            for key, sample in running.samples.items()
+        ]
         name = running.due.announced.name
         target = (
             f"evals/{running.due.evaluation.name}/{name.trainer_epoch:06d}-{name.version:08d}"

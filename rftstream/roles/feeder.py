@@ -279,7 +279,10 @@ class FeederStep:
         problem = source.taskset.problem(index)
         if self._context is None:
             return problem
-        length = len(source.renderer.render(problem.messages, problem.tools))
+        try:
+            length = len(source.renderer.render(problem.messages, problem.tools))
+        except ConfigError as error:
+            raise ConfigError(f"tasksets.{name}: problem {index}: {error}") from None
         if length < self._context:
             return problem
         if source.too_long == "error":

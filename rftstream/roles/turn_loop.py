@@ -60,7 +60,7 @@ class TurnLoop:
         now: Callable[[], float],
     ) -> None:
         self.policy = policy
-        self._renderer = renderer
+        self.renderer = renderer
         self._make_environment = make_environment
         self._context = context if context is not None else math.inf
         self._now = now
@@ -91,7 +91,7 @@ class TurnLoop:
             self._open[key] = state = OpenRollout(
                 key=key, environment=environment, problem=problem, sampling=sampling, seed=seed,
                 messages=list(messages), started_at=self._now(), truncate=truncate,
-                renderer=renderer or self._renderer,
+                renderer=renderer or self.renderer,
             )  # fmt: skip
             return state
 

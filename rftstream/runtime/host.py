@@ -155,7 +155,11 @@ class _Worker:
     def _run_service(self, transport: Transport) -> None:
         from rftstream.runtime.service import build_service
 
-        if self._role != "feeder":  # which writes the manifest, or compares all of it
+        if self._role == "feeder":  # which writes the manifest, or compares all of it
+            (manifest,) = self._until(lambda: (read_control(transport).manifest,), "the log")
+            if manifest is not None:
+                self._prepare(manifest)
+        else:
             self._check(self._until(lambda: read_control(transport).manifest,
                                     "the run's first record (is a feeder alive?)"))  # fmt: skip
         service = build_service(self._role, config=self._config, folder=self._folder, transport=transport,
@@ -168,11 +172,18 @@ class _Worker:
             _close(service)
         log.info("left: %s", "stopped" if self._stop.requested else "the run is finished")
 
+    def _prepare(self, manifest: RunManifest) -> None:
+        """A made model that is not here yet is made as the run had it, also if it was begun long ago."""
+        from rftstream.modelfolder import make_as_recorded
+
+        make_as_recorded(self._config.model, self._folder.model, self._config.run.seed, manifest.digests)
+
     def _check(self, manifest: RunManifest) -> None:
         """Nobody works for a run with other settings than it was started with."""
         from rftstream.modelfolder import prepare_model
         from rftstream.runtime.manifest import check_worker, digests_for
 
+        self._prepare(manifest)
         config, folder = self._config, self._folder.model
         used = digests_for(self._role, config, lambda: prepare_model(config.model, folder, config.run.seed))
         check_worker(manifest, config, used)

@@ -14,7 +14,7 @@ from rftstream import codec
 from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import DesiredState, RunState
-from rftstream.modelfolder import prepare_model
+from rftstream.modelfolder import make_as_recorded, prepare_model
 from rftstream.runtime import readiness
 from rftstream.runtime.creation import begin, say_aside, write_config
 from rftstream.runtime.experts import load_experts
@@ -205,6 +205,7 @@ def reopen(
     if control.finished is not None and (why := nothing_more(control.finished, version, before, config, retries)):
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
     if control.manifest is not None:
+        make_as_recorded(config.model, folder.model, config.run.seed, control.manifest.digests)
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
     if config.experts is not None and config.experts.source is not None:

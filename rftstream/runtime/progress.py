@@ -12,6 +12,7 @@ from rftstream import codec
 from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.errors import ContractError, TransportError
 from rftstream.messages import DesiredState, EvalResult, StepRecord, VerifiedRollout
+from rftstream.rendering import Renderer, joined, pieces_of_turns
 from rftstream.runtime.health import ask_workers
 from rftstream.runtime.observer import Observer
 from rftstream.runtime.runs import RunFolder
@@ -102,8 +103,16 @@ class Watch:
     """What both views show, looked up no more often than it is worth."""
 
     def __init__(
-        self, config: RunConfig, transport: Transport, observer: Observer, slots: Sequence[Slot], *, folder: RunFolder
+        self,
+        config: RunConfig,
+        transport: Transport,
+        observer: Observer,
+        slots: Sequence[Slot],
+        *,
+        folder: RunFolder,
+        renderer: Renderer | None = None,
     ) -> None:
+        """`renderer`: shows completions with their special tokens."""
         self.config = config
         self.observer = observer
         self.slots = slots
@@ -118,6 +127,7 @@ class Watch:
         """Before it, it was not to move: it had not been begun here, or it was paused."""
         self._standstill_at = time.monotonic() + STANDSTILL_EVERY_S
         self._transport = transport
+        self._renderer = renderer
         self._lag_at = 0.0
         self._sample_at = time.monotonic() + 1.0
         self._partition = 0
@@ -200,9 +210,13 @@ class Watch:
             for record in reversed(reader.poll(3)):
                 message = codec.from_record(record) if record.value is not None else None
                 if isinstance(message, VerifiedRollout) and message.rollout is not None and message.rollout.problem:
+                    rollout = message.rollout
+                    shown = pieces_of_turns(self._renderer, rollout.turns, rollout.segments)
+                    said = [joined(one) for one, turn in zip(shown, rollout.turns, strict=True)
+                            if turn.role == "assistant"]  # fmt: skip
                     return Sample(
                         prompt=message.rollout.problem.messages[-1].content,
-                        completion="\n".join(t.content for t in message.rollout.turns if t.role == "assistant"),
+                        completion="\n".join(said),
                         reward=message.verdict.reward if message.verdict else None,
                     )
         except ContractError:

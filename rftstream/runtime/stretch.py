@@ -16,6 +16,8 @@ from typing import Any, TextIO, cast
 from rftstream.config import to_dict
 from rftstream.messages import EvalResult, StepRecord
 from rftstream.modelfolder import prepare_model
+from rftstream.models import ModelSpec
+from rftstream.rendering import is_light, open_renderer
 from rftstream.runtime import zygote
 from rftstream.runtime.creation import begin, discard
 from rftstream.runtime.ending import RUN_LOG, note_ending, noting_failure
@@ -150,7 +152,7 @@ class Stretch:
             transport = open_transport(self._config, self._folder, create=new)
             if new:
                 begin(transport, self._config, self._folder, say=self.note)
-            result = self._supervise(transport, model.folder)
+            result = self._supervise(transport, model)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 discard(self._folder, transport)
             return result
@@ -164,13 +166,14 @@ class Stretch:
             return zygote.ZygoteSpawner(self._folder.logs / "zygote.log", report=self.note)
         return PlainSpawner()
 
-    def _supervise(self, transport: Transport, model: Path) -> RunResult:
+    def _supervise(self, transport: Transport, model: ModelSpec) -> RunResult:
         supervisor = Supervisor(
-            worker_commands(self._config, self._folder, model), self._spawner, report=self.note,
+            worker_commands(self._config, self._folder, model.folder), self._spawner, report=self.note,
             deadline_s=self._deadline_s, lock_holder=_lock_holder(transport),
         )  # fmt: skip
         observer = Observer(transport)
-        watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder)
+        renderer = open_renderer(model) if is_light(model) else None
+        watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder, renderer=renderer)
         self._progress = open_progress(self._progress_kind, watch, self._stream)
         targets = Targets(self._folder.targets_file, self._folder.run_id)
         try:

@@ -53,7 +53,7 @@ def find_warnings(
         *_rewards(config),
         *_unused_tables(config),
         *_lengths(config, measured, context),
-        *_characters(config, measured),
+        *_characters(measured),
         *_end(config, measured),
         *_disk(disk),
     ]
@@ -173,14 +173,14 @@ def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int |
             )
 
 
-def _characters(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
-    todo = "use another tokenizer" if config.model.make is None else "add them to model.make.characters"
+def _characters(measured: Mapping[str, Measured]) -> Iterator[str]:
     for place, found in measured.items():
         if found.unknown:
             least = "at least " if found.num_rendered < found.problems else ""
             yield (
                 f"{place}: {least}{plural(len(found.unknown), 'prompt')} with characters that the tokenizer does not "
-                f"know, the first in problem {found.unknown[0]}; the model cannot tell them apart: {todo}"
+                f"know, the first in problem {found.unknown[0]}; the model cannot tell them apart: "
+                "use another tokenizer"
             )
 
 

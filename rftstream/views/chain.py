@@ -126,13 +126,13 @@ class Node:
 
     def to_tree(self) -> Tree:
         """For a terminal."""
-        from rich.markup import escape
+        from rich.text import Text
         from rich.tree import Tree
 
         def grow(node: Node, tree: Tree | None) -> Tree:
             head, _, rest = node.line().partition("  ")
             style = "bold red" if node.twin else "bold"
-            label = f"[{style}]{escape(head)}[/]  {escape(rest)}"
+            label = Text.assemble((head, style), "  ", Text.from_ansi(rest))
             grown = Tree(label, guide_style="dim", highlight=False) if tree is None else tree.add(label)
             for child in node.children:
                 grow(child, grown)

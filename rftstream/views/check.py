@@ -7,11 +7,10 @@ What is found wrong is collected, so that one look shows all of it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rftstream.errors import ConfigError, RftError
 from rftstream.messages import ChatMessage, Problem
 from rftstream.modelfolder import for_section, prepare_model
 from rftstream.models import ModelSpec
-from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, open_renderer
+from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, joined, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.runtime import readiness
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
@@ -158,7 +157,8 @@ def _taskset(
         if rendering is not None:
             if (own := for_section(rendering.spec, section)) is not rendering.spec:
                 rendering = Rendering.of(own)
-            line.first = rendering.prompt(messages, problem)
+            with _problem(line.place, 0):
+                line.first = rendering.prompt(messages, problem)
             line.one_turn = section.environment == "single_turn"
             line.turns = first_difference(rendering.renderer, messages, problem.tools, rendering.show)
             line.advice = list(_template_advice(line, rendering, section))
@@ -187,11 +187,12 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long
     for index in range(line.problems):
         problem = taskset.problem(index)
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
-        brings_new = rendering.unknown is not None and _brings_new(characters, problem)
+        brings_new = rendering.is_closed and _brings_new(characters, problem)
         short = context is None or bound < context
         if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
             continue
-        token_ids = rendering.renderer.render(problem.messages, problem.tools)
+        with _problem(line.place, index):
+            token_ids = rendering.renderer.render(problem.messages, problem.tools)
         length = len(token_ids)
         line.num_rendered += 1
         if rendering.unknown in token_ids:
@@ -207,6 +208,15 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long
             )
     if line.too_long == line.problems and too_long == "skip":
         raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
+
+
+@contextmanager
+def _problem(place: str, index: int) -> Iterator[None]:
+    """Say which problem it is that cannot be rendered."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: problem {index}: {error}") from None
 
 
 def _brings_new(known: set[str], problem: Problem) -> bool:
@@ -248,27 +258,26 @@ class Rendering:
     spec: ModelSpec
     renderer: Renderer
     context: int | None
-    special: Mapping[int, str]
-    """Tokens that decoding leaves out."""
     unknown: int | None = None
     """The token that stands for what the tokenizer has none for."""
+    is_closed: bool = False
+    """Whether there are characters that the tokenizer has no token for."""
 
     @staticmethod
     def of(spec: ModelSpec) -> Rendering:
         renderer = open_renderer(spec)
-        special: dict[int, str] = {}
         unknown: int | None = None
+        is_closed = False
         file = spec.folder / "tokenizer.json"
         if file.is_file():
             import tokenizers
 
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
-            added = tokenizer.get_added_tokens_decoder()
-            special = {index: token.content for index, token in added.items()}
             if name := getattr(tokenizer.model, "unk_token", None):
                 unknown = tokenizer.token_to_id(name)
+            is_closed = unknown is not None or isinstance(tokenizer.model, tokenizers.models.WordLevel)
         context = spec.context if spec.context is not None else renderer.context
-        return Rendering(spec, renderer, context, special, unknown)
+        return Rendering(spec, renderer, context, unknown, is_closed)
 
     @cached_property
     def added(self) -> int:
@@ -278,21 +287,12 @@ class Rendering:
         except RftError:  # it refuses such ones
             return 0
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """With the tokens that decoding leaves out."""
-        runs = groupby(token_ids, key=self.special.__contains__)
-        parts = [
-            "".join(map(self.special.__getitem__, run)) if is_special else self.renderer.decode(tuple(run))
-            for is_special, run in runs
-        ]
-        return "".join(parts)
-
     def prompt(self, messages: tuple[ChatMessage, ...], problem: Problem) -> Prompt:
         token_ids = self.renderer.render(messages, problem.tools)
         return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(map(self.show, token_ids)))
 
     def show(self, token: int) -> str:
-        return self.renderer.decode([token]) or self.special.get(token, f"<{token}>")
+        return joined(self.renderer.pieces([token])) or f"<{token}>"
 
 
 def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:

@@ -15,9 +15,11 @@ from rftstream.messages import VerifiedRollout
 from rftstream.runtime.role import Log
 from rftstream.transport.base import Transport
 from rftstream.views.layout import columns, number
+from rftstream.views.said import PLAIN, Reader
 
 SAME = 1e-9
 """Rewards that differ by no more agree."""
+SHOWN_CHARACTERS = 60
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 NOT_SCORED_ON_PURPOSE = {"skipped"}
 
@@ -29,6 +31,8 @@ class Moved:
     old: float
     new: float
     completion: str = field(compare=False)
+    said: str = field(compare=False)
+    """The completion with its special tokens, cut to a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ class Comparison:
         return "\n".join(_text(self))
 
 
-def compare(old: Transport, new: Transport, *, num_moved: int = 5) -> Comparison:
+def compare(old: Transport, new: Transport, *, num_moved: int = 5, reader: Reader = PLAIN) -> Comparison:
     """Reads `verified` of both once; memory grows by some 100 bytes for each rollout."""
     before: dict[str, float | str] = {}
     for verified in _verified(old):
@@ -92,8 +96,10 @@ def compare(old: Transport, new: Transport, *, num_moved: int = 5) -> Comparison
         if isinstance(now, float) and isinstance(then, float):
             pairs.append((then, now))
             if abs(now - then) > SAME and verified.rollout is not None:
-                said = [turn.content for turn in verified.rollout.turns if turn.role == "assistant"]
-                one = Moved(abs(now - then), verified.ids.rollout_id, then, now, said[-1] if said else "")
+                rollout = verified.rollout
+                said = [turn.content for turn in rollout.turns if turn.role == "assistant"]
+                line = reader.said(rollout.turns, rollout.segments, SHOWN_CHARACTERS) or ""
+                one = Moved(abs(now - then), verified.ids.rollout_id, then, now, said[-1] if said else "", line)
                 (heapq.heappush if len(moved) < num_moved else heapq.heappushpop)(moved, one)
     old_N, new_N = np.asarray(pairs, np.float64).reshape(-1, 2).T
     shift_N = new_N - old_N
@@ -150,6 +156,6 @@ def _text(one: Comparison) -> list[str]:
         lines += ["", *columns(shares)]
     if one.moved:
         table = [("moved most", "old", "new", "said")]
-        table += [(m.rollout_id, number(m.old), number(m.new), repr(m.completion[:60])) for m in one.moved]
+        table += [(m.rollout_id, number(m.old), number(m.new), m.said) for m in one.moved]
         lines += ["", *columns(table)]
     return lines

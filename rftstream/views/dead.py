@@ -19,6 +19,7 @@ from rftstream.runtime.role import Log
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.views.inspect import record_to_json, record_to_text
 from rftstream.views.layout import columns, moment, plural
+from rftstream.views.said import PLAIN, Reader
 
 State = Literal["dead", "asked", "put_back"]
 """Of a dead group: nothing was done yet, it was asked to be put back, it was put back."""
@@ -177,12 +178,13 @@ def letter_to_json(letter: DeadLetter, original: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def letter_to_text(letter: DeadLetter, original: Record) -> str:
+def letter_to_text(letter: DeadLetter, original: Record, reader: Reader = PLAIN) -> str:
+    """`reader`: shows completions with their special tokens."""
     tried = "tried once" if letter.tries == 1 else f"tried {letter.tries} times"
     lines = [
         f"{codec.key_of(letter).decode()}: {letter.reason}, {tried}, given up {moment(letter.dead_at)}",
         *(f"  {line}" for line in letter.detail.strip().splitlines()),
-        record_to_text(original),
+        record_to_text(original, reader),
     ]
     return "\n".join(lines)
 

@@ -11,12 +11,14 @@ from typing import Any
 
 from rftstream import codec
 from rftstream.errors import ConfigError, ContractError
-from rftstream.messages import Array, ChatMessage, Message, RolloutIds, Sampling, Segment, Turn
+from rftstream.messages import Array, ChatMessage, Rollout, RolloutIds, Sampling, Segment, Turn
 from rftstream.plugins import suggest
+from rftstream.rendering import Pieces
 from rftstream.runtime.role import Log
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
-from rftstream.views.layout import moment, number, plural, size
+from rftstream.views.layout import moment, number, size
+from rftstream.views.said import PLAIN, Reader, cut
 
 MAX_TEXT_CHARACTERS = 2_000
 """Of one string in text output."""
@@ -160,23 +162,20 @@ def _base64(data: bytes) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------- as text
 
 
-def record_to_text(record: Record) -> str:
+def record_to_text(record: Record, reader: Reader = PLAIN) -> str:
+    """`reader`: shows completions with their special tokens."""
     contract, version = _header(record, "contract") or "?", _header(record, "contract_version") or "?"
     key = "-" if record.key is None else record.key.decode("utf-8", "backslashreplace")
     head = f"{record}  {moment(record.timestamp_s)}  {contract}.v{version}  {key}"
     if record.value is None:
         return f"{head}\n  tombstone"
     try:
-        return "\n".join([head, *_message_lines(codec.from_record(record))])
+        return "\n".join([head, *(f"  {line}" for line in _dataclass_lines(codec.from_record(record), reader))])
     except ContractError as error:
         return f"{head}\n  {size(len(record.value))} that cannot be decoded: {error}"
 
 
-def _message_lines(message: Message) -> list[str]:
-    return [f"  {line}" for line in _dataclass_lines(message)]
-
-
-def _dataclass_lines(part: Any) -> list[str]:
+def _dataclass_lines(part: Any, reader: Reader) -> list[str]:
     """Short facts on one line, then everything that has parts of its own."""
     facts: list[str] = []
     lines: list[str] = []
@@ -184,10 +183,13 @@ def _dataclass_lines(part: Any) -> list[str]:
         value = getattr(part, item.name)
         if value is None or value == () or value == {} or value == "" or value is False:
             continue
-        if (fact := _fact(item.name, value)) is not None:
+        if isinstance(part, Rollout) and item.name == "turns":
+            for turn, pieces in zip(value, reader.turns(value, part.segments), strict=True):
+                lines += _speech(turn.role, pieces, reader)
+        elif (fact := _fact(item.name, value)) is not None:
             facts.append(fact)
         else:
-            lines += _part_lines(item.name, value)
+            lines += _part_lines(item.name, value, reader)
     return [*([" ".join(facts)] if facts else []), *lines]
 
 
@@ -208,9 +210,9 @@ def _fact(name: str, value: Any) -> str | None:
     return None
 
 
-def _part_lines(name: str, value: Any) -> list[str]:
+def _part_lines(name: str, value: Any, reader: Reader) -> list[str]:
     if isinstance(value, str):
-        return _speech(name, value)
+        return _speech(name, [(value, False)])
     if isinstance(value, Array):
         return [f"{name}: {value.dtype}{list(value.shape)}"]
     if isinstance(value, Segment):
@@ -218,13 +220,13 @@ def _part_lines(name: str, value: Any) -> list[str]:
     if isinstance(value, Sampling):
         return [f"{name}: {_sampling_facts(value)}"]
     if isinstance(value, (ChatMessage, Turn)):
-        return _speech(value.role, value.content)
+        return _speech(value.role, [(value.content, False)])
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, (ChatMessage, Turn)) for one in value):
-        return [line for one in value for line in _part_lines(name, one)]
+        return [line for one in value for line in _part_lines(name, one, reader)]
     if isinstance(value, (list, tuple)) and value and dataclasses.is_dataclass(value[0]):
-        return [line for i, one in enumerate(value) for line in _part_lines(f"{name}[{i}]", one)]
+        return [line for i, one in enumerate(value) for line in _part_lines(f"{name}[{i}]", one, reader)]
     if dataclasses.is_dataclass(value):
-        inner = _dataclass_lines(value)
+        inner = _dataclass_lines(value, reader)
         return [f"{name}: {inner[0]}", *(f"  {line}" for line in inner[1:])] if inner else []
     if isinstance(value, Mapping):
         facts = [f"{key}={_exact(one) if isinstance(one, (int, float)) else _short(one)}" for key, one in value.items()]
@@ -233,11 +235,9 @@ def _part_lines(name: str, value: Any) -> list[str]:
     return [f"{name}: {_short(value)}"]
 
 
-def _speech(who: str, text: str) -> list[str]:
+def _speech(who: str, pieces: Pieces, reader: Reader = PLAIN) -> list[str]:
     """What somebody said, its further lines indented."""
-    if len(text) > MAX_TEXT_CHARACTERS:
-        text = f"{text[:MAX_TEXT_CHARACTERS]} ... and {plural(len(text) - MAX_TEXT_CHARACTERS, 'character')} more"
-    first, *more = text.split("\n")
+    first, *more = reader.text(cut(pieces, MAX_TEXT_CHARACTERS)).split("\n")
     return [f"{who}: {first}", *(f"  {line}" for line in more)]
 
 

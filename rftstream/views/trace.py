@@ -57,26 +57,30 @@ from rftstream.views.index import Index
 from rftstream.views.layout import plural
 from rftstream.views.origin import origin_node
 from rftstream.views.rows import digest
+from rftstream.views.said import Reader, open_reader
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.store import ObjectStore
 
 FLOW = ("tasks", "partials", "rollouts", "verified")
+SHOWN_CHARACTERS = 60
+"""Of a completion."""
 MAX_NAMES = 20_000
 """Group ids remembered while searching, to name the nearest."""
 
 
-def trace(run: OpenRun, text: str, index: Index | None = None) -> Node:
+def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = False) -> Node:
     """The chain of `text`, a name as the other commands print it. ConfigError if there is no such thing.
 
-    `index`: what an audit has read spares reading it again."""
-    node = _Trace(run, index).of(parse_target(text), text)
+    `index`: what an audit has read spares reading it again. `dims`: special tokens of completions are dimmed."""
+    node = _Trace(run, index, open_reader(run, dims=dims)).of(parse_target(text), text)
     node.children += origin_node(run)
     return node
 
 
 class _Trace:
-    def __init__(self, run: OpenRun, index: Index | None) -> None:
+    def __init__(self, run: OpenRun, index: Index | None, reader: Reader) -> None:
         self._run = run
+        self._reader = reader
         self._headers = Headers(run.transport, index)
         self._asked: dict[str, str] = {}
         """Object -> where it is."""
@@ -223,7 +227,11 @@ class _Trace:
                 "environment": task.environment}  # fmt: skip
 
     def _rollout_facts(self, record: Record) -> dict[str, Any]:
-        return {"is": header(record, "status"), "tokens": number(record, "num_tokens")}
+        facts: dict[str, Any] = {"is": header(record, "status"), "tokens": number(record, "num_tokens")}
+        rollout = self._headers.message_of(record)
+        if isinstance(rollout, Rollout):
+            facts["said"] = self._reader.said(rollout.turns, rollout.segments, SHOWN_CHARACTERS)
+        return facts
 
     def _stamps(self, record: Record) -> list[Node]:
         """Which versions sampled it, and how many tokens each."""

@@ -12,11 +12,13 @@ from typing import Any
 
 from rftstream.messages import Rollout, VerifiedRollout
 from rftstream.modelfolder import prepare_model
+from rftstream.rendering import Pieces, joined, pieces_of_turns
 from rftstream.runtime.runs import RunFolder
 from rftstream.runtime.trial import trial_config, try_tasks
 from rftstream.sections import RunConfig
 from rftstream.views.check import Rendering
 from rftstream.views.layout import number, plural
+from rftstream.views.said import PLAIN, Reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +26,15 @@ class Tried:
     """One rollout of a trial."""
 
     verified: VerifiedRollout
-    prompt: str
+    prompt_pieces: Pieces
     """As the policy saw it first: special tokens included, cut where the run would cut it."""
     num_prompt_tokens: int
+    turns: tuple[Pieces, ...]
+    """What each turn of the rollout says, with the special tokens that were sampled."""
+
+    @property
+    def prompt(self) -> str:
+        return joined(self.prompt_pieces)
 
     @property
     def rollout(self) -> Rollout:
@@ -45,8 +53,8 @@ class Tried:
     def to_json(self) -> dict[str, Any]:
         return _json(self)
 
-    def to_text(self) -> str:
-        return "\n".join(_text(self))
+    def to_text(self, reader: Reader = PLAIN) -> str:
+        return "\n".join(_text(self, reader))
 
 
 @dataclass(slots=True)
@@ -155,7 +163,10 @@ def _tried(verified: VerifiedRollout, rendering: Rendering) -> Tried:
     elif rollout.problem is not None:
         with contextlib.suppress(Exception):  # then it is why the rollout failed, and `error` says so
             token_ids = list(rendering.renderer.render(rollout.problem.messages, rollout.problem.tools))
-    return Tried(verified=verified, prompt=rendering.text(token_ids), num_prompt_tokens=len(token_ids))
+    return Tried(
+        verified=verified, prompt_pieces=rendering.renderer.pieces(token_ids), num_prompt_tokens=len(token_ids),
+        turns=tuple(pieces_of_turns(rendering.renderer, rollout.turns, rollout.segments)),
+    )  # fmt: skip
 
 
 def _num_prompt_tokens(mask: list[int]) -> int:
@@ -177,9 +188,9 @@ def _json(tried: Tried) -> dict[str, Any]:
         "num_prompt_tokens": tried.num_prompt_tokens,
         "answer": problem.answer if problem is not None else None,
         "turns": [
-            {"role": turn.role, "content": turn.content, "num_tokens": turn.num_tokens,
+            {"role": turn.role, "content": turn.content, "shown": joined(pieces), "num_tokens": turn.num_tokens,
              "finish_reason": turn.finish_reason}
-            for turn in rollout.turns
+            for turn, pieces in zip(rollout.turns, tried.turns, strict=True)
         ],
         "num_tokens": rollout.num_tokens,
         "seconds": tried.seconds,
@@ -193,18 +204,18 @@ def _json(tried: Tried) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _text(tried: Tried) -> list[str]:
+def _text(tried: Tried, reader: Reader) -> list[str]:
     rollout, problem = tried.rollout, tried.rollout.problem
     lines = [
         f"{tried.verified.ids.rollout_id}  {rollout.status}, {plural(rollout.num_tokens, 'token')} "
         f"in {tried.seconds:.2f} s",
         f"  prompt, {plural(tried.num_prompt_tokens, 'token')}:",
-        *_indented(tried.prompt),
+        *_indented(reader.text(tried.prompt_pieces)),
     ]
-    for turn in rollout.turns:
+    for turn, pieces in zip(rollout.turns, tried.turns, strict=True):
         cut = ", cut at its limit" if turn.finish_reason == "length" else ""
         tokens = f", {plural(turn.num_tokens, 'token')}{cut}" if turn.role == "assistant" else ""
-        lines += [f"  {turn.role}{tokens}:", *_indented(turn.content)]
+        lines += [f"  {turn.role}{tokens}:", *_indented(reader.text(pieces))]
     if problem is not None and problem.answer is not None:
         lines += ["  reference answer:", *_indented(problem.answer)]
     if rollout.error is not None:

@@ -20,6 +20,8 @@ REPLIES = {
     "a reply with white space around it": "  4  ",
 }
 """What templates treat differently -> what the policy could have said."""
+ASKED = "3+3="
+"""In later turns."""
 TURNS = 3
 
 
@@ -33,6 +35,10 @@ def first_difference(
     as text."""
     for what, reply in REPLIES.items():
         chat, known = list(messages), None
+        try:
+            renderer.encode(f"{reply}{ASKED}")
+        except ConfigError:  # a policy with these tokens could not say it
+            continue
         for turn in range(1, TURNS + 1):
             try:
                 prompt = renderer.render(chat, tools)
@@ -41,7 +47,7 @@ def first_difference(
             if known is not None and (found := _differs(renderer, prompt, known, show)):
                 return f"after {what} the prompt of turn {turn} {found}"
             known = (*prompt, *renderer.encode(reply))
-            chat += [ChatMessage(role="assistant", content=reply), ChatMessage(role="user", content="3+3=")]
+            chat += [ChatMessage(role="assistant", content=reply), ChatMessage(role="user", content=ASKED)]
     return None
 
 

@@ -12,7 +12,7 @@ from rftstream.weights.snapshot import RawTensor
 from tests.engines.replay import Replay
 from tests.unit import tiny
 
-PROMPTS = [(6, 13, 7, 17), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
+PROMPTS = [(4, 11, 5, 15), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
 
 
 def versions_of(backend, count):

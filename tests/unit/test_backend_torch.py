@@ -103,7 +103,7 @@ def test_metrics_of_an_on_policy_batch(spec, grpo):
     assert metrics["ratio"] == pytest.approx(1)
     assert metrics["clip_fraction"] == 0
     assert metrics["num_tokens"] == sum(row.loss_mask[1:].sum() for row in rows)
-    assert 2.5 < metrics["entropy"] <= np.log(19)
+    assert 2.5 < metrics["entropy"] <= np.log(tiny.VOCABULARY)
 
 
 def test_clipping_bounds_the_gradient(spec, grpo):
@@ -170,9 +170,9 @@ def test_packed_rows_give_what_padded_ones_give(spec):
 
 def test_a_poisoned_neighbour_changes_no_bit(spec):
     backend = tiny.backend(spec)
-    rows = [dataclasses.replace(row, token_ids=np.where(row.token_ids == 18, 17, row.token_ids)) for row in tiny.rows()]
+    rows = [dataclasses.replace(row, token_ids=np.where(row.token_ids == 16, 15, row.token_ids)) for row in tiny.rows()]
     clean = backend.logprobs(rows)
-    rows[3] = dataclasses.replace(rows[3], token_ids=np.full_like(rows[3].token_ids, 18))
+    rows[3] = dataclasses.replace(rows[3], token_ids=np.full_like(rows[3].token_ids, 16))
     model = backend._network.model
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
@@ -258,12 +258,12 @@ def test_batches_are_profiled_on_demand(spec, grpo, tmp_path):
 
 
 def test_operations_are_counted_by_hand(spec, grpo):
-    """2 layers of width 32, MLP 64, vocabulary 19: 2 operations a weight and token forward, twice as many backward."""
+    """2 layers of width 32, MLP 64, vocabulary 17: 2 operations a weight and token forward, twice as many backward."""
     rows = [row for row in tiny.rows() if row.loss_mask.any()]
     metrics = tiny.backend(spec).update(rows, grpo, tiny.plan()).metrics
     lengths, targets = [len(row.token_ids) - 1 for row in rows], sum(row.loss_mask.sum() for row in rows)
     body = 2 * (4 * 32 * 32 + 3 * 32 * 64)
-    forward = 2 * body * sum(lengths) + 2 * 19 * 32 * targets + 2 * 4 * 32 * sum(one * one for one in lengths) / 2
+    forward = 2 * body * sum(lengths) + 2 * 17 * 32 * targets + 2 * 4 * 32 * sum(one * one for one in lengths) / 2
     assert metrics["tflop"] == pytest.approx(3 * forward / 1e12)
     assert metrics["computed_tokens"] == sum(lengths)
 
@@ -312,7 +312,7 @@ def test_export_is_an_ordinary_folder(spec, grpo, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(target)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "3+4"}], tokenize=False) == "3+4="
     exported = open_renderer(dataclasses.replace(spec, folder=target))
-    assert exported.render([ChatMessage(role="user", content="3+4")]) == (6, 13, 7, 17)
+    assert exported.render([ChatMessage(role="user", content="3+4")]) == (4, 11, 5, 15)
 
 
 def test_an_algorithm_that_needs_more_is_refused(spec, grpo):

@@ -94,7 +94,7 @@ def test_a_template_that_moves_the_system_prompt(spec: ModelSpec) -> None:
 
 def test_a_template_without_the_sampled_end_of_a_turn(spec: ModelSpec) -> None:
     said = difference(spec, ENDLESS)
-    assert said == "after a plain reply the prompt of turn 2 has 'u' as token 12 instead of the sampled '<1>'"
+    assert said == "after a plain reply the prompt of turn 2 has 'u' as token 12 instead of the sampled '<0>'"
 
 
 def test_a_template_that_refuses_more_turns(spec: ModelSpec) -> None:

@@ -12,7 +12,8 @@ import pytest
 from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import ChatMessage, Problem, Sampling
-from rftstream.sections import RunConfig
+from rftstream.modelfolder import prepare_model
+from rftstream.sections import MakeModel, ModelSection, RunConfig
 from rftstream.views.check import check
 from rftstream.views.check_report import CheckReport
 from rftstream.views.estimate import num_rollouts, rollout_bytes
@@ -96,7 +97,7 @@ def test_what_the_trainer_holds_in_memory(write: Write, algorithms: dict[str, An
     assert report.memory is not None
     held = {role.role: role for role in report.memory.roles}["trainer"].parts[MAIN]
     of_the_model = sum(held.get(what, 0) for what in ("weights", "gradients", "moments", "reference"))
-    head = 4 * 19 * 64  # the gradient of the head while it is added to that of the embeddings
+    head = 4 * 17 * 64  # the gradient of the head while it is added to that of the embeddings
     assert of_the_model == each * report.disk.parameters + head
     assert ("reference" in held) == bool(algorithms)
     assert "main memory: up to " in report.to_text()
@@ -118,7 +119,7 @@ def test_what_ranks_hold_in_memory(write: Write) -> None:
         stage: fine(write(**settings, backends__deepspeed={"stage": stage, "processes": 4})) for stage in range(4)
     }
     num = reports[0].disk.parameters
-    head = 4 * 19 * 64
+    head = 4 * 17 * 64
     for stage, report in reports.items():
         held, parts = of_trainer(report), 1 if stage == 0 else 4
         assert held["weights"] == held["reference"] == 4 * num
@@ -179,7 +180,7 @@ def test_a_backend_without_a_critic_is_refused(write: Write) -> None:
 
 
 def test_memory_by_hand(write: Write) -> None:
-    """Made models have no grouped heads: 2 layers, width 64, MLP 128, 19 tokens."""
+    """Made models have no grouped heads: 2 layers, width 64, MLP 128, 17 tokens."""
     config = write(
         trainer__backend="torch", explorer__policy="hf", model={"make": {}, "dtype": "bfloat16"},
         explorer__count=2, feeder={"groups_per_batch": 1, "group_size": 2}, sampling={"max_tokens": 10},
@@ -191,7 +192,7 @@ def test_memory_by_hand(write: Write) -> None:
     trainer, explorer = roles["trainer"].parts[MAIN], roles["explorer"].parts[MAIN]
     floats = 4 * 64 + 3 * 64 + 2 * 64 + 2 * 64 + 4 * 128
     assert trainer["activations"] == 2 * longest * 2 * 4 * floats
-    assert trainer["logits"] == 4 * 2 * longest * 19
+    assert trainer["logits"] == 4 * 2 * longest * 17
     assert explorer["cache"] == 64 * longest * 2 * 2 * 64 * 2
     assert explorer["weights"] == explorer["version in hand"] == 2 * report.disk.parameters
     assert roles["explorer"].total(MAIN) == 2 * sum(explorer.values())
@@ -429,19 +430,32 @@ def test_a_function_that_is_given_no_answer(write: Write, tmp_path: Path) -> Non
     assert warning.endswith("beside the prompt the first has solution")
 
 
-def test_characters_that_the_tokenizer_does_not_know(write: Write) -> None:
-    model = {"make": {"characters": "0123456789+=", "context": 32}}
+def with_unknown(folder: Path, characters: str, context: int) -> dict[str, Any]:
+    """A model whose tokenizer has a token for what it does not know."""
+    import tokenizers
+
+    folder = folder / "with-unknown"
+    prepare_model(ModelSection(make=MakeModel(characters=characters, width=16, context=context)), folder, 0)
+    words = {"<eos>": 0, "<unk>": 1, **{character: place for place, character in enumerate(characters, start=2)}}
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.model = tokenizers.models.WordLevel(words, unk_token="<unk>")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return {"path": str(folder)}
+
+
+def test_characters_that_the_tokenizer_does_not_know(write: Write, tmp_path: Path) -> None:
+    model = with_unknown(tmp_path, "0123456789+=", 32)
     warnings = "\n".join(fine(write(["1+1=", "what is 1+1=", "1-1="], model=model)).warnings)
     assert (
         "tasksets.train: 2 prompts with characters that the tokenizer does not know, the first in problem 1" in warnings
     )
-    assert "model.make.characters" in warnings
+    assert "use another tokenizer" in warnings
     assert "does not know" not in "\n".join(fine(write(["1+1="], model=model)).warnings)
 
 
-def test_a_character_that_comes_late_is_found_too(write: Write) -> None:
+def test_a_character_that_comes_late_is_found_too(write: Write, tmp_path: Path) -> None:
     """Beyond those that are all rendered."""
-    model = {"make": {"characters": "0123456789+=", "context": 80}}
+    model = with_unknown(tmp_path, "0123456789+=", 80)
     prompts = ["1+1="] * 1100 + ["1+2=", "1-1=", "1-1=", "1*1="]
     report = fine(write(prompts, model=model))
     (line,) = report.tasksets
@@ -450,6 +464,16 @@ def test_a_character_that_comes_late_is_found_too(write: Write) -> None:
     (warning,) = [warning for warning in report.warnings if "does not know" in warning]
     assert warning.startswith("tasksets.train: at least 2 prompts with characters")
     assert "the first in problem 1101" in warning
+
+
+@pytest.mark.parametrize("place", [0, 1, 1101])
+def test_a_made_model_refuses_what_it_has_no_token_for(write: Write, place: int) -> None:
+    """It is made for these tasks: an error, with the problem and the characters, wherever they come."""
+    prompts = [*["1+1="] * place, "1w+1?"]
+    report = check(write(prompts, model={"make": {"characters": "0123456789+=", "context": 32}}))
+    (error,) = report.errors
+    assert error.startswith(f"tasksets.train: problem {place}: model made-")
+    assert "has no token for 'w', '?'; add what is missing to model.make.characters" in error
 
 
 def test_nothing_to_warn_about(write: Write) -> None:

@@ -213,7 +213,7 @@ def test_recomputing_and_offloading_change_nothing(spec, ppo):
     ("settings", "message"),
     [
         ({"num_labels": 2}, "a LlamaForSequenceClassification with 2 outputs, expected a reward model with one"),
-        ({"vocabulary": 5}, "knows 5 tokens, expected the 19 of the policy"),
+        ({"vocabulary": 5}, "knows 5 tokens, expected the 17 of the policy"),
     ],
 )
 def test_what_is_no_critic_is_refused(spec, ppo, tmp_path, settings, message):

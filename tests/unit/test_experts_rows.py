@@ -152,7 +152,7 @@ def test_parquet_and_saved_datasets(tmp_path: Path) -> None:
 def texts(renderer: Any, segment: Segment) -> tuple[str, str]:
     """All of it, and what is trained on."""
     ids, mask = segment.token_ids.numpy(), segment.loss_mask.numpy()
-    names = {0: "<pad>", 1: "<eos>"}
+    names = {0: "<eos>"}
 
     def text(some: Any) -> str:
         return "".join(names.get(int(one), renderer.decode([int(one)])) for one in some)

@@ -45,7 +45,7 @@ def random_segments(count: int, seed: int = 0) -> list[Segment]:
         length = int(random.integers(4, 12))
         mask = random.integers(0, 2, length)
         mask[-1] = 1
-        found.append(segment(random.integers(3, 19, length), mask))
+        found.append(segment(random.integers(1, 17, length), mask))
     return found
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from rftstream.config import from_dict
 from rftstream.errors import ConfigError
-from rftstream.modelfolder import model_digests, prepare_model
+from rftstream.modelfolder import make_as_recorded, model_digests, model_here, prepare_model
+from rftstream.rendering import open_renderer
 from rftstream.sections import MakeModel, ModelSection
 from tests.unit import tiny
 
@@ -49,14 +50,63 @@ def test_transformers_loads_it(tmp_path):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert model.dtype == torch.float32
-    assert (model.config.vocab_size, model.config.num_hidden_layers, model.config.hidden_size) == (9, 3, 48)
-    assert (model.config.max_position_embeddings, model.config.eos_token_id) == (40, 1)
+    assert (model.config.vocab_size, model.config.num_hidden_layers, model.config.hidden_size) == (7, 3, 48)
+    assert (model.config.max_position_embeddings, model.config.eos_token_id) == (40, 0)
     tokenizer = AutoTokenizer.from_pretrained(spec.folder)
-    assert tokenizer.encode("ab =ü\n?<eos>") == [3, 4, 5, 6, 7, 8, 2, 1]
-    assert tokenizer.decode([3, 4, 5, 6, 7, 8, 1], skip_special_tokens=True) == "ab =ü\n"
+    assert tokenizer.encode("ab =ü\n<eos>") == [1, 2, 3, 4, 5, 6, 0]
+    assert tokenizer.decode([1, 2, 3, 4, 5, 6, 0], skip_special_tokens=True) == "ab =ü\n"
     with torch.no_grad():
         entropy = torch.distributions.Categorical(logits=model(torch.tensor([[3, 4, 5]])).logits).entropy()
-    assert float(entropy.min()) > 0.95 * float(torch.tensor(9.0).log())  # nearly uniform
+    assert float(entropy.min()) > 0.95 * float(torch.tensor(7.0).log())  # nearly uniform
+
+
+def test_every_token_of_a_made_model_can_be_read_but_the_end(tmp_path):
+    """Whatever is sampled, by transformers itself too, is what a reader of the text sees."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = tiny.make(tmp_path, characters="0123456789+=")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(spec.folder), AutoTokenizer.from_pretrained(spec.folder)
+    assert [tokenizer.decode([token]) for token in range(model.config.vocab_size)] == ["<eos>", *"0123456789+="]
+    asked = tokenizer(["1+2=", "3+4="], return_tensors="pt")
+    torch.manual_seed(0)
+    said = model.generate(**asked, max_new_tokens=12, do_sample=True)[:, 4:].tolist()
+    for tokens in said:
+        length = tokens.index(0) if 0 in tokens else len(tokens)
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert len(text) == length and not set(tokens[length:]) - {0}
+    assert open_renderer(spec).pieces(said[0])[0][0], "and our own views read it, too"
+
+
+def test_a_model_that_was_made_with_padding_stays_what_it_was(tmp_path):
+    """Runs that were begun before go on: their folder is taken as it is, and made again as it was where it is gone."""
+    section = ModelSection(make=MakeModel(width=32))
+    recorded = {
+        "model": "sha256:485fe53c77ed36e3728ff2b5afabfe2ece9d9a3be6ddf97dced88d35af36373f",
+        "tokenizer": "sha256:10d0a4e901e03cee64f64e73831976338391cbb62bf30a35c8271a93e2ab5d11",
+    }
+    make_as_recorded(section, tmp_path / "model", 0, recorded)
+    spec = prepare_model(section, tmp_path / "model", 0)
+    assert spec.name == "made-194f2aea"
+    assert recorded.items() <= model_digests(spec).items()
+    assert open_renderer(spec).encode("1?<pad>") == (4, 2, 0)
+    new = prepare_model(section, tmp_path / "new", 0)
+    make_as_recorded(section, tmp_path / "same", 0, model_digests(new))
+    assert contents(tmp_path / "same") == contents(new.folder)
+    make_as_recorded(section, tmp_path / "other", 0, {"tokenizer": "sha256:0"})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_model_is_read_where_it_lies(tmp_path):
+    """And neither made nor fetched by who only wants to read what it said."""
+    section = ModelSection(make=MakeModel(width=32))
+    assert model_here(section, tmp_path / "model") is None
+    made = prepare_model(section, tmp_path / "model", 0)
+    found = model_here(section, tmp_path / "model")
+    assert found is not None and open_renderer(found).digest == open_renderer(made).digest
+    assert model_here(ModelSection(path=str(made.folder)), tmp_path / "none").folder == made.folder
+    assert model_here(ModelSection(path="nobody/nothing"), tmp_path / "none") is None
+    assert model_here(ModelSection(path="fake"), tmp_path / "none").name == "fake"
 
 
 def test_bad_recipes_are_said(tmp_path):

@@ -158,7 +158,7 @@ def policy(tmp_path):
 
 def test_siblings_share_their_prompt(policy):
     for number in range(12):
-        policy.submit(tiny.request(number, (6, 13, 7) if number < 8 else (3, 4)))
+        policy.submit(tiny.request(number, (4, 11, 5) if number < 8 else (3, 4)))
     policy.step()
     assert policy.computed == [2]
     policy.submit(tiny.request(20, (3, 4)))  # one that comes later
@@ -168,11 +168,11 @@ def test_siblings_share_their_prompt(policy):
 
 
 def test_prompts_of_older_weights_are_computed_again(policy, tmp_path):
-    policy.submit(tiny.request(0, (6, 13, 7), max_tokens=1))
+    policy.submit(tiny.request(0, (4, 11, 5), max_tokens=1))
     tiny.drain(policy)
     other = tiny.backend(tiny.make(tmp_path / "other", seed=99))
     policy.load(other.served_tensors(), tiny.name(1))
-    request = tiny.request(1, (6, 13, 7))
+    request = tiny.request(1, (4, 11, 5))
     policy.submit(request)
     completion = tiny.drain(policy)["r1"]
     assert policy.computed == [1, 1]
@@ -182,7 +182,7 @@ def test_prompts_of_older_weights_are_computed_again(policy, tmp_path):
 
 def test_a_new_prompt_waits_no_longer_than_it_is_worth(policy):
     for number in range(6):
-        policy.submit(tiny.request(number, (6, 13, 7), max_tokens=40, min_tokens=40))
+        policy.submit(tiny.request(number, (4, 11, 5), max_tokens=40, min_tokens=40))
     policy.step()
     policy.submit(tiny.request(6, (3, 4), max_tokens=40, min_tokens=40))
     waited = 0

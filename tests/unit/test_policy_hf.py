@@ -12,7 +12,7 @@ from rftstream.messages import VersionSpan
 from rftstream.policies.sampling import _invert, uniforms
 from tests.unit import tiny
 
-PROMPTS = [(6, 13, 7, 17), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
+PROMPTS = [(4, 11, 5, 15), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,9 @@ def test_frequencies_are_those_of_the_distribution(policy, backend):
     first = []
     for number in range(4000):
         policy.submit(dataclasses.replace(request, request_id=f"{number}", seed=number * 7919))
-    first = np.bincount([int(one.token_ids[0]) for one in tiny.drain(policy).values()], minlength=19) / 4000
+    first = (
+        np.bincount([int(one.token_ids[0]) for one in tiny.drain(policy).values()], minlength=tiny.VOCABULARY) / 4000
+    )
     with torch.no_grad():
         expected = backend._network.model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1).numpy()
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 4000))
@@ -232,9 +234,9 @@ def test_foreign_weights_are_refused_whole(policy, backend):
 def test_lengths_and_stop_tokens(policy):
     for _, completion in sample(policy, count=40, max_tokens=5, min_tokens=2):
         ids = completion.token_ids.tolist()
-        assert 2 < len(ids) <= 5 or (len(ids) > 2 and ids[-1] == 1)
-        assert completion.finish_reason == ("stop" if ids[-1] == 1 else "length")
-        assert 1 not in ids[:-1]
+        assert 2 < len(ids) <= 5 or (len(ids) > 2 and ids[-1] == 0)
+        assert completion.finish_reason == ("stop" if ids[-1] == 0 else "length")
+        assert 0 not in ids[:-1]
         assert len(completion.behavior_logprobs) == len(ids)
 
 

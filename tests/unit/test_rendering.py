@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rftstream.errors import ConfigError
-from rftstream.messages import ChatMessage
+from rftstream.messages import Array, ChatMessage, Segment, Turn
 from rftstream.models import ModelSpec
-from rftstream.rendering import FakeRenderer, HfRenderer, open_renderer
+from rftstream.rendering import FakeRenderer, HfRenderer, joined, open_renderer, pieces_of_turns
 from tests.unit import tiny
 
 TEMPLATE = (
@@ -31,7 +32,7 @@ CHATS = [
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"))
+    return tiny.make(tmp_path_factory.mktemp("model"), characters=string.printable + "üß中文🙂")
 
 
 def with_template(spec, text, **kwargs):
@@ -62,16 +63,16 @@ def test_tools_reach_the_template(spec):
     assert rendered == transformers_ids(spec.folder, CHATS[0], TEMPLATE, tools)[1]
 
 
-def test_what_it_knows_of_the_model(spec):
-    renderer = open_renderer(spec)
-    assert (renderer.stop_token_ids, renderer.context, renderer.vocabulary_size) == (frozenset({1}), 64, 19)
+def test_what_it_knows_of_the_model(tmp_path):
+    renderer = open_renderer(spec := tiny.make(tmp_path))
+    assert (renderer.stop_token_ids, renderer.context, renderer.vocabulary_size) == (frozenset({0}), 64, 17)
     assert open_renderer(dataclasses.replace(spec, context=32)).context == 32
 
 
 def test_several_stop_tokens(spec, tmp_path):
     folder = shutil.copytree(spec.folder, tmp_path / "copy")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
-    assert open_renderer(dataclasses.replace(spec, folder=folder)).stop_token_ids == {1, 5, 6}
+    assert open_renderer(dataclasses.replace(spec, folder=folder)).stop_token_ids == {0, 5, 6}
 
 
 def test_templates_of_the_folder_and_the_spec(spec):
@@ -101,6 +102,42 @@ def test_what_the_template_is_given(spec):
 def test_encode_is_of_the_text_as_it_is(spec, text):
     renderer = HfRenderer(with_template(spec, "{{ messages[0].content }}"))
     assert renderer.encode(text) == renderer.render([ChatMessage(role="user", content=text)])
+
+
+def test_people_see_the_special_tokens_too(spec):
+    """And a number where the tokenizer has no text at all."""
+    renderer = HfRenderer(spec)
+    ids = [*renderer.encode("3<eos><eos>4"), 5000]
+    assert renderer.decode(ids) == "34"
+    assert renderer.pieces(ids) == [("3", False), ("<eos><eos>", True), ("4", False), ("<5000>", True)]
+    assert joined(FakeRenderer().pieces([*"ü2".encode(), 0])) == "ü2<end>"
+
+
+def test_a_turn_is_read_by_its_own_tokens(spec):
+    """Over all segments; a turn whose tokens are not there is its text."""
+    renderer = HfRenderer(spec)
+
+    def segment(prompt, said):
+        ids = (*renderer.encode(prompt), *renderer.encode(said))
+        mask = [0] * len(renderer.encode(prompt)) + [1] * len(renderer.encode(said))
+        return Segment(token_ids=Array.of(ids, "int32"), loss_mask=Array.of(mask, "uint8"), versions=(),
+                       behavior_logprobs=Array.of([0.0] * len(ids), "float32"))  # fmt: skip
+
+    turns = [Turn(role="assistant", content="3", num_tokens=2), Turn(role="user", content="more<eos>"),
+             Turn(role="assistant", content="4", num_tokens=3), Turn(role="assistant", content="lost", num_tokens=1)]  # fmt: skip
+    segments = [segment("1+2=", "3<eos>"), segment("1+2=3<eos>more", "<eos>4<eos>")]
+    found = pieces_of_turns(renderer, turns, segments)
+    assert [joined(one) for one in found] == ["3<eos>", "more<eos>", "<eos>4<eos>", "lost"]
+    assert found[1] == [("more<eos>", False)], "a person's words"
+    assert [joined(one) for one in pieces_of_turns(None, turns, segments)] == ["3", "more<eos>", "4", "lost"]
+
+
+def test_a_character_without_a_token_is_named(tmp_path):
+    renderer = open_renderer(tiny.make(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"has no token for 'w', '\?'; add what is missing to model\.make\.characters"
+    ):
+        renderer.render([ChatMessage(role="user", content="1w+?w")])
 
 
 def test_template_in_the_tokenizer_config(spec, tmp_path):

@@ -20,7 +20,7 @@ def batch(backend, *, off):
     """Two groups of three rollouts; the first token of each has a behaviour logprob that is `off` from the policy's."""
     random, scored = np.random.default_rng(0), []
     for number in range(6):
-        plain = replace(segment([0, 0, 1, 1, 1]), token_ids=Array.of(random.integers(0, 19, 5), "int32"))
+        plain = replace(segment([0, 0, 1, 1, 1]), token_ids=Array.of(random.integers(0, 17, 5), "int32"))
         one = experience(f"g{number // 3}", float(number % 3), plain)
         scored.append(replace(one, batch_sequence=3))
     rows, _ = plugins.resolve("algorithm", "grpo")(plugins.resolve("algorithm", "grpo").Config()).prepare(scored)

@@ -15,6 +15,9 @@ from rftstream.policies.hf import HfPolicy
 from rftstream.rendering import open_renderer
 from rftstream.sections import MakeModel, ModelSection
 
+VOCABULARY = 17
+"""The end, and the characters of a made model, `0` from 1 on."""
+
 
 def make(folder, *, dtype="float32", seed=0, **settings):
     return prepare_model(ModelSection(make=MakeModel(**{"width": 32, **settings}), dtype=dtype), folder / "tiny", seed)
@@ -41,7 +44,7 @@ def rows(count=12, seed=0, *, longest=14, siblings=3):
         mask[int(random.integers(1, length - 1)) :] = 1
         mask[int(random.integers(1, length))] = 0
         result.append(TrainingRow(
-            token_ids=random.integers(0, 19, length).astype(np.int32), loss_mask=mask,
+            token_ids=random.integers(0, VOCABULARY, length).astype(np.int32), loss_mask=mask,
             behavior_logprobs=np.where(mask, -2.9 + 0.2 * random.standard_normal(length), np.nan).astype(np.float32),
             advantages=np.full(length, random.standard_normal(), np.float32), group=number // siblings,
         ))  # fmt: skip
@@ -71,7 +74,7 @@ def name(version, epoch=1):
     return VersionName(trainer_epoch=epoch, version=version)
 
 
-def request(number, prompt=(6, 13, 7, 17), *, max_tokens=8, **sampling):
+def request(number, prompt=(4, 11, 5, 15), *, max_tokens=8, **sampling):
     return SampleRequest(
         request_id=f"r{number}", token_ids=tuple(prompt), sampling=Sampling(**{"max_tokens": max_tokens, **sampling}),
         seed=1000 + number, max_tokens=max_tokens,
