@@ -158,20 +158,26 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 
     Reward, held-out evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
     only steps in force, with a mark where a trainer resumed. The page, index.html, stands by itself: values to point
-    at, to zoom into and to switch off. RUN is a run folder, or a run file (then its newest run).
+    at, to zoom into and to switch off, completions from the beginning and the end, and the run's own settings. RUN is
+    a run folder, or a run file (then its newest run).
     """
     from rftstream.runtime.role import Log
     from rftstream.views.history import read_history
+    from rftstream.views.page_facts import own_settings, read_samples
     from rftstream.views.plot import plot as draw
     from rftstream.views.plot import write_events
     from rftstream.views.plot_page import write_page
+    from rftstream.views.said import open_reader
 
     with opened_run(run) as opened, at_work("reading the log and drawing"):
         history = read_history(Log(opened.transport))
         if tensorboard is None:
             folder = out or opened.folder.plots
             files = draw(history, run=opened.run_id, folder=folder)
-            page: Path | None = write_page(history, run=opened.run_id, folder=folder)
+            page: Path | None = write_page(
+                history, run=opened.run_id, folder=folder, settings=own_settings(opened.config),
+                samples=read_samples(Log(opened.transport), open_reader(opened, dims=False)),
+            )  # fmt: skip
         else:
             files, page = [write_events(history, tensorboard)], None
     pages = {} if page is None else {"page": str(page)}

@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D1F", "#56B4E9", "#7F3C8D", "#666666")
 """Okabe and Ito's, told apart by the colour-blind too; the yellow darkened for white paper."""
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
 INK = "#333333"
 
 MAX_LINES = 6
@@ -51,13 +53,16 @@ class Line:
     x: Floats
     y: Floats
     label: str
-    dashed: bool = False
+    dash: str = "solid"
+    """One of DASHES."""
     smooth: bool = True
     """Draw a running mean, and the values themselves faintly behind it."""
     right: bool = False
     """On an axis of its own at the right."""
     color: str | None = None
     """Default: the next of COLORS."""
+    area: bool = False
+    """Filled, upon the areas before it: parts of a whole, which cover neither each other nor a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +163,14 @@ def shares(history: History, axis: Axis) -> list[Line]:
 
 
 def evaluations(history: History, axis: Axis) -> list[Line]:
-    """The means of all evaluations, then their pass@k, and best and worst of the most samples, where these say more."""
+    """The means of all evaluations, then their pass@k, and best and worst of the most samples, where these say more.
+
+    No two lines look the same: of one evaluation each has a colour of its own; of several each evaluation has one, and
+    best and worst a lighter and a darker shade of it. The dashes say which number it is."""
     means: list[Line] = []
     rest: list[Line] = []
-    for i, evaluation in enumerate(sorted({result.evaluation for result in history.evaluations})):
+    names = sorted({result.evaluation for result in history.evaluations})
+    for i, evaluation in enumerate(names):
         results = [result for result in history.evaluations if result.evaluation == evaluation]
         x = _floats(axis.of_evaluation(result) for result in results)
         drawn: list[Floats] = []
@@ -171,10 +180,28 @@ def evaluations(history: History, axis: Axis) -> list[Line]:
             if there.any() and (name == "mean" or not any(_same(y, other) for other in drawn)):
                 drawn.append(y)
                 label = evaluation if name == "mean" else f"{evaluation} {name}"
-                line = Line(x=x[there], y=y[there], label=label, dashed=name != "mean", smooth=False,
-                            color=COLORS[i % len(COLORS)])  # fmt: skip
+                color = shade(COLORS[i % len(COLORS)], name) if len(names) > 1 else None
+                line = Line(x=x[there], y=y[there], label=label, dash=_dash(name, len(drawn) - 1), smooth=False,
+                            color=color)  # fmt: skip
                 (means if name == "mean" else rest).append(line)
     return means + rest
+
+
+def _dash(name: str, place: int) -> str:
+    """Best is dotted and worst dashed and dotted; of several pass@k each is dashed in another way."""
+    kind = name.partition("@")[0]
+    if kind == "pass":
+        return ("dash", "longdash", "longdashdot")[(place - 1) % 3]
+    return {"best": "dot", "worst": "dashdot"}.get(kind, "solid")
+
+
+def shade(color: str, name: str) -> str:
+    """Half the way to white for the best, to black for the worst of k; else the colour itself."""
+    target = {"best": 255, "worst": 0}.get(name.partition("@")[0])
+    if target is None:
+        return color
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{(part + target) // 2:02x}" for part in parts)
 
 
 def _shown(names: Collection[str]) -> list[str]:
@@ -235,8 +262,10 @@ def panels(history: History, axis: Axis) -> list[Panel]:
               optional=not explores,
               lines=[*of("length_mean", "mean"), *of("truncated_share", "truncated", scale=100, right=True)]),
         Panel(title="Staleness", unit="versions", from_zero=True, optional=not explores, lines=[
-            *of("staleness_mean", "mean"), *of("staleness_max", "max"),
-            *of("staleness_in_flight", "while sampled"), *of("staleness_in_queue", "in the queue"),
+            *of("staleness_in_flight", "while sampled", area=True, color=COLORS[5]),
+            *of("staleness_in_queue", "in the queue", area=True, color=COLORS[3]),
+            *of("staleness_mean", "mean", color=COLORS[0]),
+            *of("staleness_max", "max", dash="dot", smooth=False, color=COLORS[1]),
         ]),
         Panel(title="Groups without signal", unit="% of decided groups", lines=shares(history, axis), from_zero=True,
               optional=not explores),

@@ -23,6 +23,11 @@ NUM_COLUMNS = 3
 ROW_INCHES, MARGIN_INCHES = 3.15, 1.4
 
 FACE, FAINT = "white", "#999999"
+STROKES = {
+    "solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (5, 1.5, 1, 1.5)), "longdash": (0, (8, 2)),
+    "longdashdot": (0, (8, 1.5, 1, 1.5)),
+}  # fmt: skip
+"""Of panels.DASHES."""
 DPI = 110
 
 
@@ -160,7 +165,7 @@ def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
         ax.set_yticks([])
         return ax
     _draw_lines(ax, left, COLORS, axis.stages, from_zero=panel.from_zero, log_if_wide=panel.log_if_wide)
-    handles = list(ax.get_lines())
+    handles = [*ax.collections, *ax.get_lines()]
     if right:
         twin = ax.twinx()
         _frame(twin, is_right=True)
@@ -224,13 +229,17 @@ def _draw_lines(
     lines = lines[:MAX_LINES]
     values = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
     limits = view(lines)
+    stacked: Floats | None = None
     for line, default in zip(lines, colors, strict=False):
         color = line.color or default
+        if line.area:
+            stacked = _draw_area(ax, line, color, stages, stacked)
+            continue
         width = window(len(line.y)) if line.smooth else 1
         marked = len(line.x) <= NUM_MARKED
         style: dict[str, Any] = {
             "color": color,
-            "linestyle": (0, (4, 2)) if line.dashed else "-",
+            "linestyle": STROKES[line.dash],
             "label": f" {line.label}" if line.label.startswith("_") else line.label or "_",  # _ is hidden
         }
         if width > 1:
@@ -249,6 +258,16 @@ def _draw_lines(
     if from_zero and len(values) and values.min() >= 0:
         top = ax.get_ylim()[1]
         ax.set_ylim(0, 1.04 * top if top > 0 and values.max() > 0 else 1)
+
+
+def _draw_area(ax: Any, line: Line, color: str, stages: Floats, below: Floats | None) -> Floats:
+    """Its upper edge, on which the next one stands."""
+    values = smoothed_by_stage(line, line.y, window(len(line.y)) if line.smooth else 1, stages)
+    if below is None or len(below) != len(values):
+        below = np.zeros(len(values))
+    top: Floats = below + values
+    ax.fill_between(line.x, below, top, color=color, alpha=0.45, linewidth=0, label=line.label)
+    return top
 
 
 def _x_limits(ax: Any, axis: Axis) -> None:

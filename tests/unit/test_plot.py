@@ -74,8 +74,8 @@ def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
     results = [evaluation(v, **{"mean": v / 10, "pass@1": v / 10, "pass@4": v / 5, "length_mean": 9.0}) for v in (0, 4)]
     found = history(step(1), evaluations=(*results, evaluation(4, "other", mean=0.5)))
     lines = panels.evaluations(found, panels.over_steps(found))
-    assert [(line.label, line.dashed) for line in lines] == [
-        ("held-out", False), ("other", False), ("held-out pass@4", True),
+    assert [(line.label, line.dash) for line in lines] == [
+        ("held-out", "solid"), ("other", "solid"), ("held-out pass@4", "dash"),
     ]  # fmt: skip
     assert lines[0].color == lines[2].color != lines[1].color
 

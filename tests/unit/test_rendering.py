@@ -123,8 +123,10 @@ def test_a_turn_is_read_by_its_own_tokens(spec):
         return Segment(token_ids=Array.of(ids, "int32"), loss_mask=Array.of(mask, "uint8"), versions=(),
                        behavior_logprobs=Array.of([0.0] * len(ids), "float32"))  # fmt: skip
 
-    turns = [Turn(role="assistant", content="3", num_tokens=2), Turn(role="user", content="more<eos>"),
-             Turn(role="assistant", content="4", num_tokens=3), Turn(role="assistant", content="lost", num_tokens=1)]  # fmt: skip
+    turns = [
+        Turn(role="assistant", content="3", num_tokens=2), Turn(role="user", content="more<eos>"),
+        Turn(role="assistant", content="4", num_tokens=3), Turn(role="assistant", content="lost", num_tokens=1),
+    ]  # fmt: skip
     segments = [segment("1+2=", "3<eos>"), segment("1+2=3<eos>more", "<eos>4<eos>")]
     found = pieces_of_turns(renderer, turns, segments)
     assert [joined(one) for one in found] == ["3<eos>", "more<eos>", "<eos>4<eos>", "lost"]
