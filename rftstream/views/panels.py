@@ -265,7 +265,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
             *of("staleness_in_flight", "while sampled", area=True, color=COLORS[5]),
             *of("staleness_in_queue", "in the queue", area=True, color=COLORS[3]),
             *of("staleness_mean", "mean", color=COLORS[0]),
-            *of("staleness_max", "max", dash="dot", smooth=False, color=COLORS[1]),
+            *of("staleness_max", "max", dash="dash", smooth=False, color=COLORS[1]),
         ]),
         Panel(title="Groups without signal", unit="% of decided groups", lines=shares(history, axis), from_zero=True,
               optional=not explores),
