@@ -60,6 +60,7 @@ def cut(pieces: Pieces, length: int, end: str | None = None) -> Pieces:
         return pieces
     kept: Pieces = []
     for text, special in pieces:
-        kept.append((text[:length], special))
-        length -= len(kept[-1][0])
+        if length > 0:
+            kept.append((text[:length], special))
+        length -= len(text)
     return [*kept, (f" ... and {plural(rest, 'character')} more" if end is None else end, False)]

@@ -119,6 +119,8 @@ def test_mean_and_pass_at_k(tmp_path: Path) -> None:
         passed[index] = passed.get(index, 0) + line["reward"]
         assert line["reward"] == float(line["completion"][0]["content"].strip() == line["answer"])
         assert line["prompt"][0]["content"].endswith("=")
+        (turn,) = line["completion"]
+        assert turn["shown"] == f"{turn['content']}<end>", "what was sampled, to the end"
     assert result.metrics["mean"] == pytest.approx(sum(passed.values()) / 20)
     assert 0 < result.metrics["mean"] < 1, "the seeds of this test show nothing"
     for k in (1, 2, 4):

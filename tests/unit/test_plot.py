@@ -14,8 +14,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from rftstream import config as configs
 from rftstream.messages import EvalResult, StepRecord, VersionName
-from rftstream.views import panels, plot, plot_page
+from rftstream.views import page_facts, panels, plot, plot_page
 from rftstream.views.history import History
 
 
@@ -87,6 +88,28 @@ def test_best_and_worst_are_drawn_of_the_most_samples() -> None:
     assert labels == ["held-out", "held-out pass@4", "held-out best@4", "held-out worst@4"]
     binary = history(step(1), evaluations=(evaluation(0, **{**metrics, "best@4": 0.8}),))
     assert "held-out best@4" not in [line.label for line in panels.evaluations(binary, panels.over_steps(binary))]
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_no_two_lines_of_the_evaluations_look_the_same(names: tuple[str, ...]) -> None:
+    metrics = {"mean": 0.5, "pass@2": 0.6, "pass@4": 0.8, "best@4": 0.9, "worst@4": 0.1}
+    found = history(step(1), evaluations=tuple(evaluation(1, name, **metrics) for name in names))
+    lines = panels.evaluations(found, panels.over_steps(found))
+    assert len(lines) == 5 * len(names)
+    looks = [(line.color or panels.COLORS[place], line.dash) for place, line in enumerate(lines)]
+    assert len(set(looks)) == len(lines)
+    by_label = {line.label: look for line, look in zip(lines, looks, strict=True)}
+    (one, one_dash), (other, other_dash) = by_label["a pass@4"], by_label["a worst@4"]
+    assert one != other and one_dash != other_dash
+
+
+def test_parts_of_the_staleness_stand_upon_each_other() -> None:
+    """Of the first the area ends where that of the second begins; the lines lie upon no area's whole."""
+    metrics = {"staleness_in_flight": 0.25, "staleness_in_queue": 0.75, "staleness_mean": 1.0, "staleness_max": 1.0}
+    ax = drawn_panel("Staleness", history(*(step(v, **metrics) for v in (1, 2))))
+    edges = [tuple(np.unique(area.get_paths()[0].vertices[:, 1])) for area in ax.collections]
+    assert edges == [(0.0, 0.25), (0.25, 1.0)]
+    assert len({str(line.get_linestyle()) + line.get_color() for line in ax.get_lines()}) == 2
 
 
 def test_rates_are_computed_where_they_are_not_recorded() -> None:
@@ -338,6 +361,31 @@ def test_long_lines_become_means_of_equal_parts() -> None:
     thin = plot_page.thinned(line)
     assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * plot_page.MAX_POINTS
     assert plot_page.thinned(thin) is thin
+
+
+def test_the_page_has_samples_and_settings(tmp_path: Path) -> None:
+    sample = page_facts.ShownSample(
+        rollout_id="sums/0/1/0/2", version=7, reward="reward 1",
+        turns=(("user", [("1+1=", False)]), ("assistant", [("2</pre>", False), ("<eos>", True)])),
+    )  # fmt: skip
+    file = plot_page.write_page(history(step(1, reward=1.0)), run="demo", folder=tmp_path,
+                                settings=[("trainer.lr", "0.001")], samples=[sample])  # fmt: skip
+    text = file.read_text(encoding="utf-8")
+    assert '<span>2&lt;/pre&gt;</span><span class="special">&lt;eos&gt;</span></pre>' in text
+    assert "version 7, reward 1,\nsums/0/1/0/2" in text
+    assert "<dt>trainer.lr</dt><dd>0.001</dd>" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_settings_that_are_as_by_default_are_not_shown() -> None:
+    config = configs.from_dict({
+        "run": {"name": "r", "steps": 10}, "model": {"path": "fake"}, "trainer": {"lr": 1e-3, "minibatches": 1},
+        "tasksets": {"sums": {"source": "arithmetic"}}, "algorithms": {"grpo": {"clip_low": 0.1}},
+    })  # fmt: skip
+    found = dict(page_facts.own_settings(config))
+    assert found["trainer.lr"] == "0.001" and found["tasksets.sums.source"] == "arithmetic"
+    assert found["algorithms.grpo.clip_low"] == "0.1"
+    assert "trainer.minibatches" not in found and "base" not in found
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
