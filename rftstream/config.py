@@ -21,6 +21,7 @@ from rftstream import plugins, secrets
 from rftstream.errors import ConfigError
 from rftstream.messages import Sampling
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.tomltext import explain_toml
 
 
 def load(
@@ -209,15 +210,11 @@ def _check_whole(config: RunConfig) -> None:
         section.passes for section in config.tasksets.values()
     ):
         raise ConfigError("run: nothing ends it; give steps, hours, stop_reward, or passes for every taskset")
+    check_sampling(config.sampling, where="sampling")
     for name, section in config.tasksets.items():
-        check_sampling(
-            sampling_for(config, section.sampling, where=f"tasksets.{name}.sampling"), where=f"tasksets.{name}.sampling"
-        )
+        _check_differences(config, section.sampling, where=f"tasksets.{name}.sampling")
     for name, evaluation in config.evaluations.items():
-        check_sampling(
-            sampling_for(config, evaluation.sampling, where=f"evaluations.{name}.sampling"),
-            where=f"evaluations.{name}.sampling",
-        )
+        _check_differences(config, evaluation.sampling, where=f"evaluations.{name}.sampling")
         if max(evaluation.k, default=1) > evaluation.n:
             raise ConfigError(f"evaluations.{name}.k: got {max(evaluation.k)}, expected at most n = {evaluation.n}")
 
@@ -238,7 +235,18 @@ def _check_stages(config: RunConfig) -> None:
         )
 
 
-def check_sampling(sampling: Sampling, *, where: str) -> None:
+def _check_differences(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> None:
+    """[sampling] is in order by itself, so what is wrong with both together is one of the differences."""
+    check_sampling(sampling_for(config, differences, where=where), where=where, given=differences)
+
+
+def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] | None = None) -> None:
+    """ConfigError for a value out of its range, naming the key that was `given`; default: all were."""
+    if given is not None and "min_tokens" not in given and sampling.min_tokens > sampling.max_tokens >= 1:
+        raise ConfigError(
+            f"{where}.max_tokens: got {sampling.max_tokens}, expected at least min_tokens = {sampling.min_tokens}, as "
+            "[sampling] has it; set min_tokens here as well"
+        )
     ranges: dict[str, tuple[bool, str]] = {
         "temperature": (sampling.temperature >= 0, "at least 0"),
         "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
@@ -328,13 +336,25 @@ def _not_a_file(folder: Path) -> str:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG") from None
     except IsADirectoryError:
         raise ConfigError(_not_a_file(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error}; save it as UTF-8") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {explain_toml(text, str(error))}") from None
+
+
+def glance(path: Path) -> dict[str, Any]:
+    """What a file gives, unchecked; nothing if it cannot be read or is not TOML."""
+    try:
+        return _read_toml(path)
+    except (ConfigError, OSError):
+        return {}
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:

@@ -12,7 +12,11 @@ from typing import Any
 
 import msgspec
 
+from rftstream import aliases
 from rftstream.errors import ConfigError, RftError
+
+MANY = 12
+"""More names than these are not all told to somebody to whom one can be proposed."""
 
 _info_of_class = functools.cache(msgspec.inspect.type_info)
 """It evaluates every annotation anew, which takes milliseconds for a whole run file."""
@@ -63,9 +67,32 @@ def convert(values: Any, target: Any, *, where: str) -> Any:
         return msgspec.convert(values, target)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `")
-        keys = re.findall(r"\w[\w-]*", path.rstrip("`").removeprefix("$"))
+        of_names = path.startswith("key` in `")  # it is a name that is wrong, and not what stands under it
+        keys = re.findall(r"\w[\w-]*", path.removeprefix("key` in `").rstrip("`").removeprefix("$"))
         place = ".".join(part for part in (where, *keys) if part)
+        if of_names:
+            raise ConfigError(_wrong_name(place, text, values, target, keys)) from None
         raise ConfigError(f"{place}: {_explain(text, values, target, keys)}") from None
+
+
+def _wrong_name(place: str, text: str, values: Any, target: Any, keys: list[str]) -> str:
+    """Of a table whose sections have names that users choose: which of them is not as it should be."""
+    wanted: Any = _type_info(target)
+    for key in keys:
+        values, wanted = values[key], _fields(wanted)[key]
+    pattern = re.search(r"matching regex '(.*)'", text)
+    wrong = next((name for name in values if pattern and not re.search(pattern[1], name)), "")
+    return f'{place}."{wrong}": got {wrong!r} as the name of a section, expected {_form(wanted.key_type, text)}'
+
+
+def _form(wanted: Any, text: str) -> str:
+    """The form that a text must have, in words where the field has them."""
+    kinds = wanted.types if isinstance(wanted, msgspec.inspect.UnionType) else (wanted,)
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.Metadata) and "description" in (kind.extra_json_schema or {}):
+            return str((kind.extra_json_schema or {})["description"])
+    pattern = re.search(r"matching regex '(.*)'", text)
+    return f"text of the form {pattern[1] if pattern else text}"
 
 
 def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
@@ -73,7 +100,8 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
     wanted: Any = _type_info(target)
     found = values
     for key in keys:
-        wanted = _fields(wanted).get(key, wanted) if _dataclass_info(wanted) else getattr(wanted, "value_type", wanted)
+        inner = getattr(wanted, "value_type", getattr(wanted, "item_type", wanted))
+        wanted = _fields(wanted).get(key, wanted) if _dataclass_info(wanted) else inner
         if isinstance(found, dict):
             found = found.get(key, found)
         elif isinstance(found, list) and key.isdigit():
@@ -83,8 +111,8 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
     choices = [str(one) for kind in kinds if isinstance(kind, msgspec.inspect.LiteralType) for one in kind.values]
     if choices and (len(kinds) == 1 or isinstance(found, str)):
         return f"got {found!r}; {suggest(str(found), choices)}"
-    if pattern := re.search(r"matching regex '(.*)'", text):
-        return f"got {found!r}, expected text of the form {pattern[1]}"
+    if "matching regex '" in text:
+        return f"got {found!r}, expected {_form(wanted, text)}"
     expected = re.sub(r"^Expected ", "", text).partition(", got")[0].replace("`", "").replace(" | null", "")
     if text.startswith("Object missing required field"):
         return f"missing {text.rpartition(' ')[2].strip('`')!r}; it has no default"
@@ -98,15 +126,16 @@ IN_TOML = {"object": "a section", "array": "a list"}
 """What msgspec calls by its name in JSON."""
 
 
-def check_keys(values: Any, target: Any, where: str) -> None:
-    """ConfigError for keys that no dataclass along the way has."""
+def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:
+    """ConfigError for keys that no dataclass along the way has. `root`: where else they may belong."""
+    root = target if root is None else root
     for key, value, inner in _pairs(values, target):
         place = f"{where}.{key}" if where else key
         if inner is None:
             if where:
-                raise ConfigError(f"{place}: unknown key; {suggest(key, _fields(target))}")
+                raise ConfigError(f"{place}: unknown key; {_suggest_key(key, target, root)}")
             raise ConfigError(f"{place}: unknown section; {_suggest_section(key, target)}")
-        check_keys(value, inner, place)
+        check_keys(value, inner, place, root)
 
 
 def check_numbers(values: Any, where: str) -> None:
@@ -130,14 +159,32 @@ def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     near = [spelt[one] for one in difflib.get_close_matches(name.lower(), list(spelt), n=3)]
     near.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places are the likeliest slip
     text = "known: " + ", ".join(sorted(known)) if known else "none are known"
-    return f"{text}; did you mean {near[0]!r}?" if near else text
+    if not near:
+        return text
+    return f"did you mean {near[0]!r}?" if len(known) > MANY else f"{text}; did you mean {near[0]!r}?"
+
+
+def _suggest_key(key: str, target: Any, root: Any) -> str:
+    """By what it means elsewhere, in this section or another one; else by how it is written."""
+    known, meant = _fields(target), _meant(key, root)
+    here = dict.fromkeys(one.rpartition(".")[2] for one in meant)
+    if here and all(one in known for one in here):
+        return f"did you mean {' or '.join(map(repr, here))}?"
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
+    return suggest(key, known)
 
 
 def _suggest_section(key: str, target: Any) -> str:
     """Of a setting without its section: where it may belong; else the section that is written alike."""
-    sections = _fields(target)
-    places = [f"{section}.{key}" for section, inner in sections.items() if key in _fields(inner)]
-    return f"did you mean {' or '.join(places)}?" if places else suggest(key, sections)
+    places = _meant(key, target)
+    return f"did you mean {' or '.join(places)}?" if places else suggest(key, _fields(target))
+
+
+def _meant(key: str, root: Any) -> list[str]:
+    """Settings of this name in other sections, and what goes by this name elsewhere."""
+    places = [f"{section}.{key}" for section, inner in _fields(root).items() if key in _fields(inner)]
+    return places + list(aliases.SETTINGS.get(key.lower().replace("-", "_"), ()))
 
 
 def _fields(target: Any) -> dict[str, Any]:

@@ -18,11 +18,21 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 AboveZero = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
+RunName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9_-]*$",
+        description="lower case letters, digits, - and _, and a letter or a digit first, e.g. 'words-2'",
+    ),
+]
+SectionName = Annotated[
+    str, Meta(pattern=r"^[a-z0-9_-]+$", description="lower case letters, digits, - and _, e.g. 'words-2'")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    name: RunName
     """Lower case letters, digits, - and _; names the run folder and the topics."""
     steps: Positive | None = None
     """Ends after so many batches."""
@@ -321,7 +331,7 @@ class StageSection:
 
     steps: Positive
     """Batches, of which each makes a version."""
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$")] | None = None
+    name: RunName | None = None
     """In what is shown; default: its algorithm's."""
     algorithm: str | dict[str, Any] | None = None
     """A name, or a name with differences from the settings in [algorithms.NAME], `{ name = "sft", normalise =
@@ -428,8 +438,8 @@ class LogSection:
 class RunConfig:
     run: RunSection
     model: ModelSection
-    tasksets: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], TasksetSection] = field(default_factory=dict)
-    evaluations: dict[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+$")], EvaluationSection] = field(default_factory=dict)
+    tasksets: dict[SectionName, TasksetSection] = field(default_factory=dict)
+    evaluations: dict[SectionName, EvaluationSection] = field(default_factory=dict)
     experts: ExpertsSection | None = None
     sampling: Sampling = field(default_factory=Sampling)
     feeder: FeederSection = field(default_factory=FeederSection)

@@ -17,34 +17,49 @@ import click
 import rftstream
 from rftstream.errors import RftError
 
-COMMANDS = {
-    "run": "rftstream.cli.run:run",
-    "worker": "rftstream.cli.run:worker",
-    "resume": "rftstream.cli.run:resume",
-    "pause": "rftstream.cli.control:pause",
-    "unpause": "rftstream.cli.control:unpause",
-    "drain": "rftstream.cli.control:drain",
-    "check": "rftstream.cli.views:check",
-    "try": "rftstream.cli.trial:try_",
-    "status": "rftstream.cli.views:status",
-    "audit": "rftstream.cli.views:audit",
-    "inspect": "rftstream.cli.views:inspect",
-    "trace": "rftstream.cli.trace:trace",
-    "experts": "rftstream.cli.experts:experts",
-    "evaluate": "rftstream.cli.evaluate:evaluate",
-    "dead": "rftstream.cli.dead:dead",
-    "weights": "rftstream.cli.weights:weights",
-    "rescore": "rftstream.cli.rescore:rescore",
-    "plot": "rftstream.cli.views:plot",
-    "replay": "rftstream.cli.replay:replay",
-    "list": "rftstream.cli.views:list_",
-    "topics": "rftstream.cli.manage:topics",
-    "doctor": "rftstream.cli.manage:doctor",
-    "delete": "rftstream.cli.manage:delete",
-    "convert": "rftstream.cli.convert:convert",
-    "completion": "rftstream.cli.completion:completion",
+GROUPS: dict[str, dict[str, str]] = {
+    "Before a run": {
+        "check": "rftstream.cli.views:check",
+        "try": "rftstream.cli.trial:try_",
+        "doctor": "rftstream.cli.manage:doctor",
+        "list": "rftstream.cli.views:list_",
+        "convert": "rftstream.cli.convert:convert",
+    },
+    "A run": {
+        "run": "rftstream.cli.run:run",
+        "resume": "rftstream.cli.run:resume",
+        "worker": "rftstream.cli.run:worker",
+        "pause": "rftstream.cli.control:pause",
+        "unpause": "rftstream.cli.control:unpause",
+        "drain": "rftstream.cli.control:drain",
+    },
+    "What it does and did": {
+        "status": "rftstream.cli.views:status",
+        "plot": "rftstream.cli.views:plot",
+        "audit": "rftstream.cli.views:audit",
+        "inspect": "rftstream.cli.views:inspect",
+        "trace": "rftstream.cli.trace:trace",
+        "dead": "rftstream.cli.dead:dead",
+    },
+    "What comes of it": {
+        "evaluate": "rftstream.cli.evaluate:evaluate",
+        "weights": "rftstream.cli.weights:weights",
+        "experts": "rftstream.cli.experts:experts",
+        "replay": "rftstream.cli.replay:replay",
+        "rescore": "rftstream.cli.rescore:rescore",
+    },
+    "What it leaves behind": {
+        "topics": "rftstream.cli.manage:topics",
+        "delete": "rftstream.cli.manage:delete",
+        "completion": "rftstream.cli.completion:completion",
+    },
 }
-"""Command -> where it is, in the order of the help."""
+"""What commands are for -> command -> where it is, in the order of the help."""
+
+COMMANDS = {name: where for commands in GROUPS.values() for name, where in commands.items()}
+
+_END_SOMETHING = {"drain": ", which ends the run in order", "delete": ", which removes a run"}
+"""Proposed with a word on what they do, and for a name that is written alike only if it means hardly anything else."""
 
 
 class Commands(click.Group):
@@ -60,6 +75,14 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         command.short_help = (command.help or "").partition("\n")[0]  # click would cut it in a narrow terminal
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            rows = [(name.ljust(width), command.get_short_help_str(limit=formatter.width))
+                    for name in commands if (command := self.get_command(ctx, name)) is not None]  # fmt: skip
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -136,6 +159,15 @@ def _about(error: OSError) -> str:
 
 
 def _suggest(name: str) -> str:
-    from rftstream.plugins import suggest
+    """By what it means elsewhere, else by how it is written."""
+    import difflib
 
-    return suggest(name, list(COMMANDS))
+    from rftstream.aliases import COMMANDS as MEANT
+
+    near = difflib.get_close_matches(name.lower(), COMMANDS, n=3)
+    surely = difflib.get_close_matches(name.lower(), _END_SOMETHING, n=1, cutoff=0.9)
+    meant = [MEANT[name.lower()]] if name.lower() in MEANT else surely or [
+        one for one in near if one not in _END_SOMETHING or sorted(one) == sorted(name.lower())
+    ]  # fmt: skip
+    where = "`rftstream --help` shows all"
+    return f"did you mean {meant[0]!r}{_END_SOMETHING.get(meant[0], '')}? {where}" if meant else where

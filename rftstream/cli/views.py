@@ -100,7 +100,7 @@ def audit(run: Path, as_json: bool, no_index: bool) -> None:
 )
 @click.command()
 @run_argument
-@click.argument("topic", shell_complete=complete_topic)
+@click.argument("topic", required=False, shell_complete=complete_topic)
 @json_option
 @click.option("--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")
 @click.option("--from", "start", type=click.IntRange(min=0), metavar="OFFSET", help="From this offset on.")
@@ -109,7 +109,7 @@ def audit(run: Path, as_json: bool, no_index: bool) -> None:
               help="Only records with this header; may be given several times.")  # fmt: skip
 def inspect(
     run: Path,
-    topic: str,
+    topic: str | None,
     as_json: bool,
     partition: int | None,
     start: int | None,
@@ -118,7 +118,7 @@ def inspect(
 ) -> None:
     """Show records of a topic, decoded: headers, turns as text, metrics.
 
-    With --json one object a line: topic, partition, offset, timestamp, key, headers, and message with its arrays as
+    Without TOPIC: the topics of the run, what is on each, and how many records each holds. With --json one object a line: topic, partition, offset, timestamp, key, headers, and message with its arrays as
     lists, or error where a record cannot be decoded. RUN is a run folder, or a run file (then its newest run).
     """
     where = {}
@@ -128,11 +128,17 @@ def inspect(
             raise click.BadParameter(f"got {condition!r}, expected HEADER=VALUE", param_hint="--where")
         where[header] = value
     from rftstream.runtime.role import Log
-    from rftstream.views.inspect import record_to_json, record_to_text, select
+    from rftstream.views.inspect import list_topics, record_to_json, record_to_text, select, topics_to_text
     from rftstream.views.said import open_reader
 
     num_shown = 0
     with opened_run(run) as opened:
+        if topic is None:
+            if start is not None or last is not None or partition is not None or where:
+                raise click.UsageError("TOPIC is missing; `rftstream inspect RUN` lists the topics")
+            held = list_topics(Log(opened.transport))
+            print_out(held if as_json else topics_to_text(opened.run_id, held))
+            return
         reader = open_reader(opened, dims=can_dim())
         for record in select(Log(opened.transport), topic, partition=partition, start=start, last=last, where=where):
             num_shown += 1
@@ -190,18 +196,20 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 @examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
 @click.command(name="list")
 @click.argument("kind", type=Word(KINDS))
-@click.option("--folder", type=AnyPath(file_okay=False), default=Path("runs"), show_default=True,
-              metavar="DIR", help="Of `list runs`: where the run folders are.")  # fmt: skip
+@click.option("--folder", type=AnyPath(file_okay=False), metavar="DIR",
+              help="Of `list runs`: where the run folders are.  [default: where run files here write them, and those "
+                   "one folder below]")  # fmt: skip
 @json_option
-def list_(kind: str, folder: Path, as_json: bool) -> None:
+def list_(kind: str, folder: Path | None, as_json: bool) -> None:
     """List the built-in parts of a KIND and how to plug your own; or the runs.
 
-    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs.
+    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs. `list runs` looks
+    where `run` writes: beside the run files in this folder and in the folders of it, and in runs/.
     """
     from rftstream.views import listing
 
     if kind in ("run", "runs"):
-        lines = listing.list_runs(folder)
+        lines = listing.list_runs(*(listing.run_places(Path()) if folder is None else [folder]))
         print_out([listing.run_line_to_json(line) for line in lines] if as_json else listing.runs_to_text(lines))
         return
     kind = listing.kind_of(kind)

@@ -194,6 +194,14 @@ def candidates_here(config: RunConfig) -> list[RunFolder]:
     return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
 
 
+def runs_of(file: Path) -> Path | None:
+    """Where a run file puts its runs; None of a file that is none."""
+    section = configs.glance(file).get("run")
+    if not isinstance(section, dict) or not isinstance(folder := section.get("folder", "runs"), str):
+        return None
+    return file.parent / folder if "name" in section else None
+
+
 def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, str]]:
     """<name> is number 1, <name>-2 number 2, ..."""
     pattern = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?$")

@@ -17,7 +17,7 @@ from rftstream.rendering import Pieces
 from rftstream.runtime.role import Log
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
-from rftstream.views.layout import moment, number, size
+from rftstream.views.layout import columns, moment, number, size
 from rftstream.views.said import PLAIN, Reader, cut
 
 MAX_TEXT_CHARACTERS = 2_000
@@ -25,6 +25,25 @@ MAX_TEXT_CHARACTERS = 2_000
 
 WIDTH = 110
 """Of wrapped lines."""
+
+# --------------------------------------------------------------------------------------------- which topics
+
+
+def list_topics(log: Log) -> list[dict[str, Any]]:
+    """Each topic of the run: its name, what is on it, and how many records it holds."""
+    return [
+        {"topic": name, "records": sum(1 for _ in log.read(name, bodies=False)), "holds": topic.description}
+        for name, topic in TOPICS.items()
+    ]
+
+
+def topics_to_text(run: str, held: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each topic, and how to read one."""
+    rows = [("topic", "holds", "records"), *((one["topic"], one["holds"], f"{one['records']:,}") for one in held)]
+    newest = next((one["topic"] for one in held if one["topic"] == "steps" and one["records"]), "tasks")
+    return "\n".join([f"topics of {run}:", "", *columns(rows, left=2, indent="  "), "",
+                      f"`rftstream inspect RUN {newest} --last 1` shows the newest record of one"])  # fmt: skip
+
 
 # --------------------------------------------------------------------------------------------- which records
 

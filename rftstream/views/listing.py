@@ -16,7 +16,8 @@ from rftstream.errors import ConfigError, RftError
 from rftstream.runtime.ending import Ending
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.role import Log
-from rftstream.runtime.runs import OpenRun, RunFolder, open_transport, read_config
+from rftstream.runtime.preflight import shown_path
+from rftstream.runtime.runs import OpenRun, RunFolder, open_transport, read_config, runs_of
 from rftstream.views.history import read_history
 from rftstream.views.layout import columns, moment, number
 from rftstream.views.status import ending_of, state_of
@@ -195,24 +196,41 @@ def _default(value: ast.expr) -> str:
 # --------------------------------------------------------------------------------------------- runs
 
 
-def list_runs(folder: Path) -> list[RunLine]:
-    """The run folders in a folder, oldest first."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder, expected one with run folders; name it with --folder")
-    runs = [RunFolder(path) for path in folder.iterdir() if RunFolder(path).exists()]
-    return sorted((_run_line(run) for run in runs), key=lambda line: (line.created_at or 0.0, line.name))
+def run_places(here: Path) -> list[Path]:
+    """Folders in which the run files in `here`, and those one folder below, put their runs; and `runs` itself."""
+    files = sorted([*here.glob("*.toml"), *here.glob("*/*.toml")])
+    places = [here / "runs", *here.glob("*/runs"), *(place for file in files if (place := runs_of(file)) is not None)]
+    places += [here] if any(RunFolder(path).exists() for path in here.iterdir()) else []
+    found = {place.resolve(): place for place in reversed(places) if place.is_dir()}
+    if not found:
+        raise ConfigError(
+            f"{here.resolve()}: no runs here: neither runs/ nor the folder of a run file in it or one folder below; "
+            "name where they are with --folder"
+        )
+    return sorted(found.values())
+
+
+def list_runs(*folders: Path) -> list[RunLine]:
+    """The run folders in these folders, oldest first."""
+    lines = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such folder, expected one with run folders; name it with --folder")
+        lines += [_run_line(RunFolder(path)) for path in folder.iterdir() if RunFolder(path).exists()]
+    return sorted(lines, key=lambda line: (line.created_at or 0.0, line.name))
 
 
 def runs_to_text(lines: list[RunLine]) -> str:
     if not lines:
         return "no runs here; start one with `rftstream run FILE`"
-    rows: list[tuple[object, ...]] = [("run", "state", "created", "version", "reward")]
-    for line in lines:
+    folders = [shown_path(Path(line.folder).resolve().parent) for line in lines]
+    rows: list[tuple[object, ...]] = [("run", "in", "state", "created", "version", "reward")]
+    for line, folder in zip(lines, folders, strict=True):
         of = f" / {line.steps:,}" if line.steps else ""
         version = None if line.version is None else f"{line.version:,}{of}"
         created = moment(line.created_at) if line.created_at else None
-        rows.append((line.name, line.error or _state(line), created, version, number(line.reward)))
-    return "\n".join(columns(rows, left=3))
+        rows.append((line.name, folder, line.error or _state(line), created, version, number(line.reward)))
+    return "\n".join(columns(rows, left=4))
 
 
 def _state(line: RunLine) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from rftstream import aliases
 from rftstream.algorithms.dppo import Dppo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.torch import TorchBackend
-from rftstream.sections import EvaluationSection, ModelSection, RunConfig, RunSection, TasksetSection
+from rftstream.cli import COMMANDS
+from rftstream.sections import EvaluationSection, LoraSection, ModelSection, RunConfig, RunSection, TasksetSection
 from tests.docs.reading import ROOT, blocks, read
 from tests.docs.test_readme import compare, make_place, run, together
 from tests.docs.test_tutorial import by_command
@@ -104,3 +106,33 @@ def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path, monkeypatch: pyt
             compare(shown, place)
     for folder in ("runs/trained/final", "served"):
         assert (place / folder / "model.safetensors").is_file()
+
+
+def test_other_names_lead_to_settings_that_there_are() -> None:
+    owners = {"trackers", "transport", "buffer"}
+    for name, meant in aliases.SETTINGS.items():
+        for setting in meant:
+            if setting.startswith("model.lora."):
+                assert setting.rpartition(".")[2] in LoraSection.__annotations__, name
+            elif setting.partition(".")[0] in owners:
+                section, _, key = setting.partition(".")
+                assert key in {item.name for item in dataclasses.fields(_section(section))}, name
+            else:
+                default_of(setting)
+    assert set(aliases.COMMANDS.values()) <= set(COMMANDS)
+    assert not set(aliases.COMMANDS) & set(COMMANDS)
+
+
+def test_each_name_of_trl_leads_to_the_setting_that_the_page_names() -> None:
+    wrong = []
+    rows = [row for section, row in ROWS if section == "TRL"]
+    assert len(rows) > 40
+    for there, _, here, _, remark in rows:
+        setting = here.strip("`")
+        for name in there.partition(" (")[0].split(", "):
+            if here == NONE_YET or name in ("model", setting.rpartition(".")[2]):
+                continue
+            meant = aliases.SETTINGS.get(name, ())
+            if setting not in meant and not any(f"`{one}`" in remark for one in meant):
+                wrong.append((name, setting))
+    assert wrong == []

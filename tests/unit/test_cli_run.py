@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,7 +116,32 @@ def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
 def test_the_help_tells_whole_sentences() -> None:
     code, text, _ = call("--help")
     assert code == 0
-    assert "..." not in text.partition("Commands:")[2]
+    assert "..." not in text.partition("Options:")[2]
+
+
+def test_the_help_shows_every_command_in_its_group() -> None:
+    text = call("--help")[1].partition("Options:")[2]
+    titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert titles == list(cli.GROUPS)
+    assert re.findall(r"^  ([a-z]+)  ", text, re.MULTILINE) == list(cli.COMMANDS)
+    assert max(map(len, cli.GROUPS.values())) <= 7
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("train", "'run'?"), ("Start", "'run'?"), ("ls", "'list'?"), ("stats", "'status'?"),
+        ("drian", "'drain', which ends the run in order?"), ("stop", "'drain', which ends the run in order?"),
+        ("delte", "'delete', which removes a run?"),
+    ],
+)  # fmt: skip
+def test_a_command_is_understood_by_what_it_means(name: str, meant: str) -> None:
+    assert f"no command {name!r}; did you mean {meant}" in call(name)[2]
+
+
+@pytest.mark.parametrize("name", ["brain", "grain", "select", "xyz"])
+def test_what_ends_something_is_not_proposed_for_what_is_only_alike(name: str) -> None:
+    assert not re.search("drain|delete", call(name)[2])
 
 
 def test_debug_shows_the_traceback(here: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rftstream import config as configs
 from rftstream.messages import GroupResult
 from rftstream.runtime.runs import RunFolder, create_log
+from rftstream.topics import TOPICS
 from rftstream.transport.embedded import EmbeddedTransport
 from tests.commands import call, called, write_run_file
 from tests.unit.synthetic import SyntheticLog, rollout
@@ -82,6 +83,18 @@ def test_inspect_prints_one_object_a_line(run: Path) -> None:
     assert "assistant: 3" in call("inspect", run, "rollouts", "--last", 1).stdout
     nothing = call("inspect", run, "rollouts", "--where", "group_id=no")
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "rollouts: no such records\n")
+
+
+def test_inspect_without_a_topic_lists_them(run: Path) -> None:
+    assert [line["topic"] for line in called("inspect", run)] == list(TOPICS)
+    counts = {line["topic"]: line["records"] for line in called("inspect", run)}
+    assert (counts["steps"], counts["dead"]) == (2, 0)
+    text = call("inspect", run).stdout
+    assert re.search(r"^  rollouts +sampled, not yet scored +4$", text, re.MULTILINE)
+    assert "`rftstream inspect RUN steps --last 1`" in text
+    refused = call("inspect", run, "--last", 1)
+    assert refused.exit_code == 2
+    assert "TOPIC is missing" in refused.stderr
 
 
 @pytest.mark.parametrize(

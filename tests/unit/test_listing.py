@@ -67,3 +67,19 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
     (line,) = listing.list_runs(tmp_path)
     assert line.state == "unknown"
     assert "not TOML" in listing.runs_to_text([line])
+
+
+def test_runs_are_sought_where_run_writes_them(tmp_path: Path) -> None:
+    run_file = '[run]\nname = "{name}"\nfolder = "{folder}"\n'
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "a.toml").write_text(run_file.format(name="a", folder="runs"))
+    (tmp_path / "b.toml").write_text(run_file.format(name="b", folder="out/of/here"))
+    (tmp_path / "broken.toml").write_text("[run")
+    with pytest.raises(ConfigError, match=r"no runs here: neither runs/ nor .* --folder"):
+        listing.run_places(tmp_path)
+    for place, name in (("examples/runs", "a"), ("out/of/here", "b"), ("runs", "c")):
+        (tmp_path / place / name).mkdir(parents=True)
+        (tmp_path / place / name / "config.toml").write_text("[run")
+    assert sorted(line.name for line in listing.list_runs(*listing.run_places(tmp_path))) == ["a", "b", "c"]
+    assert str(tmp_path / "out/of/here") in listing.runs_to_text(listing.list_runs(*listing.run_places(tmp_path)))
+    assert [line.name for line in listing.list_runs(*listing.run_places(tmp_path / "runs"))] == ["c"]

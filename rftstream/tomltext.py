@@ -1,0 +1,63 @@
+"""What is wrong with a text that is not TOML, with the line and the key where it was noticed.
+
+The parser says what it expected and a position. Whoever wrote the file looks for a key, and of what stands there twice
+for the other place, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_PLACE = re.compile(r" \((?:at line (\d+), column \d+|at end of document)\)$")
+_HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]#=]+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"^\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*(=?)")
+
+
+def explain_toml(text: str, error: str) -> str:
+    """`line 4: trainer.lr: given twice, first in line 2; keep one of them`, from the parser's error."""
+    place = _PLACE.search(error)
+    what = _PLACE.sub("", error)
+    lines = text.split("\n")
+    number = int(place[1]) if place is not None and place[1] else len(lines)
+    named = list(_named(lines[:number]))
+    if what.startswith(("Cannot overwrite a value", "Cannot declare", "Cannot mutate")) and named:
+        return _given_twice(named)
+    key = f"{named[-1][1]}: " if named and (named[-1][0] == number or not (place and place[1])) else ""
+    where = f"line {named[-1][0] if key else number}"
+    shown = lines[number - 1].strip()
+    said = f"found {shown!r}, which is not TOML: " if place is not None and place[1] else "not TOML: "
+    hint = "; texts stand in quotes, true and false are written small" if what == "Invalid value" else ""
+    return f"{where}: {key}{said}{what[:1].lower()}{what[1:]}{hint}"
+
+
+def _given_twice(named: list[tuple[int, str, bool]]) -> str:
+    """The newest of the names was given before, or is a value and a section."""
+    number, name, is_header = named[-1]
+    for first, other, was_header in named[:-1]:
+        if other == name and was_header and is_header:
+            return f"line {number}: [{name}]: this section was begun in line {first}; put its settings together"
+        if other == name and not was_header and not is_header:
+            return f"line {number}: {name}: given twice, first in line {first}; keep one of them"
+        if other == name or (not was_header and name.startswith(f"{other}.")) or other.startswith(f"{name}."):
+            return (
+                f"line {number}: {name}: line {first} gives {other} already, and both cannot be; give it all in one "
+                "place, as a value or as a section"
+            )
+    return f"line {number}: {name}: given twice; keep one of them"
+
+
+def _named(lines: list[str]) -> Iterator[tuple[int, str, bool]]:
+    """Line, full name of what begins there, and whether it is the header of a section."""
+    section = ""
+    for number, line in enumerate(lines, start=1):
+        if header := _HEADER.match(line):
+            section = _plain(header[1])
+            yield number, section, True
+        elif (key := _KEY.match(line)) and key[2]:
+            name = _plain(key[1])
+            yield number, f"{section}.{name}" if section else name, False
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\s*\.\s*", ".", name)
