@@ -118,8 +118,9 @@ def inspect(
 ) -> None:
     """Show records of a topic, decoded: headers, turns as text, metrics.
 
-    Without TOPIC: the topics of the run, what is on each, and how many records each holds. With --json one object a line: topic, partition, offset, timestamp, key, headers, and message with its arrays as
-    lists, or error where a record cannot be decoded. RUN is a run folder, or a run file (then its newest run).
+    Without TOPIC: the topics of the run, what is on each, and how many records each holds. With --json one object a
+    line: topic, partition, offset, timestamp, key, headers, and message with its arrays as lists, or error where a
+    record cannot be decoded. RUN is a run folder, or a run file (then its newest run).
     """
     where = {}
     for condition in conditions:

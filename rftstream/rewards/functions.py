@@ -120,6 +120,11 @@ class FunctionReward:
                 outcomes[place] = outcome
         return outcomes
 
+    @property
+    def gets_texts(self) -> bool:
+        """Whether it is one of TRL's that is given texts for prompts of a single message."""
+        return self.convention == "TRL" and not self._conversational
+
     def check(self, item: RewardInput) -> None:
         """RewardError if the problem lacks a column that the function names."""
         known = self._row(item, self._conversational) if self._over_lists else self._one(item)
@@ -197,8 +202,23 @@ class FunctionReward:
                 values = asyncio.run(_await(values))
             values = self._list_of(values, len(rows))
         except (Exception, SystemExit) as error:
+            if self._expects_messages(error, known):
+                error = self._hinted(error)
             return [error if len(rows) == 1 else SpoiltBatch(f"{self.name}: {error!r}")] * len(rows)
         return [self._outcome(value, log.metrics(place)) for place, value in enumerate(values)]
+
+    def _expects_messages(self, error: BaseException, known: Mapping[str, Any]) -> bool:
+        """Whether it may have failed because it was given texts."""
+        prompts = known.get("prompts") or [None]
+        return isinstance(error, TypeError | AttributeError) and isinstance(prompts[0], str)
+
+    def _hinted(self, error: BaseException) -> RewardError:
+        hinted = RewardError(
+            f"{self.name}: {type(error).__name__}: {error}; prompts and completions reach it as texts; if it expects "
+            'messages, set columns = { messages = "prompt" } in the taskset, with the name of the column'
+        )
+        hinted.__cause__ = error
+        return hinted
 
     def _row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
         return self._verl_row(item) if self.convention == "verl batch" else self._trl_row(item, conversational)

@@ -41,7 +41,9 @@ class Loaded:
     new: int = 0
     """Written, or with `dry_run` to be written."""
     known: int = 0
-    """There already, or a second time in these rows."""
+    """On the topic before."""
+    repeated: int = 0
+    """The same as a row before them; left out."""
     too_long: int = 0
     """Left out."""
     total: int = 0
@@ -65,6 +67,8 @@ class Loaded:
         )
         if self.known:
             text += f"; {self.known:,} there already"
+        if self.repeated:
+            text += f"; {self.repeated:,} the same as a row before, left out"
         if self.too_long:
             text += f"; {self.too_long:,} longer than the context left out"
         return f"{text}\n{self.total:,} on `experts` {'then' if self.dry_run else 'now'}"
@@ -173,12 +177,17 @@ def _choose(
     context: int | None, kinds: frozenset[LossKind], progress: Callable[[int], None],
 ) -> list[int]:  # fmt: skip
     """Rows that are new."""
-    chosen = []
+    chosen: list[int] = []
+    seen: set[bytes] = set()
     for index in range(len(rows)):
         progress(index)
         place = rows[index]
         one, where = place.demonstration, place.where
-        if (identity := one.demonstration_id.encode()) in known:
+        identity = one.demonstration_id.encode()
+        if identity in seen:
+            loaded.repeated += 1
+            continue
+        if identity in known:
             loaded.known += 1
             continue
         kind = kind_of(one)
@@ -200,7 +209,7 @@ def _choose(
                 )
             loaded.too_long += 1
             continue
-        known.add(identity)
+        seen.add(identity)
         chosen.append(index)
         loaded.new += 1
         loaded.longest = max(loaded.longest, length_of(sides))

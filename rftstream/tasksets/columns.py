@@ -122,6 +122,14 @@ class Columns:
         paths = [self._paths[name] for name in self._chats]
         return next((path for path in paths if path in names or path.partition(".")[0] in names), paths[-1])
 
+    def chat_column(self, row: Mapping[str, Any]) -> str | None:
+        """The column with the prompt, if it is a list of messages there; None of a text."""
+        for name in self._chats:
+            found, value, _ = look_up(row, self._paths[name])
+            if found and value is not None:
+                return self._paths[name] if isinstance(value, list) else None
+        return None
+
     # ------------------------------------------------------------------------------------------ fields
 
     def _goes_on(self, name: str) -> bool:

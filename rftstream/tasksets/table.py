@@ -29,6 +29,10 @@ class Table:
     def __len__(self) -> int:
         return self._size
 
+    def chat_column(self) -> str | None:
+        """Where the first problem's prompt is a list of messages; None if it is a text."""
+        return self._columns.chat_column(self._rows.row(self._skip))
+
     def problem(self, index: int) -> Problem:
         if not 0 <= index < self._size:
             raise ConfigError(f"{self._source}: problem {index}, expected below {self._size}")

@@ -18,7 +18,22 @@ LOOKED_AT = 1_000
 def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:
     """What is doubtful. ConfigError if the reward could score none of these problems. `place`: tasksets.NAME."""
     problems = [taskset.problem(index) for index in range(min(num_problems, LOOKED_AT))]
-    return [sentence for one in reward.rewards for sentence in _doubts(place, one, problems)]
+    column = getattr(taskset, "chat_column", lambda: None)()  # own tasksets need not know
+    return [
+        sentence
+        for one in reward.rewards
+        for sentence in (*_doubts(place, one, problems), *_doubts_about_form(place, one, column))
+    ]
+
+
+def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:
+    """TRL's functions get what the dataset has: messages for messages. Here the name of the column says which."""
+    if isinstance(reward, FunctionReward) and reward.gets_texts and column is not None:
+        yield (
+            f"{place}.reward: {reward.name} has the signature of TRL's rewards, and the column {column!r} holds "
+            "messages, but prompts and completions reach it as texts; if it expects messages, as with TRL, set "
+            f'columns = {{ messages = "{column}" }}'
+        )
 
 
 def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:

@@ -15,8 +15,8 @@ from rftstream import plugins
 from rftstream.errors import ConfigError, RftError
 from rftstream.runtime.ending import Ending
 from rftstream.runtime.observer import read_control
-from rftstream.runtime.role import Log
 from rftstream.runtime.preflight import shown_path
+from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun, RunFolder, open_transport, read_config, runs_of
 from rftstream.views.history import read_history
 from rftstream.views.layout import columns, moment, number

@@ -26,6 +26,7 @@ from rftstream.transport.base import TopicPartition
 from rftstream.views.history import NUM_SMOOTHED, History, read_history
 from rftstream.views.layout import columns, duration, moment, number, plural, size
 from rftstream.views.origin import Origin, origin_of
+from rftstream.views.workers import health_sentence
 
 ERROR_WIDTH = 300
 """Characters of an error that are shown."""
@@ -288,7 +289,8 @@ def _text(status: Status, now: float) -> list[str]:
         )]  # fmt: skip
     if status.workers:
         lines += ["", *columns(
-            [("worker", "port", "health"), *((one.process, one.port, _health_sentence(one)) for one in status.workers)],
+            [("worker", "port", "at work"),
+             *((one.process, one.port, health_sentence(one.health, now)) for one in status.workers)],
             left=3, indent="  ",
         )]  # fmt: skip
     return lines
@@ -311,11 +313,3 @@ def _ending_sentence(ending: Ending) -> str:
     if ending.by == "kill":
         return "a kill: no word of its end in logs/run.log (SIGKILL, out of memory, machine down, disk full)"
     return ending.sentence(ERROR_WIDTH, "" if ending.at is None else f", {moment(ending.at)}")
-
-
-def _health_sentence(worker: Worker) -> str:
-    if worker.health is None:
-        return "does not answer"
-    facts = {name: value for name, value in worker.health.items() if name not in ("ok", "process")}
-    text = ", ".join(f"{name} {round(v, 1) if isinstance(v, float) else v}" for name, v in facts.items())
-    return text if worker.health.get("ok", True) else f"STUCK: {text}"

@@ -19,6 +19,7 @@ from rftstream.runtime.stretch import RunResult
 from rftstream.sections import RunConfig
 from rftstream.testing import MemoryRun, Simulation
 from rftstream.topics import TOPICS
+from rftstream.views.workers import NOT_USUAL, SHOWN_ELSEWHERE, WORDS
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
 
 OPERATIONS = read(ROOT / "docs" / "operations.md")
@@ -133,3 +134,16 @@ def test_metrics_of_a_step_are_told(simulation: MemoryRun) -> None:
     steps = [message for message in simulation.messages("steps") if isinstance(message, StepRecord)]
     of_the_example = {"batches"}  # of its own backend
     assert {named(metric) for step in steps for metric in step.metrics} - of_the_example <= metrics_told()
+
+
+def test_every_field_of_health_has_its_words(tmp_path: Path) -> None:
+    simulation = Simulation(load([ROOT / "tests/docs/examples/own_parts.toml"]), folder=tmp_path)
+    asked: dict[str, set[str]] = {}
+
+    def ask() -> bool:
+        asked.update({one.service.role: set(one.service.health()) for one in simulation.processes if one.service})
+        return False
+
+    simulation.run(until=ask)
+    assert set(asked) >= {"feeder", "explorer", "verifier", "buffer", "trainer"}
+    assert set().union(*asked.values()) <= {*WORDS, *NOT_USUAL, *SHOWN_ELSEWHERE}

@@ -303,6 +303,23 @@ def test_a_reward_that_could_score_no_problem(
     assert "reward" not in "\n".join(fine(config).warnings)
 
 
+def test_a_reward_of_trl_over_messages_that_would_get_texts(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "own_check_form.py").write_text(
+        "def trl(completions, **kwargs):\n    return [1.0 for _ in completions]\n"
+        "def ours(completion):\n    return 1.0\n"
+    )
+    chat = [{"role": "user", "content": "1+1="}]
+    config = write(tasksets__train__reward="own_check_form:trl")
+    assert "signature of TRL" not in "\n".join(fine(config).warnings)
+    write_rows(tmp_path, {"prompt": chat})
+    assert 'set columns = { messages = "prompt" }' in "\n".join(fine(config).warnings)
+    named = write(tasksets__train__reward="own_check_form:trl", tasksets__train__columns={"messages": "prompt"})
+    ours = write(tasksets__train__reward="own_check_form:ours")
+    write_rows(tmp_path, {"prompt": chat})
+    for config in (named, ours):
+        assert "signature of TRL" not in "\n".join(fine(config).warnings)
+
+
 def test_a_reward_of_an_evaluation_of_another_kind(write: Write) -> None:
     text = errors(write(evaluations__e={"source": "arithmetic", "reward": "reasoning_gym"}))
     assert "evaluations.e.reward: reasoning_gym: the problem has no 'dataset'; its taskset must be" in text

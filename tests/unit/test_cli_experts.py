@@ -12,11 +12,14 @@ from click.testing import CliRunner
 from rftstream.cli import cli
 from rftstream.config import from_dict, load
 from rftstream.errors import ConfigError
+from rftstream.messages import LossKind
+from rftstream.modelfolder import prepare_model
 from rftstream.runtime.creation import begin
-from rftstream.runtime.experts import load_experts
+from rftstream.runtime.experts import load_experts, look_at_experts
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder, open_run, open_transport
 from rftstream.runtime.supervisor import worker_commands
+from rftstream.sections import ExpertsSection, ModelSection
 from rftstream.transport.base import NewRecord
 
 RUN = """
@@ -80,6 +83,22 @@ def test_load(folder: RunFolder, tmp_path: Path) -> None:
     assert (code, "number 3" in out, "batch  not yet" in out) == (0, True, True)
     code, _, err = call("trace", folder.path, "experts/0/9/0")
     assert (code, "no such demonstration" in err) == (2, True)
+
+
+def test_a_row_that_stands_there_twice_is_not_one_that_was_loaded_before(folder: RunFolder, tmp_path: Path) -> None:
+    more = write(tmp_path / "more.jsonl", 2, 3, 3, 4, 3, 2)
+    columns = ("--column", "prompt=q", "--column", "completion=a")
+    _, out, _ = call("experts", "load", folder.path, "--from", more, *columns, "--dry-run")
+    assert "6 rows: 2 chats to be loaded" in out
+    assert "2 there already; 2 the same as a row before, left out" in out
+    found = json.loads(call("experts", "load", folder.path, "--from", more, *columns, "--json")[1])
+    assert (found["new"], found["known"], found["repeated"], found["total"]) == (2, 2, 2, 4)
+    fresh = look_at_experts(
+        replace(ExpertsSection(), source=f"jsonl:{more}", columns={"prompt": "q", "completion": "a"}),
+        prepare_model(ModelSection(path="fake"), folder.model, 0), frozenset({LossKind.sft}),
+    )[0]  # fmt: skip
+    assert "already" not in fresh.to_text()
+    assert "3 the same as a row before, left out" in fresh.to_text()
 
 
 def test_records_of_others_take_no_number(folder: RunFolder, tmp_path: Path) -> None:

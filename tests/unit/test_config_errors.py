@@ -94,9 +94,9 @@ def test_no_pattern_is_without_words() -> None:
         elif getattr(info, "pattern", None) is not None and not described:
             yield info.pattern
         for name in ("type", "key_type", "value_type", "item_type"):
-            if name != "type" or not isinstance(info, msgspec.inspect.Metadata):
-                if isinstance(inner := getattr(info, name, None), msgspec.inspect.Type):
-                    yield from patterns(inner)
+            inner = None if isinstance(info, msgspec.inspect.Metadata) else getattr(info, name, None)
+            if isinstance(inner, msgspec.inspect.Type):
+                yield from patterns(inner)
         for one in (*getattr(info, "types", ()), *(field.type for field in getattr(info, "fields", ()))):
             yield from patterns(one)
 

@@ -185,6 +185,19 @@ def test_a_problem_of_several_messages_is_a_conversation() -> None:
     assert [one.reward for one in found] == [3.0, 10.0, 2.0]
 
 
+def test_one_that_expects_messages_and_got_texts_is_told_how_to_get_them() -> None:
+    def score(completions: list[Any], **kwargs: Any) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    (failed,) = reward_of(score).score_all([item("777")])
+    assert isinstance(failed, RewardError)
+    assert "TypeError" in str(failed)
+    assert 'if it expects messages, set columns = { messages = "prompt" }' in str(failed)
+    assert isinstance(failed.__cause__, TypeError)
+    (fine,) = reward_of(score, conversational=True).score_all([item("777")])
+    assert isinstance(fine, Score)
+
+
 def test_columns_go_by_the_names_of_the_data_set_too() -> None:
     def score(completions, solution):
         return [a == b for a, b in zip(completions, solution, strict=True)]

@@ -35,6 +35,7 @@ from rftstream.transport.base import NewRecord
 from rftstream.transport.memory import MemoryLog
 from rftstream.views.history import read_history
 from rftstream.views.status import Status, read_status
+from rftstream.views.workers import health_sentence
 from tests.unit.synthetic import SyntheticLog
 
 CONFIG = {
@@ -226,6 +227,23 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     assert found["explorer-0"].health["state"] == "running"
     assert found["ghost"].health is None
     assert found["other"].health is None
+
+
+def test_what_a_worker_is_at_is_told_in_words() -> None:
+    common = {"role": "explorer", "process": "explorer-0", "last_progress_at": 90.0, "failures_in_a_row": 0}
+    explorer = {**common, "ok": True, "silent_s": 0.01, "state": "running", "version": 1200, "in_hand": 40,
+                "sampling": 1, "waiting": 0, "paused": 0}  # fmt: skip
+    said = "version 1,200, 40 records in hand, samples 1 rollout, 0 rollouts waiting"
+    assert health_sentence(explorer, 100.0) == said
+    assert health_sentence({**explorer, "last_progress_at": 100.0}, 400.0) == f"{said}, nothing done for 5 min"
+    failing = {**explorer, "state": "draining", "failures_in_a_row": 2, "paused": 3, "own_field": 7}
+    assert health_sentence(failing, 100.0) == (
+        f"draining, {said}, 3 rollouts set aside, 2 failures in a row, own field 7"
+    )
+    stuck = health_sentence({**explorer, "ok": False, "silent_s": 200.0}, 100.0)
+    assert stuck == f"STUCK: its loop has not come round for 3 min; {said}"
+    assert health_sentence({**common, "role": "evaluator", "evaluating": None}, 100.0) == "nothing to evaluate"
+    assert health_sentence(None, 100.0) == "does not answer"
 
 
 def test_who_has_a_workers_port_by_now_may_speak_anything(log: SyntheticLog, tmp_path: Path) -> None:
