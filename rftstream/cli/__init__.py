@@ -5,6 +5,7 @@ One file per group of commands; to add one, write it there and name it in `COMMA
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -155,6 +156,8 @@ def _tell(text: str) -> None:
 
 def _about(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{place}{error.strerror}; make room on its disk, or raise the limit, and do it again"
     return f"{place}{error.strerror or error}; the system refused, `rftstream --debug ...` shows where"
 
 

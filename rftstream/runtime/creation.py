@@ -20,6 +20,7 @@ from rftstream.runtime.preflight import (
 from rftstream.runtime.runs import (
     RunFolder,
     create_log,
+    naming,
     sharing_store,
 )
 from rftstream.sections import RunConfig
@@ -29,7 +30,8 @@ from rftstream.transport.base import Transport
 def write_config(config: RunConfig, folder: RunFolder) -> None:
     """At once or not at all; whoever sees it sees all of it."""
     partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(configs.to_toml(config), encoding="utf-8")
+    with naming(folder.config_file):
+        partial.write_text(configs.to_toml(config), encoding="utf-8")
     partial.replace(folder.config_file)
 
 

@@ -126,7 +126,8 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the lock; ConfigError naming the holder if somebody else does, or if there can be no such folder."""
+        """Holds the lock; ConfigError naming the holder if somebody else does, or if there can be no such folder.
+        What the system refuses meanwhile without a name, a write on a full disk for one, gets this folder's."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -144,11 +145,24 @@ class RunFolder:
                     f"{self.path}: this run is live, held by process {pid}; wait for it, stop it, or take another "
                     "--run-dir (more workers join with `rftstream worker`)"
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, str(os.getpid()).encode())
-            yield
+            with naming(self.lock_file):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
+            with naming(self.path):
+                yield
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file names this one: a write to an open file knows only that there was no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def _lock(descriptor: int) -> None:

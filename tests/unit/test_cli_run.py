@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from rftstream import cli
 from rftstream.cli.options import run_files
 from rftstream.errors import ConfigError, StopRule
+from rftstream.runtime.runs import RunFolder
 
 RUN_FILE = """
 [run]
@@ -179,6 +180,24 @@ def written_to(stdout: IO[bytes] | int, arguments: str, *, unbuffered: bool) -> 
         env=env | ({"PYTHONUNBUFFERED": "1"} if unbuffered else {}), timeout=120, check=False,
     )  # fmt: skip
     return done.returncode, done.stderr
+
+
+def test_a_full_disk_at_resume_names_the_file(here: Path) -> None:
+    assert call("run", "tiny.toml", "--no-workers")[0] == 0
+    (here / "runs/tiny" / f"config.{os.getpid()}.partial").symlink_to("/dev/full")
+    code, _, error = call("resume", "runs/tiny")
+    assert code == 1
+    assert error == (
+        f"rftstream: {here}/runs/tiny/config.toml: No space left on device; make room on its disk, or raise the "
+        "limit, and do it again\n"
+    )
+
+
+def test_what_the_system_refuses_under_the_lock_names_the_run(here: Path) -> None:
+    folder = RunFolder(here / "runs" / "tiny")
+    with pytest.raises(OSError, match="No space left") as refused, folder.held(), open("/dev/full", "wb", 0) as full:
+        full.write(b"x")
+    assert refused.value.filename == str(folder.path)
 
 
 @pytest.mark.parametrize(
