@@ -433,7 +433,7 @@ class Experience:
     parts: dict[str, float] = field(default_factory=dict)
     """Of the verdict."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of rollout and verdict."""
+    """Of rollout and verdict; under a name that both have, the verdict's."""
     additions: dict[str, Array] = field(default_factory=dict)
     """Of the verdict, e.g. teacher_logprobs [T]."""
     attachments: dict[str, Media] = field(default_factory=dict)

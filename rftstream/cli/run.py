@@ -80,9 +80,10 @@ def run(
 def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
     """Go on with a run that was stopped or died, or add steps to a finished one.
 
-    RUN is a run folder, or a run file (then its newest run). Counts, devices, log level, steps, rhythm of
-    checkpoints and evaluations and the learning rate may change; another model, taskset, template or partition count
-    is refused.
+    RUN is a run folder, or a run file (then its newest run). The run goes on with the settings that it has recorded;
+    what the run file says otherwise by now is shown and not taken, --set changes a setting. Counts, devices, log
+    level, steps, rhythm of checkpoints and evaluations and the learning rate may change; another model, taskset,
+    template or partition count is refused. Own modules are taken as they are now; which of them have changed is shown.
     """
     from rftstream.runtime import launch
 

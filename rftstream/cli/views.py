@@ -41,8 +41,8 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
     """Look at everything in a run file before it is run.
 
     Builds the settings of every part, opens tasksets (all lines of a file), shows a rendered prompt with its tokens,
-    refuses prompts longer than the context, names what looks unintended, and estimates the disk that the run will
-    need. Exit 2 if the run could not start.
+    refuses prompts longer than the context, names what looks unintended and where own modules are taken from, and
+    estimates the disk that the run will need. Exit 2 if the run could not start.
     """
     config = load_run_file(files, sets)
     with at_work("looking at model, tasks and parts"):

@@ -20,7 +20,7 @@ def experience_of(verified: VerifiedRollout, batch: int, share: int, *, position
         sampling=rollout.sampling,
         truncated=rollout.status is RolloutStatus.truncated,
         parts=verdict.parts,
-        metrics=verdict.metrics,
+        metrics={**rollout.metrics, **verdict.metrics},
         additions=verdict.additions,
         attachments=rollout.attachments,
     )

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.runtime.experts import load_experts
-from rftstream.runtime.preflight import (
-    shown_path,
-)
+from rftstream.runtime.modules import write_modules
+from rftstream.runtime.preflight import shown_path
 from rftstream.runtime.runs import (
     RunFolder,
     create_log,
@@ -49,6 +48,7 @@ def begin(
     create_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
         load_experts(transport, config, folder, config.experts, say=say)
+    write_modules(config, folder)
     write_config(config, folder)
 
 
@@ -69,6 +69,7 @@ def _check_unused(transport: Transport, config: RunConfig, folder: RunFolder) ->
 def discard(folder: RunFolder, transport: Transport) -> None:
     """Of a run that failed before its first rollout only the logs are of use, and the name stays free."""
     folder.config_file.unlink()
+    folder.modules_file.unlink(missing_ok=True)
     if not folder.log.exists():
         transport.admin.delete_topics(list(transport.admin.topics()))
     for part in (folder.log, folder.model, folder.weights):

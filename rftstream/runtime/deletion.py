@@ -23,8 +23,8 @@ from rftstream.transport.findings import ServerLook
 from rftstream.weights.store import ObjectStore
 
 PARTS = (
-    "log", "weights", "anchors", "exports", "model", "plots", "index", "final", "logs", "targets.json", "config.toml",
-    "run.lock",
+    "log", "weights", "anchors", "exports", "model", "plots", "index", "final", "logs", "targets.json", "modules.json",
+    "config.toml", "run.lock",
 )  # fmt: skip
 """What a run makes in its folder, in the order in which it goes: what says that it is a run goes last."""
 

@@ -20,7 +20,8 @@ from rftstream.runtime.creation import begin, say_aside, write_config
 from rftstream.runtime.experts import load_experts
 from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
-from rftstream.runtime.manifest import changes_of_resume, check_same_run, data_digests
+from rftstream.runtime.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
+from rftstream.runtime.modules import changes_of_modules, hidden_modules, write_modules
 from rftstream.runtime.observer import Observer
 from rftstream.runtime.preflight import (
     choose_folder,
@@ -82,6 +83,8 @@ def run(
         stretch = Stretch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
         if given is None and folder.run_id != config.run.name:
             stretch.note(f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
+        for line in hidden_modules(config):
+            stretch.note(line)
         return stretch.run(new=True)
 
 
@@ -100,7 +103,21 @@ def resume(
     config = read_config(folder, sets) if folder.exists() else configs.load([run], sets=sets)
     add_import_paths(config)
     readiness.require(config)
-    return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began)
+    notes = not_taken(Path(run), config, sets) if folder.exists() else []
+    return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began, notes)
+
+
+def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
+    """What a run file says by now that its run does not go by: the run's own config is in force, with `sets`."""
+    if run.is_dir():
+        return []
+    differences = changed_settings(config, configs.load([run], sets=sets))
+    if not differences:
+        return []
+    return [
+        *(f"not taken from {shown_path(run)}: {line}" for line in differences),
+        "the run goes on with the settings that it has recorded; give what should change by --set SECTION.KEY=VALUE",
+    ]
 
 
 def see_to_its_end(run: str | Path, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
@@ -121,6 +138,7 @@ def _go_on(
     deadline_s: float,
     spawner: Spawner | None,
     began: float,
+    notes: Sequence[str] = (),
 ) -> RunResult:
     """A run that is there already; `config.run.resume` may name the version that it goes back to, once."""
     version = config.run.resume if isinstance(config.run.resume, int) else None
@@ -133,10 +151,13 @@ def _go_on(
             reopen(transport, folder, before, config, version)
         finally:
             transport.close()
+        changed = [*(f"changed: {line}" for line in changes_of_resume(before, config)),
+                   *changes_of_modules(config, folder)]  # fmt: skip
+        write_modules(config, folder)
         write_config(config, folder)
         stretch = Stretch(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
-        for line in changes_of_resume(before, config):
-            stretch.note(f"changed: {line}")
+        for line in (*notes, *changed, *hidden_modules(config)):
+            stretch.note(line)
         if version is not None:
             stretch.note(f"goes on from version {version}")
         return stretch.run(new=False)

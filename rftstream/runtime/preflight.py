@@ -16,7 +16,7 @@ from rftstream.sections import RunConfig, name_of_algorithm
 
 def check_part_names(config: RunConfig) -> None:
     """ConfigError for a part that is neither built in nor `module:Name`. Imports none of them."""
-    for kind, where, name in _parts(config):
+    for kind, where, name in named_parts(config):
         known = plugins.table(kind)
         if name not in known and ":" not in name:
             raise ConfigError(
@@ -70,8 +70,8 @@ def check_server_updates(config: RunConfig) -> None:
         )
 
 
-def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """Kind, place in the run file, name."""
+def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """Kind, place in the run file, name; of sources only those that are a class of one's own."""
     yield "transport", "transport.kind", config.transport.kind
     yield "policy", "explorer.policy", config.explorer.policy
     if config.evaluator.policy is not None:
@@ -81,6 +81,9 @@ def _parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
                 for where, named in config.algorithms_named().items())  # fmt: skip
     for kind, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):
         for name, section in sections.items():
+            scheme, _, thing = section.source.partition(":")
+            if scheme not in plugins.table("taskset") and thing.isidentifier():
+                yield "taskset", f"{kind}.{name}.source", section.source
             yield "environment", f"{kind}.{name}.environment", section.environment
             rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
             for reward in rewards:

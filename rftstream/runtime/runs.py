@@ -2,6 +2,7 @@
 
 runs/<name>/            the run folder; its name is the run's id (a second run of the name gets <name>-2, ...)
   config.toml           the resolved config; every process of the run reads this one
+  modules.json          digests of the user's own modules, as of the last start
   log/                  the embedded log
   model/                the model, where it was made on the spot
   weights/              the default object store: versions, checkpoints, generations
@@ -62,6 +63,10 @@ class RunFolder:
     @property
     def config_file(self) -> Path:
         return self.path / "config.toml"
+
+    @property
+    def modules_file(self) -> Path:
+        return self.path / "modules.json"
 
     @property
     def log(self) -> Path:

@@ -25,6 +25,7 @@ from rftstream.models import ModelSpec
 from rftstream.rendering import GIVEN, SPECIAL_NAMES, Renderer, joined, open_renderer
 from rftstream.rewards.resolve import build_reward
 from rftstream.runtime import readiness
+from rftstream.runtime.modules import find_modules
 from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.stages import Stages
 from rftstream.tasksets.base import Taskset
@@ -52,6 +53,7 @@ def check(config: RunConfig) -> CheckReport:
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
     report.parts = list(_parts(config))
+    report.modules = find_modules(config)
     with collect("stages"):
         report.stages = list(Stages.of(config).all) if config.stages else []
     sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
@@ -74,6 +76,7 @@ def check(config: RunConfig) -> CheckReport:
         with collect("memory"):
             report.memory = _memory(config, report)
     report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
+    report.warnings += [one.warning for one in report.modules if one.warning is not None]
     report.warnings += memory_warnings(report.memory)
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
     return report

@@ -7,6 +7,7 @@ from typing import Any
 
 from rftstream.messages import ChatMessage, LossKind, Problem
 from rftstream.models import ModelSpec
+from rftstream.runtime.modules import OwnModule
 from rftstream.stages import Stage
 from rftstream.views.check_experts import ExpertsLine
 from rftstream.views.estimate import DiskEstimate
@@ -72,6 +73,8 @@ class TasksetLine:
 class CheckReport:
     run: str
     parts: list[PartLine] = field(default_factory=list)
+    modules: list[OwnModule] = field(default_factory=list)
+    """Users' own, which the run file names or which these import."""
     model: ModelSpec | None = None
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
@@ -99,6 +102,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
         "ok": report.ok,
         "run": report.run,
         "parts": [{"kind": part.kind, "name": part.name, "settings": part.settings} for part in report.parts],
+        "modules": [{"name": one.name, "file": str(one.file), "sha256": one.digest} for one in report.modules],
         "model": None if model is None else {
             "name": model.name, "dtype": model.dtype, "context": report.context,
             "parameters": report.disk.parameters if report.disk else None,
@@ -133,6 +137,8 @@ def _json(report: CheckReport) -> dict[str, Any]:
 def _text(report: CheckReport) -> list[str]:
     parts = [(one.kind, one.name, one.settings) for one in report.parts]
     lines = [report.run, "", *columns(parts, left=3, indent="  ")]
+    if report.modules:
+        lines += ["", "own modules:", *columns([(one.name, one.file) for one in report.modules], left=2, indent="  ")]
     if report.model is not None:
         context = "unbounded" if report.context is None else f"{report.context:,} tokens"
         parameters = f"{report.disk.parameters:,} parameters, " if report.disk and report.disk.parameters else ""

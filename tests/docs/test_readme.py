@@ -28,6 +28,20 @@ def test_what_can_be_run_is_marked() -> None:
         assert block.kind == "run", f"mark it, or let it be no console: {block.commands}"
 
 
+def test_the_disk_that_the_readme_shows_is_what_check_says() -> None:
+    """Numbers are not compared elsewhere, since most of them differ from machine to machine. This one does not."""
+    said = subprocess.run(
+        [sys.executable, "-m", "rftstream", "check", "examples/arithmetic.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    estimate = re.compile(r"^disk: up to ([\d.]+ .B) of", re.MULTILINE)
+    shown, found = (estimate.search(text) for text in (README.read_text(encoding="utf-8"), said))
+    assert shown is not None and found is not None
+    assert shown[1] == found[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_commands_run(name: str, tmp_path: Path) -> None:

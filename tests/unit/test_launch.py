@@ -111,6 +111,32 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     assert f"a new run in {another.run_dir}: those of this name before it have ended" in out.getvalue()
 
 
+def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: Path, tmp_path: Path) -> None:
+    reward = tmp_path / "own_launch_rewards.py"
+    reward.write_text("def score(completion):\n    return 0.5\n")
+    text = RUN_FILE.replace("steps = 4", "steps = 2") + '[tasksets.sums]\nreward = "own_launch_rewards:score"\n'
+    text = text.replace('[tasksets.sums]\nsource = "arithmetic"\n', "", 1).replace(
+        "reward =", 'source = "arithmetic"\nreward ='
+    )
+    run_file.write_text(text)
+    launch.create(run_file)
+    run_file.write_text(text.replace("steps = 2", "steps = 9").replace("[trainer]", "[trainer]\nlr = 0.25"))
+    reward.write_text("def score(completion):\n    return 0.75\n")
+    said = io.StringIO()
+    result = launch.resume(run_file, sets=["trainer.lr=0.125"], progress="plain", stream=said)
+    assert (result.reason, result.steps, result.reward_last) == ("steps", 2, 0.75)
+    lines = said.getvalue().splitlines()
+    assert f"not taken from {preflight.shown_path(run_file)}: run.steps 2 -> 9" in lines
+    assert "changed: trainer.lr 1e-06 -> 0.125 (what is learned changes)" in lines
+    assert not any("not taken" in line and "trainer.lr" in line for line in lines), "what --set gives is taken"
+    assert any(line.startswith("the run goes on with the settings that it has recorded") for line in lines)
+    assert any(line.startswith("changed: the code of own_launch_rewards in ") for line in lines)
+    said = io.StringIO()
+    launch.resume(tmp_path / "runs" / "tiny", sets=["run.steps=3"], progress="plain", stream=said)
+    assert "not taken" not in said.getvalue()
+    assert "the code of" not in said.getvalue()
+
+
 def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tmp_path: Path) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "rftstream", "run", str(run_file), "--json", "--set", "run.steps=100000"],
