@@ -44,12 +44,24 @@ _OURS = frozenset({
 
 _OWN_OPTIONS = frozenset({"replication_factor"})
 
-_REFUSED = (
+_UNKNOWN_USER = (
     kafka_errors.SaslAuthenticationFailedError,
     kafka_errors.UnsupportedSaslMechanismError,
     kafka_errors.IllegalSaslStateError,
-    kafka_errors.AuthorizationError,
 )
+_REFUSED = (*_UNKNOWN_USER, kafka_errors.AuthorizationError)
+
+_RESOURCES: dict[type[BaseException], tuple[str, str, str]] = {
+    kafka_errors.TopicAuthorizationFailedError:
+        ("topics", "--topic", "Read, Write, Create, Describe, DescribeConfigs and Delete"),
+    kafka_errors.GroupAuthorizationFailedError: ("consumer groups", "--group", "Read, Describe and Delete"),
+    kafka_errors.TransactionalIdAuthorizationFailedError:
+        ("transactional ids", "--transactional-id", "Write and Describe"),
+}  # fmt: skip
+"""What was refused -> whose names begin with the run's, the option of kafka-acls, and all that a run does with them."""
+
+MAX_SAID = 300
+"""Characters of what a client says: some of its errors hold the whole request."""
 
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate verify failed")
 _CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Connection reset")
@@ -213,15 +225,38 @@ class Links:
         """A client's error in our tree."""
         if isinstance(error, RftError):
             return error
-        if isinstance(error, _REFUSED):
+        if isinstance(error, _UNKNOWN_USER):
             return ConfigError(
-                f"transport.options: {self.servers} refused the credentials or the rights for {where}"
-                f" ({error or type(error).__name__}); mend sasl_* or ssl_*, or the ACLs of {self.run_id}.*"
+                f"transport.options: {self.servers} refused the credentials for {where}"
+                f" ({shorten(error) or type(error).__name__}); mend sasl_* or ssl_*"
             )
+        if isinstance(error, kafka_errors.AuthorizationError):
+            return self._not_allowed(error, where)
         if isinstance(error, kafka_errors.NodeNotReadyError | kafka_errors.KafkaConnectionError):
             return TransportError(f"{where}: no Kafka broker answers at {self.servers}; look whether it runs")
-        text = str(error) or type(error).__name__
+        text = shorten(error) or type(error).__name__
         return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
+
+    def _not_allowed(self, error: BaseException, where: str) -> ConfigError:
+        """The broker knows the user, and an ACL is missing."""
+        user = self._options.get("sasl_plain_username")
+        who = f"the user {user!r}" if user is not None else "this client"
+        head = f"{where}: {self.servers} does not allow it to {who} ({type(error).__name__}); grant "
+        if type(error) not in _RESOURCES:
+            return ConfigError(f"{head}Describe, DescribeConfigs and IdempotentWrite on the cluster")
+        things, option, operations = _RESOURCES[type(error)]
+        principal = f"User:{user or 'NAME'}"
+        asked = " ".join(f"--operation {one}" for one in operations.replace(" and ", ", ").split(", "))
+        return ConfigError(
+            f"{head}{operations} on the {things} whose names begin with '{self.run_id}.': kafka-acls --add "
+            f"--allow-principal {principal} {asked} {option} {self.run_id}. --resource-pattern-type prefixed"
+        )
+
+
+def shorten(error: BaseException) -> str:
+    """What an error says, on one line and not all of a request."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 3]} ... {text[-MAX_SAID // 3 :]}"
 
 
 class _Net(KafkaNetClient):  # type: ignore[misc]

@@ -170,6 +170,8 @@ class KafkaProducer:
             hand.do(client.abort_transaction, self._watchdog_s)
         except (_Expired, kafka_errors.KafkaError, OSError, ValueError, AssertionError) as other:
             self._lose()
+            if isinstance(error, kafka_errors.AuthorizationError):
+                raise self._links.reworded(error, f"producer {self._id}: commit") from None
             raise ProducerLost(
                 f"producer {self._id}: {_named(error)}, and the abort failed: {_named(other)}; fenced or timed out:"
                 f" read `control` to see who took over, and what is committed"
@@ -179,6 +181,8 @@ class KafkaProducer:
                 f"producer {self._id}: the group was shared out anew since the snapshot for"
                 f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned anew"
             ) from None
+        if isinstance(error, kafka_errors.AuthorizationError):
+            raise self._links.reworded(error, f"producer {self._id}: commit") from None
         if not is_passing(error):
             log.warning("producer %s: aborted by %s", self._id, _named(error))
         raise TransactionAborted(f"producer {self._id}: aborted by {_named(error)}; publish again") from None
