@@ -166,12 +166,13 @@ class KafkaProducer:
 
     def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
         """Aborts and says what is certain."""
+        forbidden = _forbidden(client, error)  # aborting forgets it
         try:
             hand.do(client.abort_transaction, self._watchdog_s)
         except (_Expired, kafka_errors.KafkaError, OSError, ValueError, AssertionError) as other:
             self._lose()
-            if isinstance(error, kafka_errors.AuthorizationError):
-                raise self._links.reworded(error, f"producer {self._id}: commit") from None
+            if forbidden is not None:
+                raise self._links.reworded(forbidden, f"producer {self._id}: commit") from None
             raise ProducerLost(
                 f"producer {self._id}: {_named(error)}, and the abort failed: {_named(other)}; fenced or timed out:"
                 f" read `control` to see who took over, and what is committed"
@@ -181,8 +182,8 @@ class KafkaProducer:
                 f"producer {self._id}: the group was shared out anew since the snapshot for"
                 f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned anew"
             ) from None
-        if isinstance(error, kafka_errors.AuthorizationError):
-            raise self._links.reworded(error, f"producer {self._id}: commit") from None
+        if forbidden is not None:
+            raise self._links.reworded(forbidden, f"producer {self._id}: commit") from None
         if not is_passing(error):
             log.warning("producer %s: aborted by %s", self._id, _named(error))
         raise TransactionAborted(f"producer {self._id}: aborted by {_named(error)}; publish again") from None
@@ -270,3 +271,9 @@ def _end(client: Client | None) -> None:
 def _named(error: BaseException) -> str:
     text = str(error)
     return text if type(error).__name__ in text else f"{type(error).__name__}: {text}"
+
+
+def _forbidden(client: Client, error: Exception) -> BaseException | None:
+    """The missing right behind an error, if there is one: the client raises it, or only says that it has failed."""
+    causes: tuple[BaseException | None, ...] = (error, client._transaction_manager._last_error)
+    return next((one for one in causes if isinstance(one, kafka_errors.AuthorizationError)), None)
