@@ -67,6 +67,9 @@ MAX_TOTAL_ITEMS = 1_000_000
 _COUNTED_FROM_BYTES = 65_536
 """A value below this size cannot hold enough to be worth counting."""
 
+MAX_ERROR = 300
+"""Characters of the header `error`."""
+
 _BYTES = (bytes,)
 _BROKEN = (
     msgspec.MsgspecError, msgpack.UnpackException, ValueError, TypeError, ArithmeticError, AttributeError, LookupError,
@@ -299,6 +302,11 @@ def _version_facts(message: WeightsAnnounced | StepRecord | EvalResult) -> Facts
     return {"version": message.name.version, "trainer_epoch": message.name.trainer_epoch}
 
 
+def last_line(detail: str) -> str:
+    """What an error comes to: of a traceback, its end."""
+    return detail.strip().rpartition("\n")[2].strip()
+
+
 def _step_facts(step: StepRecord) -> Facts:
     names = ("batch_sequence", "trained_groups", "resumed", "skipped")
     return {**_version_facts(step), **{name: getattr(step, name) for name in names}}
@@ -318,7 +326,7 @@ _FACTS: dict[type, Callable[[Any], Facts]] = {
     WeightsAnnounced: _version_facts,
     StepRecord: _step_facts,
     EvalResult: _version_facts,
-    DeadLetter: lambda m: {"role": m.role, "reason": m.reason},
+    DeadLetter: lambda m: {"role": m.role, "reason": m.reason, "error": last_line(m.detail)[:MAX_ERROR] or None},
 }
 """Type of a message -> headers beside those that all have and those of its rollout ids."""
 

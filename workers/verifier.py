@@ -12,7 +12,6 @@ def build(context: RoleContext) -> Role:
     step = VerifierStep(
         scorer=scorer(context),
         max_concurrent=settings.max_concurrent,
-        tries=settings.tries,
         max_dead_share=settings.max_dead_share,
         clock=context.clock,
     )

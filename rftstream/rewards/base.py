@@ -129,6 +129,10 @@ class ScoreRequest:
     taskset: str
     """Which reward: the scorer holds one per taskset (and evaluation)."""
     item: RewardInput
+    rollout_id: str = ""
+    """What it is called in the log; empty: its request_id."""
+    group_id: str = ""
+    """Rollouts of one problem, which may hang together; empty: it is alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +144,8 @@ class ScoreReply:
     scorer_version: str
     reason: str | None = None
     detail: str = ""
+    tries: int = 1
+    """0: it was given up without one, as all others hung."""
 
 
 class Scorer(Protocol):

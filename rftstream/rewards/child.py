@@ -98,8 +98,10 @@ def _score_all(items: list[Item], rewards: Mapping[str, Any], page: mmap.mmap, r
         def begin(place: int, count: int, batch: Sequence[Item] = batch) -> None:
             write_page(page, At(batch[place].number, count, time.monotonic()))
 
+        began = time.monotonic()
         scores = score_items(rewards[batch[0].reward], [item.input for item in batch], begin)
-        results += [Result(item.number, *score) for item, score in zip(batch, scores, strict=True)]
+        seconds = time.monotonic() - began
+        results += [Result(item.number, *score, seconds) for item, score in zip(batch, scores, strict=True)]
     write_page(page, At(IDLE, 0, 0.0))
     _write(replies, pack(results))
 

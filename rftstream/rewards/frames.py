@@ -49,6 +49,8 @@ class Result(msgspec.Struct, array_like=True):
     score: Score | None
     reason: str | None = None
     detail: str = ""
+    seconds: float = 0.0
+    """What it took, with those that it was scored with."""
 
 
 def pack(value: Any) -> bytes:

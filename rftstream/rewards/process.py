@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import msgspec
 
 import rftstream
 from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result, pack, read_page, write_page
+from rftstream.rewards.queue import Pending
 
 TARGET_S = 0.05
 """Work that is sent to a child ahead of time."""
@@ -33,22 +33,6 @@ DYING_S = 0.5
 """Between the end of a child's pipe and its exit code."""
 
 _RESULTS = msgspec.msgpack.Decoder(list[Result])
-
-
-@dataclass(slots=True, kw_only=True)
-class Pending:
-    """A request that has no reply yet."""
-
-    number: int
-    request_id: str
-    reward: str
-    item: msgspec.Raw = field(repr=False)
-    tries: int = 0
-    detail: str = ""
-    alone: bool = False
-    """It may have spoilt a batch: to be sent by itself."""
-    batch: int = -1
-    """Number of the first item that it was sent with."""
 
 
 class BatchSizes:

@@ -289,6 +289,7 @@ class EvaluatorStep:
                 environment=evaluation.section.environment,
                 truncate=True,
                 renderer=evaluation.renderer,
+                name=f"{evaluation.name} {key}",
             )
         for attempt in self._loop.step():
             sample = running.samples[attempt.key]
@@ -296,8 +297,9 @@ class EvaluatorStep:
             if _scorable(attempt):
                 rollout = _as_rollout(evaluation, sample, attempt)
                 self._scorer.submit(
-                    ScoreRequest(request_id=attempt.key, taskset=f"eval:{evaluation.name}", item=reward_input(rollout))
-                )
+                    ScoreRequest(request_id=attempt.key, taskset=f"eval:{evaluation.name}", item=reward_input(rollout),
+                                 rollout_id=f"{evaluation.name} {attempt.key}", group_id=str(sample.index))
+                )  # fmt: skip
         for reply in self._scorer.poll(0.0 if self._loop.num_open else 0.02):
             if reply.request_id in running.samples:
                 running.samples[reply.request_id].reply = reply

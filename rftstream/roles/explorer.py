@@ -322,6 +322,7 @@ class ExplorerStep:
                 truncate=task.ids.taskset in self._truncate,
                 renderer=self._renderers.get(task.ids.taskset),
                 saved=saved,
+                name=task.ids.rollout_id,
             )
             if not goes_on and saved is not None:
                 self._begun_anew(work, "its environment does not", saved.num_tokens)

@@ -127,6 +127,9 @@ class OpenRollout:
     started_at: float
     truncate: bool
     renderer: Renderer
+    name: str
+    """In the log."""
+    environment_name: str
     turns: list[Turn] = field(default_factory=list)
     segments: list[OpenSegment] = field(default_factory=list)
     num_tokens: int = 0

@@ -9,11 +9,13 @@ A rollout can be paused, and saved piece by piece; whoever is given the pieces g
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from rftstream.policies.base import Completion, Policy, SampleRequest
 from rftstream.rendering import Renderer
 from rftstream.roles.open_rollout import Increment, OpenRollout, OpenSegment
 from rftstream.roles.pieces import SavedRollout, num_finished
+from rftstream.runtime.logging import Kinds
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class TurnLoop:
         self._now = now
         self._open: dict[str, OpenRollout] = {}
         self._finished: list[Attempt] = []
+        self._kinds = Kinds()
 
     @property
     def num_open(self) -> int:
@@ -82,16 +86,17 @@ class TurnLoop:
         truncate: bool = False,
         renderer: Renderer | None = None,
         saved: SavedRollout | None = None,
+        name: str = "",
     ) -> bool:
         """`truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
         another chat template than the loop's. `saved`: where the rollout goes on from; False if its environment could
-        not, and it began anew."""
+        not, and it began anew. `name`: what the rollout is called in the log; default: its key."""
 
-        def opened(environment: Environment, messages: Sequence[ChatMessage]) -> OpenRollout:
+        def opened(made: Environment, messages: Sequence[ChatMessage]) -> OpenRollout:
             self._open[key] = state = OpenRollout(
-                key=key, environment=environment, problem=problem, sampling=sampling, seed=seed,
+                key=key, environment=made, problem=problem, sampling=sampling, seed=seed,
                 messages=list(messages), started_at=self._now(), truncate=truncate,
-                renderer=renderer or self.renderer,
+                renderer=renderer or self.renderer, name=name or key, environment_name=environment,
             )  # fmt: skip
             return state
 
@@ -105,9 +110,10 @@ class TurnLoop:
                 return True
         try:
             fresh = make()
-            messages = list(fresh.start())
+            messages = _messages(_plain(fresh.start(), "start"))
         except Exception as error:  # an environment is the user's code: whatever it raises is a failed rollout
-            self._finished.append(_failed(key, f"environment {environment}: {error!r}", self._now()))
+            text = self._say(name or key, f"environment {environment}: start: {error!r}", error)
+            self._finished.append(_failed(key, text, self._now()))
             return saved is None
         self._ask(opened(fresh, messages))
         return saved is None
@@ -198,7 +204,7 @@ class TurnLoop:
         try:
             prompt = state.renderer.render(state.messages, state.problem.tools)
         except Exception as error:  # what the environment said: a template or a tokenizer may refuse it
-            self._end(state, RolloutStatus.failed, f"the messages cannot be rendered: {error!r}")
+            self._fail(state, f"the messages cannot be rendered: {error!r}", error)
             return
         if self._context - len(prompt) < 1:
             if not state.truncate or state.turns:
@@ -247,10 +253,10 @@ class TurnLoop:
 
     def _told(self, state: OpenRollout, completion: Completion) -> None:
         if completion.finish_reason == "error":
-            self._end(state, RolloutStatus.failed, completion.error or "the policy failed")
+            self._fail(state, completion.error or "the policy failed")
             return
         if odd := _oddity(completion):
-            self._end(state, RolloutStatus.failed, f"the policy gave {odd}")
+            self._fail(state, f"the policy gave {odd}")
             return
         state.carry(completion)
         count = state.carried
@@ -260,20 +266,22 @@ class TurnLoop:
             Turn(role="assistant", content=text, num_tokens=count, finish_reason=completion.finish_reason)
         )
         try:
-            reply = state.environment.reply(text, completion.finish_reason)
+            reply = _plain(state.environment.reply(text, completion.finish_reason), "reply")
             state.metrics.update({name: float(value) for name, value in reply.metrics.items()})
+            is_done, messages = bool(reply.done), _messages(reply.messages)
+            rewrite = None if reply.rewrite is None else _messages(reply.rewrite)
         except Exception as error:  # the user's code, as above
-            self._end(state, RolloutStatus.failed, f"environment: {error!r}")
+            self._fail(state, f"environment {state.environment_name}: reply: {error!r}", error)
             return
         truncated = completion.finish_reason in CUT_SHORT
-        if reply.done or truncated:
+        if is_done or truncated:
             self._end(state, RolloutStatus.truncated if truncated else RolloutStatus.completed, None)
             return
         state.messages.append(ChatMessage(role="assistant", content=text))
-        state.messages.extend(reply.messages)
-        if reply.rewrite is not None:
-            state.messages = list(reply.rewrite)
-        state.turns.extend(Turn(role=message.role, content=message.content) for message in reply.messages)
+        state.messages.extend(messages)
+        if rewrite is not None:
+            state.messages = rewrite
+        state.turns.extend(Turn(role=message.role, content=message.content) for message in messages)
         state.turn += 1
         if state.num_tokens >= state.sampling.max_tokens:
             self._end(state, RolloutStatus.truncated, None)
@@ -283,9 +291,10 @@ class TurnLoop:
     def _end(self, state: OpenRollout, status: RolloutStatus, error: str | None) -> None:
         self._open.pop(state.key, None)
         try:
-            state.environment.close()
+            _plain(state.environment.close(), "close")  # type: ignore[func-returns-value]  # it may be anybody's
         except Exception as closing:  # the user's code, as above
-            error = error or f"environment.close: {closing!r}"
+            said = self._say(state.name, f"environment {state.environment_name}: close: {closing!r}", closing)
+            error = error or said
         self._finished.append(
             Attempt(
                 key=state.key,
@@ -299,6 +308,31 @@ class TurnLoop:
             )
         )
 
+    def _fail(self, state: OpenRollout, text: str, error: Exception | None = None) -> None:
+        self._end(state, RolloutStatus.failed, self._say(state.name, text, error))
+
+    def _say(self, rollout: str, text: str, error: Exception | None) -> str:
+        """Returns the text; the first of its kind stands in the log, with the traceback."""
+        if self._kinds.is_new(text):
+            log.warning("%s: %s (the first of its kind in this process)", rollout, text, exc_info=error)
+        return text
+
+
+def _plain(value: Any, method: str) -> Any:
+    """What a method of an environment returned. TypeError if it was a coroutine: nobody awaits it here."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise TypeError(f"it returned something to await, expected a plain `def {method}`, not `async def`")
+    return value
+
+
+def _messages(found: Iterable[Any]) -> list[ChatMessage]:
+    messages = list(found)
+    if odd := [type(one).__name__ for one in messages if not isinstance(one, ChatMessage)]:
+        raise TypeError(f"got a message of type {odd[0]}, expected ChatMessage")
+    return messages
+
 
 def _restored(key: str, make: Callable[[], Environment], saved: SavedRollout) -> Environment | None:
     """The environment where the rollout was saved; None if it is not to be had."""
@@ -306,7 +340,7 @@ def _restored(key: str, make: Callable[[], Environment], saved: SavedRollout) ->
     try:
         environment = make()
         if saved.environment_state is not None:
-            environment.load(saved.environment_state)
+            _plain(environment.load(saved.environment_state), "load")  # type: ignore[func-returns-value]
             return environment
         if tuple(environment.start()) == saved.messages:
             return environment

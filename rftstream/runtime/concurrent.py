@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rftstream import codec, metrics
-from rftstream.errors import AssignmentLost, ContractError, ProducerLost, TransportError
+from rftstream.errors import AssignmentLost, ContractError, ProducerLost, StopRule, TransportError
 from rftstream.runtime.recall import Recall
 from rftstream.runtime.role import (
     FOREVER,
@@ -83,6 +83,8 @@ class ConcurrentService(Service):
         self._ends: dict[TopicPartition, int] = {}
         """Of what is kept, before the last commit with something to keep was tried."""
         self._oldest_result_at = 0.0
+        self._stop: StopRule | None = None
+        """The run's own rule ends it as soon as what is finished is on the log: the reason is told there, too."""
         self._num_in_hand = metrics.IN_HAND.labels(self.role)
 
     def start(self) -> None:
@@ -141,12 +143,13 @@ class ConcurrentService(Service):
         if self._member is None:
             self._join()
         taken = self._take()
-        with self._step_seconds.time():
-            done = self.step.advance()
+        done = self._advance()
         self._collect(done)
         saved = self._save()
         committed = self._commit_if_due(idle=not (followed or taken or done or saved))
         self._num_in_hand.set(len(self._in_hand) + len(self._results))
+        if self._stop is not None and not self._results:
+            raise self._stop
         if self._draining and not self._in_hand and not self._results:
             self.done = True
             return 0.0
@@ -157,6 +160,16 @@ class ConcurrentService(Service):
             linger = max(0.0, self._oldest_result_at + LINGER_S - self.clock.now())
             idle = min(idle, max(linger, self.backing_off_s(), 0.001))
         return idle
+
+    def _advance(self) -> Sequence[Done]:
+        if self._stop is not None:
+            return ()
+        try:
+            with self._step_seconds.time():
+                return self.step.advance()
+        except StopRule as rule:
+            self._stop = rule
+            return ()
 
     def _follow(self) -> bool:
         assert self._reader is not None
@@ -193,7 +206,7 @@ class ConcurrentService(Service):
     def _take(self) -> bool:
         """Keeps the membership up and takes as many records as there is room for."""
         assert self._member is not None
-        room = 0 if self._draining else max(0, self.step.room)
+        room = 0 if self._draining or self._stop is not None else max(0, self.step.room)
         self._polled += self._member.poll(max_records=max(0, room - len(self._polled)))
         changed = self._follow_assignment()
         self._polled = [record for record in self._polled if record.place not in changed]

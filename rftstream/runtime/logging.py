@@ -114,7 +114,7 @@ class Thinned(logging.Filter):
 
     def _keep(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        kind, now = (record.name, _kind(text)), self._clock()
+        kind, now = (record.name, kind_of(text)), self._clock()
         said_at, num_held = self._said.get(kind, (-math.inf, 0))
         if now - said_at < self._every_s:
             self._said[kind] = (said_at, num_held + 1)
@@ -156,14 +156,14 @@ class Troubles:
             text = _said(line, _TROUBLES)
             if text is None:
                 continue
-            if self._clock() - self._said_at.get(_kind(text), -_REPEAT_AFTER_S) >= _REPEAT_AFTER_S:
+            if self._clock() - self._said_at.get(kind_of(text), -_REPEAT_AFTER_S) >= _REPEAT_AFTER_S:
                 self.said(text)
                 found.append(text)
         return found
 
     def said(self, text: str) -> None:
         """It was passed on already."""
-        self._said_at[_kind(text)] = self._clock()
+        self._said_at[kind_of(text)] = self._clock()
 
     def _size(self) -> int:
         try:
@@ -172,7 +172,23 @@ class Troubles:
             return 0
 
 
-def _kind(text: str) -> str:
+class Kinds:
+    """Which errors this process has told of already: the first one of a kind is told with its traceback."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def is_new(self, text: str) -> bool:
+        """Whether nothing of this kind was asked about before."""
+        if kind_of(text) in self._seen:
+            return False
+        if len(self._seen) >= _MAX_KINDS:
+            self._seen.clear()
+        self._seen.add(kind_of(text))
+        return True
+
+
+def kind_of(text: str) -> str:
     """What is the same but for its numbers and addresses says the same."""
     return re.sub(r"0x[0-9a-f]+|\d+", "0", text)
 

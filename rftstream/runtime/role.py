@@ -100,7 +100,8 @@ class ConcurrentStep(Protocol):
         """Items that wait for something and have nothing to be saved; a worker that is to leave gives them back."""
 
     def advance(self) -> Sequence[Done]:
-        """A bounded slice of work; what finished in it."""
+        """A bounded slice of work; what finished in it. StopRule: the run cannot go on; what was handed out before is
+        committed first."""
 
     def idle_s(self) -> float:
         """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some."""

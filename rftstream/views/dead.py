@@ -15,6 +15,7 @@ from rftstream import codec
 from rftstream.errors import ConfigError, ContractError
 from rftstream.ids import next_attempt
 from rftstream.messages import DeadDropped, DeadLetter, GroupOutcome, GroupResult, Request, RequestKind
+from rftstream.runtime.logging import kind_of
 from rftstream.runtime.role import Log
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.views.inspect import record_to_json, record_to_text
@@ -25,6 +26,8 @@ State = Literal["dead", "asked", "put_back"]
 """Of a dead group: nothing was done yet, it was asked to be put back, it was put back."""
 
 NUM_EXAMPLES = 5
+NUM_ERRORS = 10
+"""Kinds of errors that a person is shown."""
 _SCORABLE = {b"completed", b"truncated"}
 
 
@@ -38,6 +41,18 @@ class Letter:
     """Log time."""
     offset: int
     """On `dead`."""
+    error: str = ""
+    """The error's last line; empty where the letter was written before its header had it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorKind:
+    """Letters whose errors differ in nothing but their numbers."""
+
+    reason: str
+    error: str
+    """Of the newest one."""
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +80,7 @@ class DeadView:
 def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
     """`dead` by its headers, `outcomes`, `control`, and `tasks` by its headers where a group is dead."""
     dropped, asked = _from_control(log, now)
-    letters: dict[str, Letter] = {}
-    for record in log.read("dead", bodies=False):
-        letter = _letter(record)
-        if letter is not None:
-            letters.setdefault(letter.id, letter)  # a twin adds nothing
+    letters = {letter.id: letter for letter in read_letters(log)}
     outcomes = {
         received.message.group_id: received.message
         for received in log.messages("outcomes")
@@ -90,6 +101,28 @@ def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
         groups=tuple(one for one in reversed(groups) if with_dropped or one.group_id not in dropped),
         num_dropped=len(dropped),
     )
+
+
+def read_letters(log: Log) -> list[Letter]:
+    """All on `dead` by their headers, the oldest first; a twin adds nothing."""
+    letters: dict[str, Letter] = {}
+    for record in log.read("dead", bodies=False):
+        letter = _letter(record)
+        if letter is not None:
+            letters.setdefault(letter.id, letter)
+    return list(letters.values())
+
+
+def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
+    """What they died of, the most frequent first. `letters`: the oldest first."""
+    newest: dict[tuple[str, str], str] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for letter in letters:
+        if letter.error:
+            kind = letter.reason, kind_of(letter.error)
+            newest[kind] = letter.error
+            counts[kind] += 1
+    return [ErrorKind(reason=kind[0], error=newest[kind], count=count) for kind, count in counts.most_common()]
 
 
 def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
@@ -129,7 +162,10 @@ def _letter(record: Record) -> Letter | None:
         return None
     role, topic, _, _ = name.split("/")
     reason = (record.header("reason") or b"?").decode("ascii", "replace")
-    return Letter(id=name, role=role, topic=topic, reason=reason, at=record.timestamp_s, offset=record.offset)
+    error = (record.header("error") or b"").decode("ascii", "replace")
+    return Letter(
+        id=name, role=role, topic=topic, reason=reason, at=record.timestamp_s, offset=record.offset, error=error
+    )
 
 
 def _group(outcome: GroupOutcome, state: State) -> DeadGroup:
@@ -266,6 +302,10 @@ def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
             {"reason": reason, "role": role, "topic": topic, "count": count, "newest_at": newest}
             for (reason, role, topic), count, newest in _kinds(view.letters)
         ],
+        "errors": [
+            {"reason": one.reason, "error": one.error, "count": one.count}
+            for one in error_kinds(reversed(view.letters))
+        ],
         "groups": [
             {"reason": reason, **{state: counts[state] for state in ("dead", "asked", "put_back")}}
             for reason, counts in _group_reasons(view.groups).items()
@@ -289,7 +329,7 @@ def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
     if view.letters:
         rows = [("letters", "role", "topic", "newest", "count")]
         rows += [(reason, role, topic, moment(at), f"{n:,}") for (reason, role, topic), n, at in _kinds(view.letters)]
-        lines += ["", *columns(rows, left=4)]
+        lines += ["", *columns(rows, left=4), *_error_lines(error_kinds(reversed(view.letters)))]
     if view.groups:
         counted = _group_reasons(view.groups)
         table = [("groups", "dead", "asked for", "put back")]
@@ -303,6 +343,12 @@ def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
     if view.num_dropped:
         lines += ["", f"{plural(view.num_dropped, 'record')} dropped"]
     return "\n".join(lines)
+
+
+def _error_lines(kinds: Sequence[ErrorKind]) -> list[str]:
+    rows = [("died of", "count", "error"), *((one.reason, f"{one.count:,}", one.error) for one in kinds[:NUM_ERRORS])]
+    more = [f"and {plural(len(kinds) - NUM_ERRORS, 'other error')}"] if len(kinds) > NUM_ERRORS else []
+    return ["", *(f"{reason:<15}  {count:>7}  {error}" for reason, count, error in rows), *more] if kinds else []
 
 
 def _kinds(letters: Iterable[Letter]) -> list[tuple[tuple[str, str, str], int, float]]:

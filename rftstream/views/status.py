@@ -23,11 +23,13 @@ from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder
 from rftstream.runtime.standstill import Standstill, find_standstill, look_at_movement
 from rftstream.stages import stage_line
 from rftstream.transport.base import TopicPartition
+from rftstream.views.dead import ErrorKind, error_kinds, read_letters
 from rftstream.views.history import NUM_SMOOTHED, History, read_history
 from rftstream.views.layout import columns, duration, moment, number, plural, size
 from rftstream.views.origin import Origin, origin_of
 from rftstream.views.workers import health_sentence
 
+NUM_DEAD_ERRORS = 3
 ERROR_WIDTH = 300
 """Characters of an error that are shown."""
 
@@ -56,6 +58,8 @@ class Status:
     lag: Mapping[str, int]
     """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
     dead_letters: Mapping[str, int]
+    dead_errors: tuple[ErrorKind, ...]
+    """What most of them died of."""
     disk_bytes: Mapping[str, int]
     workers: tuple[Worker, ...]
     no_signal: NoSignal | None
@@ -89,6 +93,7 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
         run.config, run.transport, steps=history.steps, lag=lag, workers=workers,
         now=time.time() if now is None else now,
     ) if should_move else None  # fmt: skip
+    letters = read_letters(log)
     return Status(
         run=run.run_id,
         folder=str(run.folder.path),
@@ -107,7 +112,8 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
         },
         left_out=sum(cursor.get("left_out", {}).values()),
         lag=lag,
-        dead_letters=_dead_letters(log),
+        dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
+        dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
         disk_bytes=disk_bytes(run.folder),
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
@@ -157,12 +163,6 @@ def _feeder_cursor(log: Log) -> dict[str, Any]:
         cursor = json.loads(position.metadata) if position is not None and position.metadata else {}
         return cursor if isinstance(cursor, dict) else {}
     return {}
-
-
-def _dead_letters(log: Log) -> dict[str, int]:
-    letters = {record.key: record.header("reason") or b"?" for record in log.read("dead", bodies=False)}
-    reasons = Counter(reason.decode(errors="replace") for reason in letters.values())
-    return dict(reasons.most_common())
 
 
 # --------------------------------------------------------------------------------------------- output
@@ -226,6 +226,7 @@ def _json(status: Status) -> dict[str, Any]:
         },
         "lag": dict(status.lag),
         "dead_letters": dict(status.dead_letters),
+        "dead_errors": [{"reason": one.reason, "error": one.error, "count": one.count} for one in status.dead_errors],
         "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
         "claims": [
             {"role": claim.role, "epoch": claim.epoch, "process": claim.process, "host": claim.host,
@@ -274,6 +275,7 @@ def _text(status: Status, now: float) -> list[str]:
     rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
     dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
     rows.append(("dead letters", dead or "none"))
+    rows += [("died of", f"{one.error} ({one.count:,} {one.reason})") for one in status.dead_errors]
     deleted = status.control.deleted
     if deleted.version:
         rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))

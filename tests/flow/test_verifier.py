@@ -68,6 +68,7 @@ class StubScorer:
             scorer_version="7",
             reason=reason,
             detail="first line\nlast line" if reason else "",
+            tries=3,
         )
 
 
@@ -78,7 +79,7 @@ def stub_verifier(
 
     def build(context: RoleContext) -> Role:
         step = VerifierStep(
-            scorer=scorer, max_concurrent=max_concurrent, tries=3, max_dead_share=max_dead_share, clock=context.clock
+            scorer=scorer, max_concurrent=max_concurrent, max_dead_share=max_dead_share, clock=context.clock
         )
         return Role(name="verifier", consumes=("rollouts",), follows=(), produces=("verified", "dead"), step=step)
 
@@ -185,7 +186,8 @@ def test_rollouts_without_a_completion_pass_on_with_their_reason(tmp_path: Path)
     assert reasons == {0: "failed", 1: "skipped", 2: "oversized", 3: "undecodable", 4: None}
     assert len(verified_of(scene)) == 10
     assert len(scorer.seen) == 2
-    assert letters_of(scene) == []
+    letters = Counter((one.reason, one.detail, one.tries) for one in letters_of(scene))
+    assert letters == {("failed", "so it is said", 1): 2, ("oversized", "so it is said", 1): 2}, "what nobody wanted"
 
 
 def test_an_undecodable_rollout(tmp_path: Path) -> None:
@@ -241,11 +243,40 @@ def test_some_of_them_unscorable_do_not(tmp_path: Path) -> None:
     assert Counter(one.reason for one in verified_of(scene).values()) == {None: 150, "error": 150}
 
 
-def test_failed_rollouts_do_not_count_against_the_reward(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [RolloutStatus.failed, RolloutStatus.oversized, RolloutStatus.undecodable])
+def test_rollouts_that_died_before_their_reward_count_as_well(tmp_path: Path, status: RolloutStatus) -> None:
+    """What there is of them is on the log when the verifier stops, with the reason."""
     scene = Scene(tmp_path, feeder__group_size=10)
-    put_rollouts(scene, *range(30), status=RolloutStatus.failed)
+    put_rollouts(scene, *range(30), status=status)
+    driver, scorer = stub_verifier(scene, always(Score(reward=1.0)))
+    with pytest.raises(StopRule) as stopped:
+        driver.work()
+    assert (stopped.value.exit_code, stopped.value.reason) == (6, "dead_letters")
+    for word in ("200 of the last 200 rollouts failed before they could be scored", f"{status}: so it is said",
+                 "Mend the environment or the policy"):  # fmt: skip
+        assert word in str(stopped.value)
+    assert scorer.seen == []
+    assert len(verified_of(scene)) >= 200
+    if status is not RolloutStatus.undecodable:  # which has its letter from who could not decode it
+        assert len(letters_of(scene)) == len(verified_of(scene))
+
+
+def test_it_says_of_what_most_of_them_died(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, feeder__group_size=10)
+    put_rollouts(scene, *range(8), status=RolloutStatus.failed)
+    put_rollouts(scene, *range(8, 20))
+    driver, _ = stub_verifier(scene, always("timeout"))
+    with pytest.raises(StopRule, match=r"have no reward \(80 failed before they could be scored, 120 by stub\).*"
+                                       r"120 of them: timeout: last line. Mend the causes"):  # fmt: skip
+        driver.work()
+
+
+def test_skipped_rollouts_do_not_count(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, feeder__group_size=10)
+    put_rollouts(scene, *range(30), status=RolloutStatus.skipped)
     stub_verifier(scene, always("error"))[0].work()
     assert len(verified_of(scene)) == 300
+    assert letters_of(scene) == []
 
 
 def raises(completion: str) -> float:

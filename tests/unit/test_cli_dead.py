@@ -88,7 +88,12 @@ def test_list_counts_by_reason_and_a_twin_once(run: Path) -> None:
     assert report["newest"][0]["tries"] == 3
     text = call("list", run, "--num", 1).stdout
     assert "4 dead letters, 2 dead groups, 2 of them not put back yet" in text
-    assert text.count("ValueError: no") == 1
+    assert text.count("\n  ValueError: no") == 1
+    errors = {(one["reason"], one["error"]): one["count"] for one in report["errors"]}
+    assert errors == {("timeout", "ValueError: no"): 2, ("error", "ValueError: no"): 2}
+    assert [line.split() for line in text.splitlines() if line.endswith("2  ValueError: no")] == [
+        [reason, "2", "ValueError:", "no"] for reason, _ in errors
+    ]
 
 
 def test_show_decodes_the_original(run: Path) -> None:

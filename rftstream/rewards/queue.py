@@ -1,0 +1,223 @@
+"""What a scorer has to do: requests without a reply, how often each was tried, which of them may be tried now."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
+from rftstream.rewards.breaker import Breaker
+
+logger = logging.getLogger(__name__)
+
+HELD_SHARE = 0.25
+"""Of the time limit: so long a rollout waits for the probe of a reward that was given up."""
+SLOW_SHARE = 0.5
+"""Of the time limit: an error that took so long is as bad as no result."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pending:
+    """A request that has no reply yet."""
+
+    number: int
+    request: ScoreRequest = field(repr=False)
+    item: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False)
+    """As it is sent to a child."""
+    tries: int = 0
+    detail: str = ""
+    """Of the last try."""
+    alone: bool = False
+    """It may have spoilt a batch: to be sent by itself."""
+    batch: int = -1
+    """Number of the first item that it was sent with."""
+    held_at: float = 0.0
+
+    @property
+    def reward(self) -> str:
+        """Name of the taskset or evaluation whose reward it is."""
+        return self.request.taskset
+
+    @property
+    def group_id(self) -> str:
+        return self.request.group_id or self.request.request_id
+
+    @property
+    def rollout_id(self) -> str:
+        return self.request.rollout_id or self.request.request_id
+
+
+class ScoringQueue:
+    """Made by a scorer, which takes from `waiting` what it begins, and says of each how that ended: `came_back`,
+    `failed`, `spoilt` or `not_tried`. `prepare` comes before each look at `waiting`; replies lie in `finished`."""
+
+    def __init__(self, *, tries: int, timeout_s: float, now: Callable[[], float]) -> None:
+        """`now`: seconds of any clock that only goes forward."""
+        self.waiting: deque[Pending] = deque()
+        """To be begun now, in order."""
+        self.finished: list[ScoreReply] = []
+        self.scorers: dict[str, tuple[str, str]] = {}
+        """Name of the reward -> scorer and version."""
+        self._tries = tries
+        self._timeout_s = timeout_s
+        self._now = now
+        self._active: dict[int, Pending] = {}
+        self._held: dict[str, deque[Pending]] = {}
+        """Name of the reward -> what waits for its probe."""
+        self._breakers: dict[str, Breaker] = {}
+        self._next_number = 0
+
+    @property
+    def num_active(self) -> int:
+        """Without a reply."""
+        return len(self._active)
+
+    def find(self, number: int) -> Pending | None:
+        return self._active.get(number)
+
+    def submit(self, request: ScoreRequest, encode: Callable[[int], msgspec.Raw] | None = None) -> None:
+        """`encode`: makes what is sent to a child, from the number."""
+        number = self._next_number
+        self._next_number += 1
+        item = encode(number) if encode is not None else msgspec.Raw()
+        self._active[number] = pending = Pending(number=number, request=request, item=item)
+        self._queue(pending)
+
+    def prepare(self) -> None:
+        """Lets a probe begin where a reward is suspected, and replies to what waited too long for one."""
+        for reward, held in self._held.items():
+            breaker = self._breakers[reward]
+            if held and breaker.probe is None:
+                probe = breaker.choose(held)
+                held.remove(probe)
+                breaker.probe, probe.alone = probe.number, True
+                self.waiting.appendleft(probe)
+            for pending in [one for one in held if breaker.given_up and self._give_up_at(one) <= self._now()]:
+                held.remove(pending)
+                self._give_up(pending, breaker)
+
+    def next_at(self) -> float | None:
+        """When `prepare` has something to do at the latest; None: not before something ends."""
+        given_up = [held for reward, held in self._held.items() if self._breakers[reward].given_up]
+        return min((self._give_up_at(pending) for held in given_up for pending in held), default=None)
+
+    # ------------------------------------------------------------------------------------------ how a try ended
+
+    def came_back(self, pending: Pending, score: Score | None, reason: str | None, detail: str) -> None:
+        """With a score, or with a reason for which no other try is worth it."""
+        pending.tries += 1
+        self._close(pending.reward)
+        self._reply(pending, score, reason, detail)
+
+    def failed(self, pending: Pending, reason: str, detail: str, *, seconds: float = math.inf) -> None:
+        """Without a score. `seconds`: what an error took; by default there was none, its process was lost with it."""
+        pending.tries += 1
+        pending.detail = detail
+        pending.alone = True
+        if reason == "timeout" or seconds >= SLOW_SHARE * self._timeout_s:
+            breaker = self._suspect([pending], reason, detail)
+            tries = 1 if breaker.given_up else self._tries
+        else:
+            self._close(pending.reward)
+            tries = self._tries
+        if seconds == math.inf:
+            logger.warning(
+                "%s: %s: %s (try %d of %d); its process was replaced",
+                pending.rollout_id, self._name(pending.reward), detail, pending.tries, tries,
+            )  # fmt: skip
+        if pending.tries < tries:
+            self._queue(pending)
+        else:
+            self._reply(pending, None, reason, f"{detail.rstrip()} (tried {pending.tries} times)")
+
+    def spoilt(self, batch: Sequence[Pending], reason: str, detail: str) -> None:
+        """Several that were tried together, and were lost with their process: none has had a try of its own yet."""
+        logger.warning(
+            "%s and %d more: %s: %s; each is tried alone",
+            batch[0].rollout_id, len(batch) - 1, self._name(batch[0].reward), detail,
+        )  # fmt: skip
+        self.not_tried(batch)
+        for pending in batch:
+            pending.alone = True
+        self._suspect(batch, reason, detail)
+
+    def not_tried(self, pendings: Iterable[Pending]) -> None:
+        """They come first now."""
+        for pending in reversed(list(pendings)):
+            breaker = self._breakers.get(pending.reward)
+            if breaker is None or breaker.closed:
+                self.waiting.appendleft(pending)
+            else:
+                breaker.not_tried(pending.number)
+                self._hold(pending, first=True)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _queue(self, pending: Pending) -> None:
+        breaker = self._breakers.get(pending.reward)
+        if breaker is None or breaker.closed:
+            self.waiting.append(pending)
+        else:
+            self._hold(pending)
+
+    def _hold(self, pending: Pending, *, first: bool = False) -> None:
+        pending.held_at = self._now()
+        held = self._held[pending.reward]
+        held.appendleft(pending) if first else held.append(pending)
+
+    def _suspect(self, tried: Sequence[Pending], reason: str, detail: str) -> Breaker:
+        reward = tried[0].reward
+        breaker = self._breakers.setdefault(reward, Breaker())
+        was_closed, was_given_up = breaker.closed, breaker.given_up
+        breaker.hung(tried, reason, detail)
+        if was_closed:
+            self._held.setdefault(reward, deque())
+            mine = [pending for pending in self.waiting if pending.reward == reward]
+            self.waiting = deque(pending for pending in self.waiting if pending.reward != reward)
+            for pending in mine:
+                self._hold(pending)
+        if breaker.given_up and not was_given_up:
+            logger.warning(
+                "%s: %d tries in a row gave nothing (%s): rollouts are given up without a try until one comes back",
+                self._name(reward), breaker.num_hung, detail,
+            )  # fmt: skip
+        return breaker
+
+    def _close(self, reward: str) -> None:
+        breaker = self._breakers.get(reward)
+        if breaker is None or breaker.closed:
+            return
+        if breaker.given_up:
+            logger.warning("%s: it came back; all rollouts are tried again", self._name(reward))
+        breaker.came_back()
+        self.waiting.extend(self._held[reward])
+        self._held[reward].clear()
+
+    def _give_up_at(self, pending: Pending) -> float:
+        return pending.held_at + HELD_SHARE * self._timeout_s
+
+    def _give_up(self, pending: Pending, breaker: Breaker) -> None:
+        if pending.tries:
+            detail = f"{pending.detail.rstrip()} (tried {pending.tries} times)"
+        else:
+            detail = f"not tried: {breaker.num_hung} tries of others in a row gave nothing: {breaker.detail}"
+        self._reply(pending, None, breaker.reason, detail)
+
+    def _reply(self, pending: Pending, score: Score | None, reason: str | None, detail: str) -> None:
+        del self._active[pending.number]
+        scorer, version = self.scorers.get(pending.reward, ("", ""))
+        self.finished.append(
+            ScoreReply(
+                request_id=pending.request.request_id, score=score, scorer=scorer, scorer_version=version,
+                reason=reason, detail=detail, tries=pending.tries,
+            )
+        )  # fmt: skip
+
+    def _name(self, reward: str) -> str:
+        scorer = self.scorers.get(reward, ("", ""))[0]
+        return f"reward {scorer} of {reward}" if scorer else f"reward of {reward}"
