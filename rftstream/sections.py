@@ -253,8 +253,11 @@ class VerifierSection(WorkerSection):
     max_batch: Positive = 64
     """Rollouts that a reward over lists (TRL's, verl's batch, async) gets at once, at most: what waits for it."""
     tries: Positive = 3
+    """Of a rollout whose reward raises, hangs or takes its process along. Fewer where one after the other hangs: then
+    one at a time is tried, and the others are given up until one comes back."""
     max_dead_share: Fraction = 0.5
-    """Stops with exit 6 when more than this share of the last 200 rollouts could not be scored."""
+    """Stops with exit 6 when more than this share of the last 200 rollouts has no reward, whatever they died of:
+    environment, policy or reward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ HEADERS = {
     "num_tokens": "sampled tokens",
     "role": "who gave up",
     "reason": "why there is no reward, why the group ended so, or why it is dead",
+    "error": "the last line of what is said of it, at most 300 characters",
     "piece": "of a partial rollout",
     "number": "of a demonstration: dense, in the order in which they were loaded",
     "explorer": "name of the process that sampled it",

@@ -58,6 +58,19 @@ class Conversation(_Environment):
             raise RuntimeError("the environment does not close")
 
 
+class Awaited(Conversation):
+    """Written with `async def` where a plain one is expected; `fails_in` says where."""
+
+    Config = Config
+
+    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
+        super().__init__(config, problem=problem, seed=seed)
+        setattr(self, config.fails_in, self._awaited)
+
+    async def _awaited(self, *arguments: object) -> None:
+        raise AssertionError("nobody awaits this")
+
+
 class Rewriter(_Environment):
     """Forgets the first question: the second one stands alone."""
 

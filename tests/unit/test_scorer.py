@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ def score(completion, answer, info):
         os._exit(1)
     if completion == "raise":
         raise KeyError("no such thing")
+    if completion == "raise late":
+        time.sleep(0.6)
+        raise KeyError("nobody answers")
     if completion == "raise once" and first_time(info):
         raise KeyError("not yet")
     if completion == "print":
@@ -191,6 +195,46 @@ def test_a_hang_is_a_timeout_and_holds_up_nobody_for_ever(make: Make, how: str) 
     assert "no result within 1 s (tried 2 times)" in replies["5"].detail
     assert [i for i, reply in replies.items() if reply.score is None] == ["5"]
     assert scorer.num_replaced == 2
+
+
+def test_where_all_hang_few_are_tried_and_none_is_zero(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    scorer = make(timeout_s=0.5, tries=3)
+    for number in range(48):
+        scorer.submit(replace(request(str(number), "hang"), rollout_id=f"r{number}", group_id=f"g{number // 8}"))
+    replies = drain(scorer)
+    assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "timeout")}
+    assert scorer.num_replaced < 12, "not 144"
+    assert any("not tried: 6 tries of others in a row" in reply.detail for reply in replies.values())
+    assert "r0: reward score of train: no result within 0.5 s (try 1 of 3); its process was replaced" in caplog.text
+    scorer.submit(request("well again", "7"))
+    assert drain(scorer)["well again"].score == Score(reward=1.0, parts={"score": 1.0})
+    assert "it came back" in caplog.text
+
+
+def test_where_all_take_their_process_along_few_are_tried(make: Make) -> None:
+    scorer = make(tries=3)
+    for number in range(48):
+        scorer.submit(request(str(number), "hard exit"))
+    replies = drain(scorer)
+    assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
+    assert scorer.num_replaced < 12
+
+
+def test_an_error_after_a_long_wait_is_as_bad_as_a_hang(make: Make) -> None:
+    scorer = make(timeout_s=1.0, tries=3)
+    for number in range(24):
+        scorer.submit(request(str(number), "raise late"))
+    replies = drain(scorer)
+    assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
+    assert 0 in {reply.tries for reply in replies.values()}
+    assert sum(reply.tries for reply in replies.values()) < 12
+
+
+def test_errors_at_once_are_tried_as_often_as_ever(make: Make) -> None:
+    scorer = make(tries=3)
+    for number in range(24):
+        scorer.submit(request(str(number), "raise"))
+    assert {reply.tries for reply in drain(scorer).values()} == {3}
 
 
 def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
