@@ -1,6 +1,7 @@
 """Environments: the other side of a conversation. The explorer's turn loop asks, samples, tells, until it is done.
 
-An environment object belongs to one rollout. It lives in the explorer's process and must not block.
+An environment object belongs to one rollout. It lives in the explorer's process and must not block; its methods are
+plain functions, not `async def`. What it raises makes its rollout a failed one.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ FACTS = {
     "step_record.v1-resumed": {"version": "3", "trainer_epoch": "2", "trained_groups": "12", "resumed": "1"},
     "step_record.v2": {"version": "3", "trainer_epoch": "2", "trained_groups": "12", "resumed": "1"},
     "eval_result.v1": {"version": "4", "trainer_epoch": "2"},
+    "dead_letter.v1": {"role": "verifier", "reason": "undecodable", "error": "$.ids: got int, expected object"},
 }  # fmt: skip
 
 

@@ -115,6 +115,25 @@ def test_records_that_cannot_be_decoded_are_left_out(log: SyntheticLog) -> None:
 # --------------------------------------------------------------------------------------------- status
 
 
+def test_it_says_what_rollouts_died_of(log: SyntheticLog, tmp_path: Path) -> None:
+    def letter(offset: int, reason: str, detail: str) -> DeadLetter:
+        return DeadLetter(topic="rollouts", partition=0, offset=offset, key=None, value=None, headers=(),
+                          role="verifier", reason=reason, detail=detail, tries=3)  # fmt: skip
+
+    tracebacks = [f"Traceback:\n  in score\nValueError: cannot judge {number}" for number in range(3)]
+    log.put("dead", *(letter(offset, "error", detail) for offset, detail in enumerate(tracebacks)))
+    log.put("dead", letter(2, "error", tracebacks[2]))  # a twin
+    log.put("dead", letter(3, "failed", "environment mine:Shop: reply: KeyError('price')"))
+    found = status(log, tmp_path)
+    assert found.to_json()["dead_errors"] == [
+        {"reason": "error", "error": "ValueError: cannot judge 2", "count": 3},
+        {"reason": "failed", "error": "environment mine:Shop: reply: KeyError('price')", "count": 1},
+    ]
+    lines = [line.strip() for line in found.to_text().splitlines()]
+    assert "died of       ValueError: cannot judge 2 (3 error)" in lines
+    assert "died of       environment mine:Shop: reply: KeyError('price') (1 failed)" in lines
+
+
 def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
     log.flow(0, 1, 2)
     log.admit(3)
