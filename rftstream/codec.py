@@ -22,6 +22,7 @@ import msgspec
 
 from rftstream.errors import ContractError
 from rftstream.invariants import MAX_ITEMS, first_violation, show
+from rftstream.kinds import last_line
 from rftstream.messages import (
     MESSAGES,
     BatchManifest,
@@ -300,11 +301,6 @@ def _outcome_facts(outcome: GroupOutcome) -> Facts:
 
 def _version_facts(message: WeightsAnnounced | StepRecord | EvalResult) -> Facts:
     return {"version": message.name.version, "trainer_epoch": message.name.trainer_epoch}
-
-
-def last_line(detail: str) -> str:
-    """What an error comes to: of a traceback, its end."""
-    return detail.strip().rpartition("\n")[2].strip()
 
 
 def _step_facts(step: StepRecord) -> Facts:

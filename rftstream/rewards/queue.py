@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from rftstream.kinds import last_line
 from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
 from rftstream.rewards.breaker import Breaker
 
@@ -174,7 +175,7 @@ class ScoringQueue:
         reward = tried[0].reward
         breaker = self._breakers.setdefault(reward, Breaker())
         was_closed, was_given_up = breaker.closed, breaker.given_up
-        breaker.hung(tried, reason, detail)
+        breaker.hung(tried, reason, last_line(detail))
         if was_closed:
             self._held.setdefault(reward, deque())
             mine = [pending for pending in self.waiting if pending.reward == reward]
@@ -184,7 +185,7 @@ class ScoringQueue:
         if breaker.given_up and not was_given_up:
             logger.warning(
                 "%s: %d tries in a row gave nothing (%s): rollouts are given up without a try until one comes back",
-                self._name(reward), breaker.num_hung, detail,
+                self._name(reward), breaker.num_hung, breaker.detail,
             )  # fmt: skip
         return breaker
 

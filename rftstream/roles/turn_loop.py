@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from rftstream.environments.base import Environment
+from rftstream.kinds import Kinds
 from rftstream.messages import ChatMessage, Problem, RolloutStatus, Sampling, Segment, Turn
 from rftstream.policies.base import Completion, Policy, SampleRequest
 from rftstream.rendering import Renderer
 from rftstream.roles.open_rollout import Increment, OpenRollout, OpenSegment
 from rftstream.roles.pieces import SavedRollout, num_finished
-from rftstream.runtime.logging import Kinds
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from rftstream import codec, metrics
 from rftstream.clock import Clock
-from rftstream.codec import last_line
 from rftstream.errors import ContractError, StopRule
+from rftstream.kinds import Kinds, kind_of, last_line
 from rftstream.messages import (
     Rollout,
     RolloutIds,
@@ -25,7 +25,6 @@ from rftstream.messages import (
     VerifiedRollout,
 )
 from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest, TokenSegment, problem_input
-from rftstream.runtime.logging import Kinds, kind_of
 from rftstream.runtime.role import FOREVER, Done, Item, Publish, Received, dead_letter
 from rftstream.topics import MAX_RECORD_BYTES
 from rftstream.transport.base import Record

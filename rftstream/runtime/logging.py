@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from rftstream.kinds import MAX_KINDS, kind_of
+
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
 _SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|secret_key|access_key|api_key|credentials?|authorization)$")
 _URL_PASSWORD = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+@")
@@ -28,7 +30,6 @@ _TROUBLES = ("warning", *_ERRORS)
 _REPEAT_AFTER_S = 60.0
 _ECHOED = ("kafka",)
 """What they complain of is said by us, too, with what follows from it; theirs stands in the log file beside it."""
-_MAX_KINDS = 1000
 _OWN = ("rftstream", "workers")
 
 
@@ -119,7 +120,7 @@ class Thinned(logging.Filter):
         if now - said_at < self._every_s:
             self._said[kind] = (said_at, num_held + 1)
             return False
-        if len(self._said) >= _MAX_KINDS:
+        if len(self._said) >= MAX_KINDS:
             self._said.clear()
         self._said[kind] = (now, 0)
         if num_held:
@@ -170,27 +171,6 @@ class Troubles:
             return self._file.stat().st_size
         except OSError:
             return 0
-
-
-class Kinds:
-    """Which errors this process has told of already: the first one of a kind is told with its traceback."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def is_new(self, text: str) -> bool:
-        """Whether nothing of this kind was asked about before."""
-        if kind_of(text) in self._seen:
-            return False
-        if len(self._seen) >= _MAX_KINDS:
-            self._seen.clear()
-        self._seen.add(kind_of(text))
-        return True
-
-
-def kind_of(text: str) -> str:
-    """What is the same but for its numbers and addresses says the same."""
-    return re.sub(r"0x[0-9a-f]+|\d+", "0", text)
 
 
 def _said(line: str, levels: tuple[str, ...]) -> str | None:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from rftstream import codec
 from rftstream.errors import ConfigError, ContractError
 from rftstream.ids import next_attempt
+from rftstream.kinds import kind_of
 from rftstream.messages import DeadDropped, DeadLetter, GroupOutcome, GroupResult, Request, RequestKind
-from rftstream.runtime.logging import kind_of
 from rftstream.runtime.role import Log
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.views.inspect import record_to_json, record_to_text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -309,38 +308,6 @@ def test_an_environment_that_raises(tmp_path: Path, where: str) -> None:
             assert rollout.status is RolloutStatus.failed
             assert "RuntimeError('the environment does not" in (rollout.error or "")
             assert bool(rollout.segments) == (where == "reply")
-
-
-@pytest.mark.parametrize("where", ["start", "reply", "close"])
-def test_an_environment_that_is_to_be_awaited(tmp_path: Path, where: str) -> None:
-    name = "tests.flow.environments:Awaited"
-    scene = Scene(tmp_path, environments={name: {"fails_in": where}})
-    scene.announce(0)
-    scene.admit(0, environment=name)
-    RoleDriver(scene, "explorer").work()
-    rollouts = list(rollouts_of(scene).values())
-    assert {one.status for one in rollouts} == {RolloutStatus.completed if where == "close" else RolloutStatus.failed}
-    for one in rollouts:
-        said = f"environment {name}: {where}: TypeError("
-        assert said in (one.error or "")
-        assert f"expected a plain `def {where}`, not `async def`" in (one.error or "")
-
-
-@pytest.mark.parametrize(("where", "line"), [("start", "does not start"), ("reply", "does not answer")])
-def test_the_first_traceback_of_each_kind_stands_in_the_log(
-    tmp_path: Path, where: str, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    name = "tests.flow.environments:Conversation"
-    scene = Scene(tmp_path, environments={name: {"fails_in": where}})
-    scene.announce(0)
-    scene.admit(0, 1, 2, environment=name)
-    with caplog.at_level(logging.WARNING):
-        RoleDriver(scene, "explorer").work()
-    assert len(rollouts_of(scene)) == 6
-    (told,) = [record for record in caplog.records if line in record.getMessage()]
-    assert told.getMessage().startswith(f"{next(iter(rollouts_of(scene)))}: environment {name}: {where}: RuntimeError(")
-    assert told.exc_info is not None
-    assert f'in {where}\n    raise RuntimeError("the environment {line}")' in caplog.text
 
 
 @pytest.mark.parametrize("answer", ["nothing", "metrics", "text", "number", "name"])

@@ -201,13 +201,13 @@ def test_where_all_hang_few_are_tried_and_none_is_zero(make: Make, caplog: pytes
     scorer = make(timeout_s=0.5, tries=3)
     for number in range(48):
         scorer.submit(replace(request(str(number), "hang"), rollout_id=f"r{number}", group_id=f"g{number // 8}"))
-    replies = drain(scorer)
+    replies = drain(scorer, 120.0)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "timeout")}
     assert scorer.num_replaced < 12, "not 144"
     assert any("not tried: 6 tries of others in a row" in reply.detail for reply in replies.values())
     assert "r0: reward score of train: no result within 0.5 s (try 1 of 3); its process was replaced" in caplog.text
     scorer.submit(request("well again", "7"))
-    assert drain(scorer)["well again"].score == Score(reward=1.0, parts={"score": 1.0})
+    assert drain(scorer, 120.0)["well again"].score == Score(reward=1.0, parts={"score": 1.0})
     assert "it came back" in caplog.text
 
 
@@ -215,7 +215,7 @@ def test_where_all_take_their_process_along_few_are_tried(make: Make) -> None:
     scorer = make(tries=3)
     for number in range(48):
         scorer.submit(request(str(number), "hard exit"))
-    replies = drain(scorer)
+    replies = drain(scorer, 120.0)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
     assert scorer.num_replaced < 12
 
@@ -224,7 +224,7 @@ def test_an_error_after_a_long_wait_is_as_bad_as_a_hang(make: Make) -> None:
     scorer = make(timeout_s=1.0, tries=3)
     for number in range(24):
         scorer.submit(request(str(number), "raise late"))
-    replies = drain(scorer)
+    replies = drain(scorer, 120.0)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
     assert 0 in {reply.tries for reply in replies.values()}
     assert sum(reply.tries for reply in replies.values()) < 12
@@ -234,7 +234,7 @@ def test_errors_at_once_are_tried_as_often_as_ever(make: Make) -> None:
     scorer = make(tries=3)
     for number in range(24):
         scorer.submit(request(str(number), "raise"))
-    assert {reply.tries for reply in drain(scorer).values()} == {3}
+    assert {reply.tries for reply in drain(scorer, 120.0).values()} == {3}
 
 
 def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
