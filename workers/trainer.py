@@ -31,4 +31,5 @@ def build(context: RoleContext) -> Role:
         follows=("evals", "control"),
         produces=("weights", "steps", "control"),
         step=step,
+        after_the_end=step.after_the_end,
     )

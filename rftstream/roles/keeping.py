@@ -3,7 +3,8 @@
 Nothing is deleted before the log says so, durably. A `Trimmed` record names what goes; it is committed like a step,
 which a trainer that was replaced cannot do; and whoever chooses what to begin with looks at the newest one first. So a
 process that was away deletes, whenever it comes back, only what was given up while it was in force: it can be late, not
-wrong.
+wrong. What was said and cannot be deleted yet is owed: the trainer tries again while it works, before it leaves a run
+that is finished, and whoever comes next does it otherwise (weights/trimming.py).
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rftstream import faults
+from rftstream import codec
 from rftstream.clock import Clock
-from rftstream.errors import ConfigError, TransportError, WeightsError
+from rftstream.errors import ConfigError, ContractError, RftError, TransportError, WeightsError
 from rftstream.messages import GroupOutcome, Trimmed, VersionName
 from rftstream.roles.progress import Progress
 from rftstream.roles.settled import SettledGroups
-from rftstream.runtime.role import Log
+from rftstream.runtime.role import FOREVER, Log
 from rftstream.sections import RunConfig
 from rftstream.transport.base import TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.publisher import object_names
 from rftstream.weights.store import ObjectStore
+from rftstream.weights.trimming import delete_trimmed
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,16 @@ READERS = {"tasks": "explorer", "rollouts": "verifier", "verified": "buffer"}
 """Topics of the flow and the groups that read them."""
 
 STEPS = TopicPartition("steps", 0)
+
+KEY = b"trimmed"
+"""Of `Trimmed` on `control`."""
+
+FIRST_PAUSE_S = 1.0
+"""Seconds before what could not be deleted is tried again; then twice as long each time."""
+LONGEST_PAUSE_S = 30.0
+OWED_S = 90.0
+"""Seconds that a trainer stays at most, when the run is finished, for what it has said and cannot delete yet. Longer
+than a transaction of somebody who died stays open (PRODUCER_TIMEOUT_S, and a broker looks every ten seconds)."""
 
 
 class Keeping:
@@ -57,6 +70,13 @@ class Keeping:
         """How many groups were admitted when the topics of the flow ended at these offsets, oldest first."""
         self._through: Mapping[str, tuple[int, ...]] = {}
         """Where the topics of the flow ended when no group was admitted that is not through by now."""
+        self._again_at: float | None = None
+        """When what was said and is still there is tried again; None if nothing is owed."""
+        self._pause_s = FIRST_PAUSE_S
+        self._may_pass = False
+        """Whether it may soon be possible, as when somebody's transaction is open; not where rights are missing."""
+        self._ended_at: float | None = None
+        """When `may_leave` was asked first."""
 
     def absorb(self, trimmed: Trimmed) -> None:
         self._said = trimmed
@@ -190,36 +210,70 @@ class Keeping:
 
     # ------------------------------------------------------------------------------------------ deleting
 
+    @property
+    def owes(self) -> bool:
+        """Whether something that was said may still be there."""
+        return self._again_at is not None
+
+    def again_in_s(self) -> float:
+        """Return the seconds until what is owed is tried again; FOREVER if nothing is owed."""
+        return FOREVER if self._again_at is None else max(0.0, self._again_at - self._clock.now())
+
+    def delete_owed(self) -> None:
+        """Try again to delete what was said, if it is time."""
+        if self.again_in_s() <= 0:
+            self.carry_out()
+
     def carry_out(self) -> None:
-        """Deletes what was said. What cannot be deleted now stays said, and goes after the next checkpoint."""
+        """Delete what was said. What cannot be deleted now stays said, and is owed."""
         assert self._log is not None and self._said is not None
         said = self._said
-        try:
-            # An open transaction may hide it from everybody who would miss what was deleted.
-            self._log.transport.admin.end_offsets("control", settled=True)
-            self._log.transport.admin.make_durable()
-        except TransportError as error:
-            log.warning("%s; what was given up is deleted after the next checkpoint", error)
-            return
-        faults.at("trim_said")
-        for topic, offsets in said.offsets.items():
-            places = {TopicPartition(topic, partition): offset for partition, offset in enumerate(offsets)}
-            try:
-                self._log.transport.admin.delete_before(places)
-            except TransportError as error:
-                log.warning("%s; records of %s are deleted after the next checkpoint", error, topic)
-        if self._retention is not None:
-            try:
-                self._log.transport.admin.compact("partials")
-            except TransportError as error:
-                log.warning("%s; partials is compacted after the next checkpoint", error)
-        faults.at("trim_log_done")
-        try:
-            for name in self._checkpoints.older_than(said.name) - set(said.checkpoints):
-                self._checkpoints.delete(name)
-        except WeightsError as error:
-            log.warning("%s; old checkpoints are deleted after the next one", error)
+        self._owe(delete_trimmed(said, self._log.transport, self._checkpoints, compacts=self._retention is not None))
         self.names = [name for name in self.names if not is_gone(name, said)]
+
+    def _owe(self, errors: Sequence[RftError]) -> None:
+        """What these errors left is tried again after a pause; without errors nothing is owed."""
+        if not errors:
+            self._again_at, self._pause_s = None, FIRST_PAUSE_S
+            return
+        level = logging.WARNING if self._pause_s == FIRST_PAUSE_S else logging.DEBUG
+        for error in errors:
+            log.log(level, "%s; what was given up is deleted later, next try in %g s", error, self._pause_s)
+        self._again_at = self._clock.now() + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        self._may_pass = any(isinstance(error, TransportError) and error.retriable for error in errors)
+
+    # ------------------------------------------------------------------------------------------ when the run is over
+
+    def may_leave(self) -> bool:
+        """Return whether a finished run leaves nothing to be deleted, or nothing that can be deleted soon."""
+        now = self._clock.now()
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        if not self.owes:
+            return True
+        if self._may_pass and now - self._ended_at < OWED_S:
+            return False
+        log.warning("what was given up may still be there; `rftstream resume` deletes it, also of a run that has ended")
+        return True
+
+    def after_the_end(self, log_: Log) -> bool:
+        """Delete what the trainer of a finished run has left; return False to be asked again a moment later.
+
+        A process that starts when the run is finished calls this. It has not taken the role, and needs not: what was
+        said may be deleted by anybody."""
+        if self._log is None or self.again_in_s() <= 0:
+            self._log = log_
+            try:
+                self._said = _newest_said(log_)
+            except TransportError as error:
+                self._owe([error])
+            else:
+                self._owe([])
+                if self._said is not None:
+                    self.carry_out()
+        return self.may_leave()
+
+    # ------------------------------------------------------------------------------------------ weights
 
     def delete_weights(self, names: Collection[VersionName]) -> None:
         """Of versions that an announcement said are gone. What cannot be deleted now is said again by the next one."""
@@ -233,6 +287,17 @@ class Keeping:
                     self._store.delete(one)
         except (WeightsError, TransportError) as error:
             log.warning("%s; old weights are deleted after the next version", error)
+
+
+def _newest_said(log_: Log) -> Trimmed | None:
+    """TransportError while somebody's open transaction may hide it."""
+    found = None
+    for record in log_.read("control", settled=True):
+        if record.key == KEY and record.value is not None:
+            with suppress(ContractError):
+                message = codec.from_record(record)
+                found = message if isinstance(message, Trimmed) else found
+    return found
 
 
 def _in_order(offsets: Mapping[TopicPartition, int]) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ from rftstream.roles.signal_watch import SignalWatch
 from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
-from rftstream.runtime.role import FOREVER, Log, Publish, Received, Transaction
+from rftstream.runtime.role import Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import Taken, WeightsPublisher
@@ -147,7 +147,10 @@ class TrainerStep:
 
     @property
     def outlives_the_run(self) -> bool:
-        return self._trim_due
+        return self._trim_due or self._keeping.owes
+
+    def after_the_end(self, log_: Log) -> bool:
+        return self._keeping.after_the_end(log_)
 
     # ------------------------------------------------------------------------------------------ recovering
 
@@ -159,6 +162,8 @@ class TrainerStep:
         for topic in ("control", "steps", "weights", "evals"):
             for received in log_.messages(topic):
                 self.absorb(received)
+                if (topic, received.record.key) == ("control", b"finished"):
+                    self._finished_said = received.message is not None
         if not self._opened:
             self._asked(self._backend.open)()
             self._opened = True
@@ -226,13 +231,15 @@ class TrainerStep:
     def advance(self) -> Transaction | None:
         if self._stop is not None:
             raise self._stop
+        self._keeping.delete_owed()
         if self._config.experts_alone and not self._end.is_known():
             return None
-        if self._anchor_due:
+        if self._anchor_due and not self._finished_said:
             return self._anchor()
         if self._trim_due and (trimming := self._trim()) is not None:
             return trimming
         if self._finished_said:
+            self._look_at_end()
             return None
         if self._underway is None and not self._begin(self._progress):
             return None if self._paused else self._without_batch()
@@ -427,7 +434,7 @@ class TrainerStep:
         if (trained and self._is_due(self._progress)) or finished or self._stop is not None:
             self._checkpoint()
         self._finished_said = finished
-        self._done = finished and not self._trim_due
+        self._look_at_end()
         if self._underway is None:
             self._waited_since = self._clock.now()
         self._look_back_after_s = LOOK_BACK_S
@@ -442,7 +449,11 @@ class TrainerStep:
                 self._keeping.absorb(output.message)
                 self._keeping.carry_out()
                 self._trim_due = False
-                self._done = self._finished_said
+                self._look_at_end()
+
+    def _look_at_end(self) -> None:
+        """The trainer leaves a finished run when what goes is said and deleted."""
+        self._done = self._finished_said and not self._trim_due and self._keeping.may_leave()
 
     def _checkpoint(self) -> None:
         name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
@@ -455,7 +466,7 @@ class TrainerStep:
         trimmed = self._keeping.plan(self._precious(), self._versions.in_force)
         if trimmed is None:
             self._trim_due = False
-            self._done = self._finished_said
+            self._look_at_end()
             return None
         return Transaction((Publish("control", 0, trimmed),))
 
@@ -485,7 +496,7 @@ class TrainerStep:
     def idle_s(self) -> float:
         if self._underway is not None:
             return 0.0  # it waits by itself
-        return FOREVER if self._assembly.num_ready == 0 or self._paused else 0.0
+        return self._keeping.again_in_s() if self._assembly.num_ready == 0 or self._paused else 0.0
 
     @property
     def busy(self) -> bool:

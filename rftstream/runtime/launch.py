@@ -22,7 +22,7 @@ from rftstream.runtime.host import add_import_paths
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
 from rftstream.runtime.modules import changes_of_modules, hidden_modules, write_modules
-from rftstream.runtime.observer import Observer
+from rftstream.runtime.observer import Observer, read_control
 from rftstream.runtime.preflight import (
     choose_folder,
     folder_after,
@@ -43,6 +43,8 @@ from rftstream.runtime.runs import (
 from rftstream.runtime.stretch import DEADLINE_S, RunResult, Stretch, result_of
 from rftstream.sections import RunConfig
 from rftstream.transport.base import NewRecord, Transport
+from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.weights.trimming import delete_trimmed, undeleted
 
 
 def run(
@@ -174,6 +176,7 @@ def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult |
         assert control.finished is not None
         if nothing_more(control.finished, observer.curve.version, before, config) is None:
             return None
+        delete_leftovers(transport, config, folder)
         return result_of(folder, observer, control.finished.reason, control.finished.exit_code, began)
     finally:
         observer.close()
@@ -210,6 +213,21 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
 # ------------------------------------------------------------------------------------------------ resume
 
 
+def delete_leftovers(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
+    """Delete what the trainer of a finished run said and left, as when the machine died just then."""
+    said = read_control(transport).trimmed
+    if said is None:
+        return
+    before = undeleted(said, transport)
+    checkpoints = CheckpointStore(open_store(config, folder))
+    for error in delete_trimmed(said, transport, checkpoints, compacts=config.retention is not None):
+        say_aside(f"{error}; what retention gave up may still be there, resume once more")
+    after = undeleted(said, transport)
+    if gone := {topic: count - after.get(topic, 0) for topic, count in before.items() if count > after.get(topic, 0)}:
+        found = ", ".join(f"{count:,} of {topic}" for topic, count in gone.items())
+        say_aside(f"deleted what the last trainer had given up and left: offsets {found}")
+
+
 def reopen(
     transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig, back_to: int | None = None
 ) -> None:
@@ -224,6 +242,7 @@ def reopen(
     version = version if back_to is None else min(version, back_to)
     retries = any(request.expires_at > time.time() for request in control.retries.values())
     if control.finished is not None and (why := nothing_more(control.finished, version, before, config, retries)):
+        delete_leftovers(transport, config, folder)
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
     if control.manifest is not None:
         make_as_recorded(config.model, folder.model, config.run.seed, control.manifest.digests)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -192,6 +192,9 @@ class Role:
     """Topics of which it sees everything from the start, or from where `recover` says."""
     produces: tuple[str, ...]
     step: ConcurrentStep | SingleStep
+    after_the_end: Callable[[Log], bool] | None = None
+    """Single roles: what a process that starts when the run is finished does still, without taking the role. It is
+    called until it returns True; None: nothing."""
     keeps: str | None = None
     """Concurrent roles: the topic, partitioned like what it consumes, on which it saves what is not finished."""
 

@@ -141,8 +141,9 @@ class SingleService(Service):
         """The feeder makes the run; everybody else waits for its manifest. Nobody starts on a finished run."""
         self._read_control()
         if self.finished is not None and not self.step.outlives_the_run:
-            self.done = True
-            return True
+            last_work = self.declaration.after_the_end
+            self.done = last_work is None or last_work(Log(self.transport))
+            return self.done
         return self.manifest is not None or self.role == "feeder"
 
     def _claim(self) -> None:

@@ -26,6 +26,7 @@ from rftstream.views.index import Index, read_kept_table
 from rftstream.views.layout import plural
 from rftstream.views.ledger import BATCHED, DEAD, EXPIRED, FILTERED, PENDING, TRAINED, Digests, InForce, Outcomes, Rows
 from rftstream.views.rows import Table
+from rftstream.weights.trimming import undeleted
 
 OUTCOMES = {"trained": TRAINED, "expired": EXPIRED, "filtered": FILTERED, "dead": DEAD}
 
@@ -104,6 +105,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         deleted_groups=said.sequence,
         deleted_rollouts=sum(said.rollouts.values()),
         earliest_version=said.version,
+        undeleted=undeleted(said, transport),
         twins={topic: len(twins[topic]) for topic in TOPICS if topic in twins},
         lengths=fates.lengths,
         unreadable={one.topic: one.num_unreadable for one in rows if one.num_unreadable},

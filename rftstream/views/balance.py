@@ -76,6 +76,8 @@ class AuditReport:
     deleted_rollouts: int = 0
     earliest_version: int = 0
     """Batches below are gone."""
+    undeleted: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Topic -> offsets that are said to be deleted and are still there: counted as deleted, whenever they go."""
     problems: tuple[str, ...] = ()
     """Each broken promise in a sentence, twins included."""
     balanced: bool
@@ -101,6 +103,7 @@ class AuditReport:
                 "rollouts": self.deleted_rollouts,
                 "earliest_version": self.earliest_version,
             },
+            "undeleted": dict(self.undeleted),
             "problems": list(self.problems),
         }
 
@@ -137,6 +140,12 @@ def _text(report: AuditReport) -> list[str]:
         lines.append(
             f"deleted by retention: {plural(report.deleted_groups, 'group')} with "
             f"{plural(report.deleted_rollouts, 'rollout')}, and batches below version {report.earliest_version}"
+        )
+    if report.undeleted:
+        found = ", ".join(f"{count:,} of {topic}" for topic, count in report.undeleted.items())
+        lines.append(
+            f"said to be deleted and still there: offsets {found}; the trainer deletes them, and `rftstream resume` if "
+            "the run has ended"
         )
     for topic, count in report.unreadable.items():
         lines.append(f"{topic}: {plural(count, 'record')} without id headers, not counted")

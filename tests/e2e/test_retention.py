@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rftstream.messages import WeightsAnnounced
 from tests.e2e.workplace import FAKE, Workplace, sets
 
@@ -60,3 +62,27 @@ def test_a_run_with_retention(place: Workplace) -> None:
     assert f"expected one of {STEPS + 6}, {STEPS + 8}" in back.err
     announced = [one for one in run.messages("weights") if isinstance(one, WeightsAnnounced)]
     assert {name for one in announced for name in one.gone}
+
+
+def test_resume_deletes_what_the_trainer_of_an_ended_run_has_left(place: Workplace) -> None:
+    """As when the machine died between the last word of what goes and its deletion."""
+    place.write("tiny.toml", RUN_FILE.replace(f"steps = {STEPS}", "steps = 8"))
+    assert place.call("run", "tiny.toml", "--json").code == 0
+    run = place.view("runs/tiny")
+    said = run.control().deleted
+    step = next(one for one in run.steps() if one.name.version == said.version + 1)
+    more = replace(said, version=step.name.version, offsets={**said.offsets, "batches": step.positions})
+    run.put_message("control", more)
+    before = place.look("audit", "runs/tiny", "--json")
+    assert before.result["balanced"]
+    assert list(before.result["undeleted"]) == ["batches"]
+
+    again = place.look("resume", "runs/tiny")
+    assert (again.code, "is finished with 8 of 8 steps" in again.err) == (2, True), again.err
+    assert "deleted what the last trainer had given up and left: offsets" in again.err
+    begins = run.transport.admin.begin_offsets("batches")
+    assert tuple(offset for _, offset in sorted(begins.items())) == step.positions
+    after = place.look("audit", "runs/tiny", "--json")
+    assert after.result["balanced"]
+    assert after.result["undeleted"] == {}
+    assert "given up" not in place.look("resume", "runs/tiny").err

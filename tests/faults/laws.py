@@ -45,6 +45,7 @@ def check_the_end(view: RunView) -> Facts:
     report = view.audit()
     assert report.fine, report.to_text()
     assert report.groups.pending == 0, report.to_text()
+    assert not report.undeleted, report.to_text()
     assert (report.groups.expired, report.groups.filtered) == (0, 0), report.to_text()
     outcomes = view.outcomes()
     decided = Counter(one.group_id for one in outcomes if not one.late)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
-from rftstream.errors import ConfigError, TakenOver, TransportError, WeightsError
+from rftstream.errors import ConfigError, ProducerLost, TakenOver, TransportError, WeightsError
 from rftstream.messages import GroupResult, Trimmed, VersionName, WeightsAnnounced
 from rftstream.replay.again import replay
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.rollback import roll_back
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
-from rftstream.transport.base import NewRecord, Position, TopicPartition
+from rftstream.transport.base import NewRecord, Position, Producer, TopicPartition
 from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.scene import Scene
 from tests.flow.test_replay import InMemory
@@ -389,3 +390,166 @@ def test_nothing_is_deleted_while_what_was_said_cannot_be_read(tmp_path: Path) -
     trainer.work()
     assert begin_of_batches(scene) == begin_of_batches(calm)
     assert checkpoints_of(scene) == checkpoints_of(calm)
+
+
+# --------------------------------------------------------------------------------------------- at the end of the run
+
+ENDS = {**KEEPING, "run__steps": 8}
+
+
+def hide_control(scene: Scene) -> Producer:
+    """Somebody begins a transaction on `control` and dies in it; `start` of the producer ends it."""
+    other = scene.transport("other").producer("other")
+    other.start()
+
+    def fault(point: str, process: str) -> None:
+        if (point, process) == ("in_commit", "other"):
+            raise Kill(point)
+
+    scene.log.fault = fault
+    with pytest.raises(Kill):
+        other.commit([NewRecord("control", 0, b"other", b"")])
+    scene.log.fault = None
+    return other
+
+
+def assert_carried_out(scene: Scene) -> None:
+    said = said_of(scene)
+    assert sum(said.offsets["batches"]) > 0
+    assert begin_of_batches(scene) == said.offsets["batches"]
+    assert checkpoints_of(scene) == [(one.trainer_epoch, one.version) for one in said.checkpoints]
+
+
+def ended_while_hidden(folder: Path) -> tuple[Scene, RoleDriver, Producer]:
+    """A trainer that has trained all, has said what goes, and cannot delete it yet."""
+    scene = Scene(folder, **ENDS)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(7):
+        scene.batch(number)
+    trainer.work()
+    other = hide_control(scene)
+    scene.batch(7)
+    trainer.work()
+    assert names(steps_of(scene))[-1] == (1, 8)
+    return scene, trainer, other
+
+
+def test_what_was_said_is_deleted_before_the_trainer_leaves_a_finished_run(tmp_path: Path) -> None:
+    scene, trainer, other = ended_while_hidden(tmp_path)
+    assert not trainer.done, "what it has said is still there"
+    other.start()
+    trainer.work(within_s=0.999)
+    assert trainer.done
+    assert said_of(scene).name == name(1, 8)
+    assert_carried_out(scene)
+    assert names(steps_of(scene))[-1] == (1, 8), "nothing is published after the end"
+
+
+def test_what_was_said_is_deleted_between_two_checkpoints(tmp_path: Path) -> None:
+    """It does not wait for the next one, which may be hours away."""
+    scene = Scene(tmp_path, **KEEPING)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(5):
+        scene.batch(number)
+    trainer.work()
+    other = hide_control(scene)
+    scene.batch(5)
+    trainer.work()
+    other.start()
+    scene.clock.advance(1.0)
+    trainer.work()
+    assert said_of(scene).name == name(1, 6)
+    assert_carried_out(scene)
+
+
+@pytest.mark.parametrize("trimming", [1, 2, 3, 4])
+def test_killed_when_the_run_is_finished_its_successor_deletes_and_claims_nothing(
+    tmp_path: Path, trimming: int
+) -> None:
+    """Between saying and deleting, the log hidden or not."""
+    scene, trainer, other = ended_while_hidden(tmp_path)
+    trainer.restart()
+    if trimming > 1:
+        trainer.work()
+        assert not trainer.done
+        scene.clock.advance(float(trimming))
+    before = scene.log.num_changes
+    other.start()
+    trainer.work(within_s=0.999)
+    assert trainer.done
+    assert_carried_out(scene)
+    assert read_control(scene.transport()).claims["trainer"].epoch == 1
+    assert scene.log.num_changes > before
+    assert names(steps_of(scene))[-1] == (1, 8)
+
+
+def test_a_log_that_never_deletes_does_not_keep_a_finished_run_for_ever(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(tmp_path, **ENDS)
+
+    def refuse(point: str, process: str) -> None:
+        if point == "before_delete":
+            raise TransportError("simulated: ask again later")
+
+    scene.log.fault = refuse
+    for number in range(8):
+        scene.batch(number)
+    trainer = RoleDriver(scene, "trainer")
+    trainer.work()
+    assert not trainer.done
+    began = scene.clock.now()
+    with caplog.at_level(logging.WARNING):
+        while not trainer.done:
+            assert scene.clock.now() - began < 1000
+            scene.clock.advance(max(trainer.tick(), 0.001))
+    assert scene.clock.now() - began > 60, "as long as the transaction of a dead process may stay open"
+    assert not any(begin_of_batches(scene))
+    assert "`rftstream resume` deletes it" in caplog.text
+
+
+def test_without_the_right_to_delete_a_run_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a broker says it whose ACLs do not allow it."""
+    scene = Scene(tmp_path, **ENDS)
+
+    def refuse(point: str, process: str) -> None:
+        if point == "before_delete":
+            raise ConfigError("simulated: no right to delete")
+
+    scene.log.fault = refuse
+    for number in range(8):
+        scene.batch(number)
+    trainer = RoleDriver(scene, "trainer")
+    with caplog.at_level(logging.WARNING):
+        trainer.work()
+    assert trainer.done
+    assert not any(begin_of_batches(scene))
+    assert checkpoints_of(scene) == [(1, 6), (1, 8)], "what may be deleted is"
+    assert "no right to delete; what was given up is deleted later" in caplog.text
+
+
+def test_a_trainer_that_lost_its_producer_at_the_end_publishes_nothing_more(tmp_path: Path) -> None:
+    """It does not know whether what goes was said, reads the log again, and leaves with that done."""
+    scene = Scene(tmp_path, **ENDS)
+    trainer = RoleDriver(scene, "trainer")
+    for number in range(8):
+        scene.batch(number)
+
+    refused: list[str] = []
+
+    def fault(point: str, process: str) -> None:
+        if process != "trainer" or read_control(scene.transport()).finished is None:
+            return
+        if point == "after_commit" and said_of(scene).name == name(1, 8) and not refused:
+            refused.append(point)
+            raise ProducerLost("simulated: the result of the commit is unknown")
+        if point == "before_delete" and len(refused) < 4:
+            refused.append(point)
+            raise TransportError("simulated: no answer")
+
+    scene.log.fault = fault
+    trainer.work(within_s=5.0)
+    assert len(refused) == 4
+    assert trainer.done
+    assert_carried_out(scene)
+    assert names(steps_of(scene))[-1] == (1, 8)

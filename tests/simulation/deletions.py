@@ -135,3 +135,14 @@ class Deletions:
             assert not any(self._begins.values()), "deleted without being asked to"
         elif self._begins:
             self._checkpoints()
+        if self.said is not None:
+            self._carried_out(self.said)
+
+    def _carried_out(self, said: Trimmed) -> None:
+        """What the log says is deleted is not there, whoever said it and died."""
+        for topic, offsets in said.offsets.items():
+            for partition, offset in enumerate(offsets):
+                place = TopicPartition(topic, partition)
+                assert self._begins[place] >= offset, f"{place}: said to be deleted to {offset}, and still there"
+        left = CheckpointStore(self._laws.simulation.store).older_than(said.name) - set(said.checkpoints)
+        assert not left, f"checkpoints {left} were given up and are still there"

@@ -466,6 +466,16 @@ def claims_volatile() -> Iterator[None]:
         yield
 
 
+def deletions_given_up() -> Iterator[None]:
+    """What cannot be deleted at once waits for the next checkpoint, which may never come."""
+    with (
+        changed(Keeping, "owes", False),
+        changed(Keeping, "delete_owed", lambda self: None),
+        changed(Keeping, "after_the_end", lambda self, log_: True),
+    ):
+        yield
+
+
 def stages_ignored() -> Iterator[None]:
     with changed(Stages, "batches_of_rollouts", lambda self, first, end: end - first):
         yield
@@ -513,6 +523,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "nothing-durable": Mutant("checkpoints and deletions count on what a loss of power takes", nothing_durable,
                               power_after_steps),
     "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, power_after_steps),
+    "deletions-given-up": Mutant("what could not be deleted at once is not tried again", deletions_given_up,
+                                 Faults(share=0.12, roles=("feeder", "trainer", "evaluator"), kills=20, silences=20)),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
 }  # fmt: skip

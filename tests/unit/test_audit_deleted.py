@@ -75,6 +75,19 @@ def test_what_was_said_counts_whether_it_is_gone_or_not(log: SyntheticLog) -> No
     assert gone.to_json()["deleted"] == {"groups": 3, "rollouts": 6, "earliest_version": 1}
 
 
+def test_what_was_said_and_is_still_there_is_told(log: SyntheticLog) -> None:
+    log.put("control", SAID)
+    said = audit(log.transport)
+    assert said.fine
+    assert said.to_json()["undeleted"] == {"tasks": 6, "rollouts": 6, "verified": 6, "batches": 5}
+    text = "said to be deleted and still there: offsets 6 of tasks, 6 of rollouts, 6 of verified, 5 of batches; the"
+    assert text in said.to_text()
+    trim(log)
+    gone = audit(log.transport)
+    assert gone.to_json()["undeleted"] == {}
+    assert "still there" not in gone.to_text()
+
+
 @pytest.mark.parametrize("made", ["before", "after"])
 def test_an_index_made_before_or_after_says_the_same(log: SyntheticLog, tmp_path: Path, made: str) -> None:
     index = Index(tmp_path, "this run")

@@ -1,0 +1,59 @@
+"""Deleting what a committed `Trimmed` record names: records of the log and old checkpoints.
+
+Whoever meets such a record may carry it out, at any time and more than once: what it names is needed by nobody. The
+trainer does so after it has said it (roles/keeping.py), a trainer that starts does what its predecessor has left, and
+`resume` does it for a run that has ended.
+"""
+
+from __future__ import annotations
+
+from rftstream import faults
+from rftstream.errors import ConfigError, RftError, TransportError, WeightsError
+from rftstream.messages import Trimmed
+from rftstream.transport.base import TopicPartition, Transport
+from rftstream.weights.checkpoints import CheckpointStore
+
+
+def delete_trimmed(
+    said: Trimmed, transport: Transport, checkpoints: CheckpointStore, *, compacts: bool
+) -> list[RftError]:
+    """Delete what the record names, and return why some of it is still there; empty if all of it is gone.
+
+    `said` is the newest record, read from the log or just committed. `compacts`: the topic `partials`, too."""
+    admin = transport.admin
+    try:
+        # An open transaction may hide the record from everybody who would miss what was deleted.
+        admin.end_offsets("control", settled=True)
+        admin.make_durable()
+    except TransportError as error:
+        return [error]
+    faults.at("trim_said")
+    errors: list[RftError] = []
+    for topic, offsets in said.offsets.items():
+        try:
+            admin.delete_before({TopicPartition(topic, number): offset for number, offset in enumerate(offsets)})
+        except (TransportError, ConfigError) as error:  # a ConfigError where rights are missing
+            errors.append(error)
+    if compacts:
+        try:
+            admin.compact("partials")
+        except TransportError as error:
+            errors.append(error)
+    faults.at("trim_log_done")
+    try:
+        for name in checkpoints.older_than(said.name) - set(said.checkpoints):
+            checkpoints.delete(name)
+    except (WeightsError, ConfigError) as error:
+        errors.append(error)
+    return errors
+
+
+def undeleted(said: Trimmed, transport: Transport) -> dict[str, int]:
+    """Topic -> offsets that the record says are deleted and that are still there. Topics without any are left out."""
+    found = {}
+    for topic, offsets in said.offsets.items():
+        begins = transport.admin.begin_offsets(topic)
+        told = {place: offsets[place.partition] for place in begins if place.partition < len(offsets)}
+        if count := sum(max(0, offset - begins[place]) for place, offset in told.items()):
+            found[topic] = count
+    return found
