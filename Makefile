@@ -8,6 +8,7 @@ export PYTHON
 NODES ?= 1
 DURATION_S ?= 600
 SEED ?= 0
+LOAD ?= 0
 LOG ?= embedded
 
 .PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm simulate fmt lint types bench curves faults constraints clean
@@ -40,8 +41,8 @@ test-vllm: .venv/.developer  ## the engine vLLM, in a build for CPUs that it ins
 test-fast: .venv/.developer  ## the tests that take no more than seconds
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu and not vllm" $(ARGS)
 
-faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SCHEDULES=)
-	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) \
+faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SCHEDULES=, LOAD= busy processes beside)
+	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \
 	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
 
 simulate: .venv/.developer  ## all roles in one process, faults from seeds, all laws checked (SEEDS=0:20000, JOBS=)

@@ -1,4 +1,5 @@
-"""Which tests are slow: those that start processes or simulate many runs, by folder, and what says so itself."""
+"""Which tests are slow: those that start processes or simulate many runs, by folder, and what says so itself. And how
+busy the machine was while they ran, in the last lines."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.load import LoadReport
 from tests.s3 import S3Server
 
 # The conformance suite lives in the package; its assertions shall explain themselves all the same.
@@ -15,6 +17,11 @@ pytest.register_assert_rewrite("rftstream.testing", "tests.flow.scene", "tests.s
 HERE = Path(__file__).parent
 SLOW = ("e2e", "simulation", "docs", "parity")
 """Folders; `make test-fast` leaves them out."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # else a worker of xdist, which prints nothing
+        config.pluginmanager.register(LoadReport(), "load report")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

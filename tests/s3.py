@@ -39,7 +39,7 @@ class S3Server:
             raise
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while True:
             assert self.process.poll() is None, "the S3 server did not start"
             try:

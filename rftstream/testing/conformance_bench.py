@@ -27,6 +27,9 @@ from rftstream.transport.base import (
 Peer = Callable[..., Any]
 """A top-level function that takes a Transport first."""
 
+PATIENCE_S = 120.0
+"""Seconds for what takes moments on a quiet machine."""
+
 _numbers = itertools.count()
 
 
@@ -35,7 +38,7 @@ class ConformanceHarness(ABC):
 
     session_timeout_s: float = 1.0
     """The shortest one that the log takes."""
-    patience_s: float = 20.0
+    patience_s: float = PATIENCE_S
     """How long something that must happen may take (a rebalance, a compaction)."""
     wake_up_s: float = 1.0
     """How long a record may take, in the median, to another process, its answer and back."""
@@ -175,7 +178,7 @@ def read_all(transport: Transport, topics: Iterable[str], *, bodies: bool = True
     begins = {place: begin for topic in topics for place, begin in transport.admin.begin_offsets(topic).items()}
     reader = transport.reader(begins, bodies=bodies)
     found: list[Record] = []
-    until = time.monotonic() + 30.0
+    until = time.monotonic() + PATIENCE_S
     try:
         while any(reader.position(place) < end for place, end in ends.items()):
             batch = reader.poll()
@@ -183,13 +186,13 @@ def read_all(transport: Transport, topics: Iterable[str], *, bodies: bool = True
             if not batch:
                 transport.wait([reader], 0.05)
             if time.monotonic() > until:
-                raise AssertionError(f"the end of {', '.join(topics)} was not reached within 30 s")
+                raise AssertionError(f"the end of {', '.join(topics)} was not reached within {PATIENCE_S:g} s")
         return found
     finally:
         reader.close()
 
 
-def take(transport: Transport, source: Any, num: int, patience_s: float = 20.0) -> list[Record]:
+def take(transport: Transport, source: Any, num: int, patience_s: float = PATIENCE_S) -> list[Record]:
     """At least so many records from a reader or member."""
     found: list[Record] = []
     until = time.monotonic() + patience_s

@@ -68,7 +68,7 @@ def start_broker(folder: Path, owner: int, *options: str) -> str:
         [sys.executable, str(SCRIPT), "start", "--dir", str(folder), "--owner", str(owner), *options],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=700,
     )
     assert run.returncode == 0, f"no broker for the tests: {run.stderr}"
     return run.stdout.splitlines()[-1]

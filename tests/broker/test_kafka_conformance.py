@@ -20,7 +20,7 @@ pytestmark = pytest.mark.broker
 
 class KafkaHarness(ConformanceHarness):
     session_timeout_s = 2.0
-    patience_s = 30.0
+    patience_s = 240.0
 
     def __init__(self, servers: str, run_id: str, pool: ProcessPoolExecutor) -> None:
         self._connect = partial(KafkaTransport, run_id, TransportSection(kind="kafka", servers=servers))

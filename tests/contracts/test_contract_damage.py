@@ -99,7 +99,7 @@ def test_damage_gives_a_message_or_a_contract_error(seed: int) -> None:
         name = rng.choice(names)
         mutation = rng.choice((*MUTATIONS, None))
         value = swap_type(rng, name) if mutation is None else mutation(rng, values[name])
-        began = time.monotonic()
+        began = time.process_time()
         try:
             again = decode(value, contract_of(name), "t[0]@1")
         except ContractError as error:
@@ -110,7 +110,7 @@ def test_damage_gives_a_message_or_a_contract_error(seed: int) -> None:
             assert len(str(error)) < 600
         else:
             assert decode(encode(again), contract_of(name)) is not None, "what can be read can be written"
-        assert time.monotonic() - began < 5
+        assert time.process_time() - began < 5
     assert refused > NUM_MUTATIONS // 10 // 2
 
 

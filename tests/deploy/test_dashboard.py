@@ -86,7 +86,7 @@ class Prometheus:
         """Those that are numbers, now; none while it does not answer yet."""
         asked = urllib.parse.urlencode({"query": query})
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=120) as answer:
                 found = json.loads(answer.read())["data"]["result"]
         except ConnectionError:
             return []

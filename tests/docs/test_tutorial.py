@@ -13,7 +13,7 @@ import pytest
 
 from tests.broker.conftest import run_id, servers  # noqa: F401  the fixtures of a real broker
 from tests.docs.reading import ROOT, Block, blocks
-from tests.docs.test_readme import compare, environment, run
+from tests.docs.test_readme import PATIENCE_S, compare, environment, run
 
 PAGE = ROOT / "docs" / "tutorial.md"
 BLOCKS = [block for block in blocks(PAGE) if block.kind]
@@ -26,13 +26,13 @@ def test_what_can_be_run_is_marked() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_on_this_machine(tmp_path: Path) -> None:
     follow("local", tmp_path)
 
 
 @pytest.mark.broker
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_on_kafka(tmp_path: Path, servers: str, run_id: Callable[[], str]) -> None:  # noqa: F811
     name = run_id()
     follow("kafka", tmp_path, {ADDRESS: servers, NAME: name})
@@ -76,7 +76,7 @@ def interrupt(block: Block, folder: Path) -> None:
             if re.match(r"step [1-9]", line):
                 process.send_signal(signal.SIGINT)
                 break
-        rest, _ = process.communicate(timeout=240)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.wait()

@@ -14,7 +14,7 @@ ROLES = ("feeder", "explorer", "verifier", "buffer", "trainer")
 
 def scrape(port: int) -> dict[str, float]:
     """Series -> value."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
         text = answer.read().decode()
     return {name: float(value) for name, value in re.findall(r"^(\w+(?:{.*})?) (\S+)$", text, re.MULTILINE)}
 

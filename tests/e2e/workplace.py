@@ -298,7 +298,7 @@ class Workplace:
         process.kill()
         return int(process.pid)
 
-    def assert_nobody_left(self, within_s: float = 15.0) -> None:
+    def assert_nobody_left(self, within_s: float = 120.0) -> None:
         self.wait_for(lambda: not self.processes(), "the end of every process", within_s)
 
     def wait_for(self, condition: Callable[[], _Told], what: str, timeout_s: float = LONG_S) -> _Told:
@@ -322,7 +322,7 @@ class Workplace:
         """Ends whatever is left, each by its process id; nothing of it is left then."""
         for view in self._views.values():
             view.close()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while left := self.processes():
             assert time.monotonic() < deadline, f"cannot be ended: {left}"
             for process in left:

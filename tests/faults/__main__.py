@@ -1,8 +1,9 @@
-"""Whole runs with faults drawn from seeds: `make faults DURATION_S=1800 SEED=7 LOG=kafka`."""
+"""Whole runs with faults drawn from seeds: `make faults DURATION_S=1800 SEED=7 LOG=kafka LOAD=20`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from tests.faults.cluster import Cluster
 from tests.faults.rig import Played, Rig, counted
 from tests.faults.schedule import LARGE, Schedule, draw
+from tests.load import LoadReport, busy
 
 
 def main() -> int:
@@ -22,6 +24,7 @@ def main() -> int:
     parser.add_argument("--duration-s", type=float, default=600.0, help="after so long no schedule is begun")
     parser.add_argument("--schedules", type=int, help="at most so many")
     parser.add_argument("--jobs", type=int, default=3, help="so many at once")
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="beside N processes that compute all the time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all of it, for scripts")
     parser.add_argument("--draw", action="store_true", help="print the schedules and play none")
     given = parser.parse_args()
@@ -30,8 +33,9 @@ def main() -> int:
     if given.draw:
         print(*schedules, sep="\n\n")
         return 0
-    played = _play(schedules, given)
-    summary = counted(played)
+    load = LoadReport()
+    played = _play(schedules, given, load)
+    summary = {**counted(played), "load": load.to_text()}
     if given.json:
         text = json.dumps({**summary, "played": [one.to_json() for one in played]}, indent=2)
         given.json.write_text(text + "\n", encoding="utf-8")
@@ -43,13 +47,15 @@ def main() -> int:
         f"{summary['schedules']} schedules on {given.log}, {summary['records']:,} records, twins = {summary['twins']}, "
         f"lost = {summary['lost']}, failed: {summary['failed'] or 'none'}"
     )
+    print(f"{given.load} busy processes beside them; {summary['load']}")
     return 1 if summary["failed"] else 0
 
 
-def _play(schedules: Iterator[Schedule], given: argparse.Namespace) -> list[Played]:
+def _play(schedules: Iterator[Schedule], given: argparse.Namespace, load: LoadReport) -> list[Played]:
     until = time.monotonic() + given.duration_s
 
     def tell(played: Played) -> None:
+        load.look()
         state = "FAILED" if played.error else "fine"
         what = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in sorted(played.happened.items()))
         print(
@@ -58,13 +64,13 @@ def _play(schedules: Iterator[Schedule], given: argparse.Namespace) -> list[Play
 
     folder = Path(tempfile.mkdtemp(prefix="rftstream-faults-"))
     cluster = Cluster(folder / "kafka") if given.log == "kafka" else None
-    try:
+    with contextlib.ExitStack() as stack:
+        if cluster is not None:
+            stack.callback(cluster.stop)
         rig = Rig(folder, cluster)
         rig.prepare()
+        stack.enter_context(busy(given.load))
         return rig.play_all(schedules, jobs=given.jobs, until=until, tell=tell)
-    finally:
-        if cluster is not None:
-            cluster.stop()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from kafka.errors import KafkaError
 
 from tests.broker.conftest import SCRIPT, start_broker
 
-HEALTHY_S = 300.0
+HEALTHY_S = 900.0
 NODES = 3
 
 

@@ -32,7 +32,7 @@ def test_a_seed_is_a_schedule() -> None:
     assert ":in_commit:" in str(draw("embedded", LARGE["embedded"].index("stopped writer")))
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(6000)
 def test_nothing_is_lost_on_the_embedded_log(tmp_path: Path) -> None:
     play(Rig(tmp_path), "embedded")
 
@@ -46,7 +46,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.broker
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(9000)
 def test_nothing_is_lost_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
     play(Rig(tmp_path / "runs", cluster), "kafka")
 

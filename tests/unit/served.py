@@ -33,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.owner.requests.append((self.path, body))
         self.owner.keys.append(self.headers.get("Authorization"))
-        self.owner.hold.wait(10)
+        self.owner.hold.wait(120)
         status, answer = self.owner.answers.pop(0) if self.owner.answers else (200, self.owner.usual(body))
         if status is None:
             self.close_connection = True  # without a word

@@ -62,7 +62,7 @@ def weights(spec, value):
 
 
 def until(policy, condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     done = []
     while not condition():
         assert time.monotonic() < deadline

@@ -237,7 +237,7 @@ def test_a_stopped_process_that_holds_the_write_lock_is_ended(tmp_path: Path) ->
         stage.poll(9)
         assert process_state(holder.pid) == "T"
         stage.poll(2)
-        assert holder.wait(10) == -signal.SIGKILL
+        assert holder.wait(120) == -signal.SIGKILL
         assert f"process {holder.pid} has been stopped" in stage.said[0]
     finally:
         holder.kill()
@@ -264,12 +264,12 @@ print("hello from", kind, flush=True)
 if kind == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if kind == "parent":
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print("child", child.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 if kind.startswith("exit"):
     sys.exit(int(kind[4:]))
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -277,7 +277,7 @@ def stand_in(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-c", STAND_IN, *arguments]
 
 
-def wait_for(ready: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_for(ready: Callable[[], object], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not ready():
         assert time.monotonic() < deadline, "waited in vain"
@@ -397,7 +397,7 @@ child = spawner.spawn(WorkerCommand(process="worker", arguments={WAITING!r}, log
 while child.poll() is None and child.pid is None:
     time.sleep(0.01)
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     supervisor = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert supervisor.stdout is not None

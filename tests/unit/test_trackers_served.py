@@ -87,11 +87,11 @@ def test_a_service_that_is_away_is_asked_until_it_is_back(said: list[str]) -> No
     tracker = ServedTracker("store", store, said.append)
     tracker.update([step(1)])
     while len(store.points) < 1:
-        store.tried.wait(10.0)
+        store.tried.wait(120.0)
     store.failures = 1
     tracker.update([step(2)])
     while len(store.points) < 2:
-        store.tried.wait(10.0)
+        store.tried.wait(120.0)
     tracker.close(ended=False)
     assert store.points == [(1, 1), (1, 2)]
     assert len(said) == 2
@@ -102,7 +102,7 @@ def test_a_run_that_leaves_does_not_wait_for_a_service_that_is_away(said: list[s
     store = Store(failures=10**9)
     tracker = ServedTracker("store", store, said.append)
     tracker.update([step(1)])
-    assert store.tried.wait(10.0)
+    assert store.tried.wait(120.0)
     tracker.close(ended=False)
     assert store.points == []
     assert store.closed == []
