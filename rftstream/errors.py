@@ -3,6 +3,7 @@
     RftError                      exit  retriable
     ├── ConfigError               2     no    the run file, the command line, a resume with other data
     ├── ContractError             4     no    bytes that are not the message they claim to be
+    │   └── ForeignRecord         4     no    a record that is not in force: of no writer that claimed its role
     ├── TransportError            3     yes   the log cannot be reached or refuses
     │   ├── TransactionAborted    3     yes   nothing of the transaction is visible; publish again
     │   ├── AssignmentLost        3     yes   a partition of the transaction belongs to another member now
@@ -68,6 +69,10 @@ class ContractError(RftError):
     def at(self, where: str) -> ContractError:
         """The same error, naming the record (`topic[partition]@offset contract`) it was found in."""
         return ContractError(self.text, path=self.path, where=where)
+
+
+class ForeignRecord(ContractError):
+    """A record that is not in force (runtime/inforce.py): it is passed over, and ends nothing by itself."""
 
 
 class TransportError(RftError):

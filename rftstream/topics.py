@@ -33,6 +33,9 @@ class Topic:
     """Headers that together must be unique on the topic; None where repeats are meant."""
     compacted: bool = False
     max_record_bytes: int = MAX_RECORD_BYTES
+    writer: str | None = None
+    """The single role whose claimed epochs its records must name to be in force (runtime/inforce.py); None: records
+    stand for themselves. On `control` it depends on the message."""
     description: str = ""
 
 
@@ -94,6 +97,7 @@ TOPICS: dict[str, Topic] = {
             key="batch_sequence",
             width=Width.shares,
             twin=("share", "batch_sequence", "id"),
+            writer="buffer",
             description="what is trained on",
         ),
         Topic(
@@ -110,6 +114,7 @@ TOPICS: dict[str, Topic] = {
             key="model/version/trainer_epoch",
             width=Width.one,
             twin=("id",),
+            writer="trainer",
             description="new weights in the object store",
         ),
         Topic(
@@ -118,6 +123,7 @@ TOPICS: dict[str, Topic] = {
             key="version/trainer_epoch",
             width=Width.one,
             twin=("id",),
+            writer="trainer",
             description="trained batches with their metrics",
         ),
         Topic(
@@ -143,7 +149,6 @@ TOPICS: dict[str, Topic] = {
             key="see messages.py",
             width=Width.one,
             twin=None,
-            compacted=True,
             description="who is in force, what the run should do",
         ),
         Topic(

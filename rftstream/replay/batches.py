@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rftstream import codec
-from rftstream.messages import BatchManifest
-from rftstream.roles.assembly import Batch, BatchAssembly
-from rftstream.runtime.role import Received
+from rftstream.errors import ContractError, ForeignRecord
+from rftstream.roles.assembly import Batch, BatchAssembly, CommittedBatches
+from rftstream.runtime.role import Log, Received
 from rftstream.transport.base import Record, TopicPartition, Transport
 
 
@@ -17,24 +17,39 @@ class RecordedBatches:
     def __init__(self, transport: Transport, positions: Sequence[int], first: int) -> None:
         """From batch `first` on, which begins at these positions of the shares."""
         self._transport = transport
+        self._log = Log(transport)
         ends = transport.admin.end_offsets("batches")
         self._shares = [self._read(place, start, ends[place])
                         for place, start in zip(sorted(ends), positions, strict=True)]  # fmt: skip
-        self._assembly = BatchAssembly(len(self._shares), first)
+        self._assembly = BatchAssembly(len(self._shares), first, CommittedBatches(self._log))
+        self.foreign: set[tuple[TopicPartition, int]] = set()
+        """Place and offset of what was found to be no part of any batch."""
 
     def next(self) -> Batch | None:
         """The next batch; None at the end of the log. ContractError if it cannot be read, or is not what it was."""
-        for share in self._shares:
-            for record in share:
-                message = codec.from_record(record)
-                self._assembly.add(Received(record, message))
-                if isinstance(message, BatchManifest):
-                    break
-            else:
-                return None
+        for number, share in enumerate(self._shares):
+            num_closed = self._assembly.num_closed(number)
+            while self._assembly.num_closed(number) == num_closed:
+                record = next(share, None)
+                if record is None:
+                    return None
+                self._add(record)
         batch = self._assembly.take()
         assert batch is not None, "a manifest of each share"
         return batch
+
+    def _add(self, record: Record) -> None:
+        if codec.is_foreign(record):
+            self.foreign.add((record.place, record.offset))
+            return
+        try:
+            received = Received(record, self._log.rule.decode(record))
+        except ContractError as error:
+            self.foreign.add((record.place, record.offset))
+            if not isinstance(error, ForeignRecord):
+                self._assembly.undecodable(record, error)
+            return
+        self.foreign.update((one.record.place, one.record.offset) for one in self._assembly.add(received))
 
     def close(self) -> None:
         for share in self._shares:
@@ -45,7 +60,7 @@ class RecordedBatches:
         try:
             while reader.position(place) < end:
                 records = reader.poll()
-                yield from (one for one in records if one.offset < end and not codec.is_foreign(one))
+                yield from (one for one in records if one.offset < end)
                 if not records:
                     self._transport.wait([reader], 0.05)
         finally:

@@ -63,6 +63,8 @@ class Extent:
     """In the batches that are trained."""
     rewards: tuple[float, ...]
     """Means of the batches before them, as their manifests say."""
+    foreign: frozenset[tuple[TopicPartition, int]] = frozenset()
+    """Places and offsets of records of `batches` that are no part of any of them."""
 
 
 def measure(transport: Transport, first: int, last: int) -> Extent:
@@ -90,7 +92,7 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
                 rewards.append(batch.manifest.metrics["reward"])
     finally:
         batches.close()
-    return Extent(first, last, frozenset(groups), num_rollouts, num_groups, tuple(rewards))
+    return Extent(first, last, frozenset(groups), num_rollouts, num_groups, tuple(rewards), frozenset(batches.foreign))
 
 
 class BatchImport(Import):
@@ -136,7 +138,7 @@ class BatchImport(Import):
     def _of_the_batches(self, record: Record) -> NewRecord | None:
         """The last of them says that it is the last."""
         sequence = int(record.header("batch_sequence") or -1)
-        if not 0 <= sequence < self._extent.last:
+        if not 0 <= sequence < self._extent.last or (record.place, record.offset) in self._extent.foreign:
             return None
         if record.header("contract") != b"batch_manifest":
             return self.as_it_is(record)
@@ -150,7 +152,10 @@ class BatchImport(Import):
 
     def _step(self, record: Record, positions: list[tuple[int, ...]]) -> NewRecord | None:
         """The history in force up to the first version. Its objects stay where they are."""
-        step = codec.from_record(record)
+        try:
+            step = self._from.rule.decode(record)
+        except ContractError:  # nothing that anybody counts
+            return None
         if not isinstance(step, StepRecord) or not self._is_past(step):
             return None
         step = dataclasses.replace(step, positions=positions[step.name.version], announced=False, last=False)
@@ -225,14 +230,20 @@ class BatchImport(Import):
         )
 
     def _claim(self) -> None:
-        """So that this run's trainers begin above the epochs of the other's."""
+        """The epochs under which the other run's records were written: they count here, and this run's trainers begin
+        above them."""
         if "trainer" in read_control(self._target).claims:
             return
-        claim = Claim(
-            role="trainer", epoch=max(self._recorded.anchors), host=socket.gethostname(), pid=os.getpid(),
-            process="replay", claimed_at=time.time(),
-        )  # fmt: skip
-        self._producer.commit([codec.to_record(claim, "control", 0, run=self._run_id, writer_epoch=claim.epoch)])
+        buffer = read_control(self._source).claims.get("buffer")
+        claims = [
+            Claim(role=role, epoch=epoch, host=socket.gethostname(), pid=os.getpid(), process="replay",
+                  claimed_at=time.time())
+            for role, newest in (("trainer", max(self._recorded.anchors)), ("buffer", buffer.epoch if buffer else 0))
+            for epoch in range(1, newest + 1)
+        ]  # fmt: skip
+        self._producer.commit([
+            codec.to_record(claim, "control", 0, run=self._run_id, writer_epoch=claim.epoch) for claim in claims
+        ])  # fmt: skip
 
     def _all_is_done(self) -> None:
         """Nobody samples, scores or batches what is here."""

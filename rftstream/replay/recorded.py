@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import StepRecord, VersionName
-from rftstream.runtime.observer import decodable
 from rftstream.runtime.role import Log
 from rftstream.sections import RunConfig
 from rftstream.weights.lineage import Lineage
@@ -55,7 +54,7 @@ class Recorded:
 
 def read_recorded(log: Log) -> Recorded:
     recorded = Recorded()
-    for _, message in decodable(log.read("steps")):
+    for _, message in log.in_force("steps"):
         if not isinstance(message, StepRecord) or not recorded.lineage.accepts(message.name.trainer_epoch):
             continue
         if message.resumed:

@@ -1,13 +1,27 @@
-"""Putting the batches of the log together again: experiences per share, closed and checked by their manifests."""
+"""Putting the batches of the log together again: experiences per share, closed and checked by their manifests.
+
+Manifests form a chain: in each share batch k + 1 follows batch k, and a manifest names count and digest of its
+experiences. What is no part of the chain is foreign, and is handed back to be put aside. It looks the same as a batch
+that is damaged, so whatever does not fit asks once whether the buffer has committed the batch in question: if it has,
+the whole of it is on the log, and if nothing there closes it, it cannot be completed, and that ends the run.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rftstream import codec
 from rftstream.errors import ContractError
 from rftstream.messages import BatchManifest, Experience
-from rftstream.runtime.role import Received
+from rftstream.runtime.role import Foreign, Log, Received
+from rftstream.transport.base import Record
+
+MAX_CHOICES = 4096
+"""Ways to choose experiences that are tried where several claim the same place of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,54 +44,134 @@ class Batch:
         return sum(not experience.expert for experience in self.experiences)
 
 
+class BatchesLog(Protocol):
+    """What there is on the log beyond what was read so far."""
+
+    def is_committed(self, sequence: int) -> bool:
+        """Whether the buffer has committed this batch: all of it is on the log then."""
+
+    def after(self, record: Record) -> Iterator[Received]:
+        """What stands behind a record of its share, up to the end, as far as it can be decoded and is in force."""
+
+
+class CommittedBatches:
+    """A run's log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def is_committed(self, sequence: int) -> bool:
+        """By the position that the buffer commits in the transaction of each batch."""
+        committed = self._log.committed("buffer").values()
+        return any(sequence < int(one.metadata.split()[1]) for one in committed if one.metadata)
+
+    def after(self, record: Record) -> Iterator[Received]:
+        start = {record.place: record.offset + 1}
+        for found in self._log.read("batches", start=start, settled=True, partitions=[record.partition]):
+            try:
+                yield Received(found, self._log.rule.decode(found))
+            except ContractError:
+                continue
+
+
 @dataclass(slots=True)
 class _Share:
-    experiences: list[Experience] = field(default_factory=list)
-    encoded: list[bytes] = field(default_factory=list)
+    experiences: list[Received] = field(default_factory=list)
+    """Those that may belong to the next batch."""
+    manifests: list[Received] = field(default_factory=list)
+    """Those that name the next batch, and did not close it."""
     closed: list[tuple[BatchManifest, tuple[Experience, ...], int]] = field(default_factory=list)
+    num_closed: int = 0
     next_sequence: int = 0
+    found_to_close: int = -1
+    """The batch of which the log was looked through, and has what closes it."""
 
 
 class BatchAssembly:
     """Reads `batches` by position from batch `first` on."""
 
-    def __init__(self, shares: int, first: int) -> None:
+    def __init__(self, shares: int, first: int, log: BatchesLog) -> None:
         self._shares = [_Share(next_sequence=first) for _ in range(shares)]
+        self._log = log
 
-    def add(self, received: Received) -> None:
-        """ContractError if the log does not hold what its manifests say."""
-        record, message = received.record, received.message
-        share = self._shares[record.partition]
-        if isinstance(message, Experience):
-            self._check(share, message.batch_sequence, received)
-            share.experiences.append(message)
-            share.encoded.append(record.value or b"")
-        elif isinstance(message, BatchManifest):
-            self._check(share, message.batch_sequence, received)
-            digest = codec.digest_of_experiences(share.encoded)
-            if len(share.experiences) != message.count or digest != message.digest:
-                raise ContractError(
-                    f"batch {message.batch_sequence}: found {len(share.experiences)} experiences with digest {digest}, "
-                    f"expected {message.count} with {message.digest}; the log is damaged",
-                    where=str(record),
-                )
-            share.closed.append((message, tuple(share.experiences), record.offset + 1))
-            share.experiences, share.encoded = [], []
-            share.next_sequence += 1
-
-    @staticmethod
-    def _check(share: _Share, sequence: int, received: Received) -> None:
-        if sequence != share.next_sequence:
-            raise ContractError(
-                f"found batch {sequence}, expected batch {share.next_sequence}; batches follow each "
-                "other without a gap",
-                where=str(received.record),
+    def add(self, received: Received) -> list[Foreign]:
+        """Takes the next record of a share, and returns what turned out to be foreign. ContractError if the next batch
+        cannot be completed."""
+        message, share = received.message, self._shares[received.record.partition]
+        if not isinstance(message, Experience | BatchManifest):
+            return []
+        sequence, expected = message.batch_sequence, share.next_sequence
+        if sequence < expected:
+            return [Foreign(received.record, f"it belongs to batch {sequence}, and that is complete")]
+        if sequence > expected or message.share != received.record.partition:
+            why = (
+                f"found batch {sequence} of share {message.share}, expected batch {expected}; batches follow each other "
+                "without a gap"
             )
+            self._doubt(received.record, why)
+            return [Foreign(received.record, why)]
+        if isinstance(message, Experience):
+            share.experiences.append(received)
+            return []
+        return self._close(received, message)
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        """A record that cannot be decoded was passed over. ContractError if the next batch is not complete without
+        it."""
+        self._doubt(record, error.text)
+
+    def _close(self, received: Received, manifest: BatchManifest) -> list[Foreign]:
+        share = self._shares[received.record.partition]
+        chosen = _chosen(share.experiences, manifest, len(self._shares))
+        # An empty one needs nothing to fit.
+        if chosen is None or (not chosen and not self._log.is_committed(manifest.batch_sequence)):
+            digest = codec.digest_of_experiences(one.record.value or b"" for one in share.experiences)
+            why = (
+                f"batch {manifest.batch_sequence}: found {len(share.experiences)} experiences with digest {digest}, "
+                f"expected {manifest.count} with {manifest.digest}"
+            )
+            share.manifests.append(received)
+            self._doubt(received.record, why)
+            return []
+        others = [one for one in share.experiences if not any(one is taken for taken in chosen)] + share.manifests
+        experiences = tuple(one.message for one in chosen if isinstance(one.message, Experience))
+        share.closed.append((manifest, experiences, received.record.offset + 1))
+        share.experiences, share.manifests = [], []
+        share.num_closed += 1
+        share.next_sequence += 1
+        return [
+            Foreign(one.record, f"it is not what the manifest of batch {manifest.batch_sequence} names")
+            for one in others
+        ]
+
+    def _doubt(self, record: Record, why: str) -> None:
+        """Something does not fit: either it is foreign, or the next batch of the share is damaged."""
+        share = self._shares[record.partition]
+        sequence = share.next_sequence
+        if share.found_to_close == sequence or not self._log.is_committed(sequence):
+            return
+        experiences = list(share.experiences)
+        for received in self._log.after(record):
+            match received.message:
+                case Experience(batch_sequence=found) if found == sequence:
+                    experiences.append(received)
+                case BatchManifest(batch_sequence=found) as manifest if found == sequence:
+                    if _chosen(experiences, manifest, len(self._shares)) is not None:
+                        share.found_to_close = sequence
+                        return
+        raise ContractError(
+            f"{why}; batch {sequence} cannot be completed from what is on the log: the log is damaged",
+            where=str(record),
+        )
 
     @property
     def num_ready(self) -> int:
         """Batches that are complete in every share."""
         return min(len(share.closed) for share in self._shares)
+
+    def num_closed(self, share: int) -> int:
+        """Batches that were complete in a share so far."""
+        return self._shares[share].num_closed
 
     def take(self) -> Batch | None:
         """The next complete batch."""
@@ -90,3 +184,23 @@ class BatchAssembly:
             manifests=tuple(manifest for manifest, _, _ in heads),
             positions=tuple(position for _, _, position in heads),
         )
+
+
+def _chosen(found: Sequence[Received], manifest: BatchManifest, num_shares: int) -> Sequence[Received] | None:
+    """The experiences that a manifest names, out of those that may be; None if they are not there."""
+    if manifest.num_shares != num_shares:
+        return None
+    if _digest(found) == manifest.digest and len(found) == manifest.count:
+        return found
+    at: list[dict[bytes, Received]] = [{} for _ in range(manifest.count)] if manifest.count <= len(found) else []
+    for one in found:
+        if isinstance(one.message, Experience) and one.message.position < len(at):
+            at[one.message.position].setdefault(one.record.value or b"", one)
+    if len(at) != manifest.count or math.prod(map(len, at)) > MAX_CHOICES:
+        return None
+    ways = itertools.product(*(some.values() for some in at))
+    return next((way for way in ways if _digest(way) == manifest.digest), None)
+
+
+def _digest(experiences: Sequence[Received]) -> str:
+    return codec.digest_of_experiences(one.record.value or b"" for one in experiences)

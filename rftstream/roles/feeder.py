@@ -161,7 +161,7 @@ class FeederStep:
                 self._retries.taken_back(received.record.key or b"")
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        raise error
+        raise error  # of an outcome: without it nobody can say how many groups there are
 
     def _check_manifest(self) -> None:
         """A new run gets its manifest; one that goes on has to be the same run."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -41,6 +41,7 @@ from rftstream.messages import (
 )
 from rftstream.models import ModelSpec
 from rftstream.roles.assembly import Batch, BatchAssembly
+from rftstream.roles.assembly import BatchAssembly, CommittedBatches
 from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
@@ -53,6 +54,7 @@ from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
 from rftstream.runtime.role import Log, Publish, Received, Transaction
+from rftstream.runtime.role import FOREVER, Foreign, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import Taken, WeightsPublisher
@@ -121,7 +123,8 @@ class TrainerStep:
         self._trim_due = False
         """After a checkpoint, until it is said and done what goes."""
         self._finished_said = False
-        self._assembly = BatchAssembly(self._settings.shares, 0)
+        self._assembly: BatchAssembly | None = None
+        """Known once it has recovered."""
         self._end.forget()
         self._next: Progress | None = None
         """What `committed` makes the progress, once the transaction is on the log."""
@@ -176,7 +179,7 @@ class TrainerStep:
             self._held_out.begin(log_)
         if not self._progress.positions:
             self._progress.positions = begins
-        self._assembly = BatchAssembly(self._settings.shares, self._progress.version)
+        self._assembly = BatchAssembly(self._settings.shares, self._progress.version, CommittedBatches(log_))
         log.info("starts from version %d (epoch %d)", self._progress.version, self._epoch)
         return {
             **dict(zip(places, self._progress.positions, strict=True)),
@@ -203,10 +206,11 @@ class TrainerStep:
 
     # ------------------------------------------------------------------------------------------ reading
 
-    def absorb(self, received: Received) -> None:
+    def absorb(self, received: Received) -> Sequence[Foreign] | None:
         match received.message:
             case Experience() | BatchManifest():
-                self._assembly.add(received)
+                assert self._assembly is not None, "nobody reads batches before"
+                return self._assembly.add(received)
             case StepRecord() as step:
                 self._versions.record(step)
             case WeightsAnnounced() as announced:
@@ -221,10 +225,12 @@ class TrainerStep:
                 self._keeping.absorb(trimmed)
             case None if received.record.key == b"end":
                 self._end.ended = None
+        return None
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         if record.topic == "batches":
-            raise error  # a batch that can't be read can't be left out: it has a version
+            assert self._assembly is not None, "nobody reads batches before"
+            self._assembly.undecodable(record, error)
 
     # ------------------------------------------------------------------------------------------ training
 
@@ -279,7 +285,7 @@ class TrainerStep:
         """Begins the update after `progress`, if there is a batch for it."""
         if self._paused or (self._end.comes_by_itself(progress) and self._published):
             return False
-        batch = self._assembly.take()
+        batch = self._assembly.take() if self._assembly is not None else None
         if batch is None:
             return False
         self._touched = True
@@ -315,7 +321,7 @@ class TrainerStep:
         no_signal = self._signal.look(values)
         self._stop = self._too_many_skips(following, batch) or (no_signal if reason is None else None)
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
-        waits = not self._assembly.num_ready
+        waits = not self._num_ready
         publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
         taken = self._take(name) if publish_now else None
         self._waited_since = self._clock.now()
@@ -490,13 +496,17 @@ class TrainerStep:
         return ask
 
     @property
+    def _num_ready(self) -> int:
+        return self._assembly.num_ready if self._assembly is not None else 0
+
+    @property
     def full(self) -> bool:
-        return self._assembly.num_ready >= BATCHES_AHEAD
+        return self._num_ready >= BATCHES_AHEAD
 
     def idle_s(self) -> float:
         if self._underway is not None:
             return 0.0  # it waits by itself
-        return self._keeping.again_in_s() if self._assembly.num_ready == 0 or self._paused else 0.0
+        return self._keeping.again_in_s() if self._num_ready == 0 or self._paused else 0.0
 
     @property
     def busy(self) -> bool:
@@ -520,7 +530,7 @@ class TrainerStep:
             log.warning("leaves without a checkpoint of version %d: %s", version, error)
 
     def health(self) -> Mapping[str, object]:
-        return {"version": self._progress.version, "batches_ready": self._assembly.num_ready}
+        return {"version": self._progress.version, "batches_ready": self._num_ready}
 
     def close(self) -> None:
         self._abandon()

@@ -74,6 +74,8 @@ class ConcurrentService(Service):
         self._trackers: dict[TopicPartition, tuple[int, PartitionTracker]] = {}
         self._in_hand: dict[int, _InHand] = {}
         self._next_number = 0
+        self._followed: list[Record] = []
+        """Of `control` and what it follows: read, and not looked at."""
         self._polled: list[Record] = []
         """Delivered, and not begun."""
         self._results: list[_Result] = []
@@ -173,8 +175,10 @@ class ConcurrentService(Service):
 
     def _follow(self) -> bool:
         assert self._reader is not None
-        records = self._reader.poll()
-        for record in records:
+        self._followed += self._reader.poll()
+        num_followed = len(self._followed)
+        while self._followed:  # judging a record may ask the log, which may not answer for now
+            record = self._followed[0]
             received = self.decode(record)
             if isinstance(received, ContractError):
                 log.error("%s; skipped", received)
@@ -182,7 +186,8 @@ class ConcurrentService(Service):
                 self.control(received)
             else:
                 self.step.follow(received)
-        return bool(records)
+            del self._followed[0]
+        return bool(num_followed)
 
     def _join(self) -> None:
         self._new_producer()

@@ -30,7 +30,7 @@ from rftstream.runtime.evaluation import LOOK_S, SAY_S, Say, chosen_evaluations,
 from rftstream.runtime.manifest import make_manifest
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.runtime.service import begin_positions, build_service
-from rftstream.runtime.trial import VERSION_0, publish_version_0
+from rftstream.runtime.trial import VERSION_0, claim_of_version_0, publish_version_0
 from rftstream.sections import RunConfig
 from rftstream.tasksets.open import open_taskset
 from rftstream.transport.base import Transport
@@ -163,12 +163,14 @@ def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, a
     tasksets = {f"taskset.{name}": "" for name in config.tasksets}
     messages: list[tuple[str, Message]] = [
         ("control", make_manifest(config, folder.run_id, tasksets, announced.announced_at)),
+        ("control", claim_of_version_0()),
         ("weights", announced),
         ("control", RunFinished(reason="steps", name=VERSION_0, finished_at=announced.announced_at)),
     ]
     producer = transport.producer("evaluate")
     producer.start()
-    producer.commit([codec.to_record(one, topic, 0, run=folder.run_id) for topic, one in messages])
+    epoch = VERSION_0.trainer_epoch
+    producer.commit([codec.to_record(one, topic, 0, run=folder.run_id, writer_epoch=epoch) for topic, one in messages])
     producer.close()
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rftstream import codec
-from rftstream.errors import ContractError
 from rftstream.messages import (
     Claim,
     EvalResult,
@@ -23,6 +21,7 @@ from rftstream.messages import (
     Trimmed,
     VersionName,
 )
+from rftstream.runtime.inforce import RecordsInForce
 from rftstream.runtime.role import Log
 from rftstream.transport.base import Reader, Record, TopicPartition, Transport
 from rftstream.weights.lineage import Lineage
@@ -80,8 +79,8 @@ class ControlView:
 
 def read_control(transport: Transport, *, settled: bool = False) -> ControlView:
     """`control` from its beginning to its end; `settled` as for `Admin.end_offsets`."""
-    view = ControlView()
-    for record, message in decodable(Log(transport).read("control", settled=settled)):
+    view, log = ControlView(), Log(transport)
+    for record, message in log.rule.messages(log.read("control", settled=settled)):
         view.absorb(record.key, message)
     return view
 
@@ -151,6 +150,9 @@ class Observer:
         self.reader: Reader = transport.reader({TopicPartition(topic, 0): 0 for topic in OBSERVED})
         self.control = ControlView()
         self.curve = Curve()
+        self._rule = RecordsInForce(transport)
+        self._polled: deque[Record] = deque()
+        """Read, and not looked at: judging a record may ask the log, which may not answer for now."""
 
     def catch_up(self) -> None:
         """Reads to where the topics end now: one `poll` alone sees what has arrived."""
@@ -164,24 +166,19 @@ class Observer:
     def poll(self) -> list[StepRecord | EvalResult]:
         """All that is new: trained steps in force and evaluations."""
         news: list[StepRecord | EvalResult] = []
-        while records := self.reader.poll():
-            for record, message in decodable(records):
+        self._polled.extend(self.reader.poll())
+        while self._polled:
+            for record, message in self._rule.messages([self._polled[0]]):
                 if record.topic == "control":
                     self.control.absorb(record.key, message)
-                    continue
-                if isinstance(message, EvalResult) or (isinstance(message, StepRecord) and self.curve.absorb(message)):
+                elif isinstance(message, EvalResult) or (
+                    isinstance(message, StepRecord) and self.curve.absorb(message)
+                ):
                     news.append(message)
+            self._polled.popleft()
+            if not self._polled:
+                self._polled.extend(self.reader.poll())
         return news
 
     def close(self) -> None:
         self.reader.close()
-
-
-def decodable(records: Iterable[Record]) -> Iterator[tuple[Record, Message | None]]:
-    """Records with their messages, None for tombstones. What cannot be decoded is left out: looking on must not end a
-    run, and roles pass it over, too, and say so."""
-    for record in records:
-        try:
-            yield record, None if record.value is None else codec.from_record(record)
-        except ContractError:
-            continue

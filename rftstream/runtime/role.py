@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from rftstream import codec
 from rftstream.clock import Clock
-from rftstream.errors import ContractError
+from rftstream.errors import ContractError, ForeignRecord
 from rftstream.messages import Claim, DeadLetter, Message, RolloutIds
+from rftstream.runtime.inforce import RecordsInForce
 from rftstream.runtime.runs import RunFolder, open_store
 from rftstream.sections import RunConfig
 from rftstream.topics import MAX_RECORD_BYTES
@@ -81,6 +82,14 @@ class Saved:
     outputs: tuple[Publish, ...]
     leaves: bool = False
     """Once this is on the log the item is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A record that a step found to be no part of what it reads: it goes to `dead`, and the run goes on."""
+
+    record: Record
+    why: str
 
 
 class ConcurrentStep(Protocol):
@@ -144,12 +153,14 @@ class SingleStep(Protocol):
     def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Builds its state from the log (again, after a lost producer); says from where it reads on."""
 
-    def absorb(self, received: Received) -> None: ...
+    def absorb(self, received: Received) -> Sequence[Foreign] | None:
+        """A record in force. Returns those that turn out to be foreign, if any: this one, or some from before."""
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         """A record of this topic whose body cannot be decoded; the loop dead-letters it with the next transaction.
 
-        Foreign records (of no contract of the topic) are dead-lettered without the step ever hearing of them."""
+        Foreign records (of no contract of the topic, or not in force) are dead-lettered without the step ever hearing
+        of them."""
 
     @property
     def full(self) -> bool:
@@ -221,10 +232,12 @@ class RoleContext:
 
 
 class Log:
-    """Reading the log outside the loop: what a recovering role does."""
+    """Reading the log outside the loop: what a recovering role does, and everybody who looks at a run."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, rule: RecordsInForce | None = None) -> None:
+        """`rule`: that of a reader which goes on where this one ends."""
         self.transport = transport
+        self.rule = rule or RecordsInForce(transport)
 
     def read(
         self,
@@ -254,12 +267,20 @@ class Log:
             reader.close()
 
     def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
-        """As `read`, decoded; tombstones have no message. Records of foreign contracts are passed over."""
+        """As `read`, decoded; tombstones have no message. Records of foreign contracts, and those that are not in force,
+        are passed over. ContractError for one that cannot be decoded and cannot be done without."""
         for record in self.read(topic, start=start):
             if record.value is not None and codec.is_foreign(record):
                 log.error("%s: of no contract of this topic; passed over", record)
                 continue
-            yield Received(record, None if record.value is None else codec.from_record(record))
+            try:
+                yield Received(record, self.rule.decode(record))
+            except ForeignRecord as error:
+                log.error("%s; passed over", error)
+
+    def in_force(self, topic: str) -> Iterator[tuple[Record, Message | None]]:
+        """As `messages`, for who only looks on: without a word, and without what cannot be decoded."""
+        return self.rule.messages(self.read(topic))
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:
         return self.transport.admin.end_offsets(topic)

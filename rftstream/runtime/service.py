@@ -18,6 +18,7 @@ from rftstream import codec, metrics, plugins
 from rftstream.clock import Clock
 from rftstream.errors import ConfigError, ContractError, ProducerLost, TransportError
 from rftstream.messages import Claim, DesiredState, RunFinished, RunManifest, RunState
+from rftstream.runtime.inforce import RecordsInForce
 from rftstream.runtime.manifest import check_worker
 from rftstream.runtime.role import Publish, Received, Role, RoleContext
 from rftstream.runtime.runs import RunFolder
@@ -56,6 +57,7 @@ class Service:
         self.finished: RunFinished | None = None
         self.desired = DesiredState.running
         self.claims: dict[str, Claim] = {}
+        self.rule = RecordsInForce(self.transport)
         self.last_progress_at = self.clock.now()
         self._draining = False
         self._retry_at = 0.0
@@ -172,15 +174,13 @@ class Service:
                 pass
 
     def decode(self, record: Record) -> Received | ContractError:
-        """The record with its message, or why there is none."""
+        """The record with its message, or why there is none: ForeignRecord if it is not in force."""
         counter = self._records_in.get(record.topic)
         if counter is None:
             counter = self._records_in[record.topic] = metrics.RECORDS_IN.labels(self.role, record.topic)
         counter.inc()
-        if record.value is None:
-            return Received(record, None)
         try:
-            return Received(record, codec.from_record(record))
+            return Received(record, self.rule.decode(record))
         except ContractError as error:
             return error
 

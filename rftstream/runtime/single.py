@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 from rftstream import codec, metrics
-from rftstream.errors import ContractError, ProducerLost, RftError, TakenOver, TransportError
+from rftstream.errors import ContractError, ForeignRecord, ProducerLost, RftError, TakenOver, TransportError
 from rftstream.ids import derive_seed
 from rftstream.messages import Claim, DesiredState
 from rftstream.runtime.observer import read_control
@@ -191,9 +191,11 @@ class SingleService(Service):
         ends = self.transport.admin.end_offsets("control", settled=settled)
         while any(self._reader.position(place) < end for place, end in ends.items()):
             records = self._reader.poll()
-            for record in records:
-                if record.topic == "control":
-                    self._absorb_control(self.decode(record))
+            with self._or_again(records) as taken:
+                for record in records:
+                    if record.topic == "control":
+                        self._absorb_control(self.decode(record))
+                    taken.append(record)
             if not records:
                 self.transport.wait([self._reader], 0.05)
 
@@ -202,6 +204,18 @@ class SingleService(Service):
             log.error("%s; skipped", received)
             return
         self.control(received)
+
+    @contextmanager
+    def _or_again(self, records: Sequence[Record]) -> Iterator[list[Record]]:
+        """Of what was polled, `control` is read again from the first record on that was not taken."""
+        taken: list[Record] = []
+        try:
+            yield taken
+        except TransportError:
+            left = next((record for record in records[len(taken) :] if record.topic == "control"), None)
+            if left is not None and self._reader is not None:
+                self._reader.seek(left.place, left.offset)
+            raise
 
     def _check_taken_over(self) -> None:
         """Raises TakenOver if somebody else's claim is newer than what this process knows."""
@@ -238,7 +252,7 @@ class SingleService(Service):
         self._letters = []
         self._buried = None
         with self._unless_taken_over():
-            positions: Mapping[TopicPartition, int] = self.step.recover(Log(self.transport), self.claim)
+            positions: Mapping[TopicPartition, int] = self.step.recover(Log(self.transport, self.rule), self.claim)
         if self._reader is not None:
             control = {place: self._reader.position(place) for place in self.transport.admin.end_offsets("control")}
             self._reader.close()
@@ -259,9 +273,10 @@ class SingleService(Service):
             (self._reader.pause if self._full else self._reader.resume)(self._consumed)
         records = self._reader.poll()
         try:
-            with self._unless_taken_over():
+            with self._or_again(records) as taken, self._unless_taken_over():
                 for record in records:
                     self._take(record)
+                    taken.append(record)
         except TransportError:
             self._recovered = False  # what was polled is not delivered again, so everything is read anew
             raise
@@ -285,19 +300,19 @@ class SingleService(Service):
         if isinstance(received, ContractError):
             self._bury(record, received)
         else:
-            self.step.absorb(received)
+            for foreign in self.step.absorb(received) or ():
+                self._bury(foreign.record, ForeignRecord(f"foreign: {foreign.why}", where=str(foreign.record)))
 
     def _bury(self, record: Record, error: ContractError) -> None:
-        letter = dead_letter(
-            record, role=self.role, reason="undecodable", detail=str(error), tries=1, now=self.clock.now()
-        )
+        reason = "foreign" if isinstance(error, ForeignRecord) else "undecodable"
+        letter = dead_letter(record, role=self.role, reason=reason, detail=str(error), tries=1, now=self.clock.now())
         if record.topic not in self.declaration.consumes:
             log.error("%s; passed over", error)
         elif not self._is_buried(letter):
             log.error("%s; message sent to dead", error)
-            metrics.DEAD.labels(self.role, "undecodable").inc()
+            metrics.DEAD.labels(self.role, reason).inc()
             self._letters.append(letter)
-        if not codec.is_foreign(record):
+        if not codec.is_foreign(record) and not isinstance(error, ForeignRecord):
             self.step.undecodable(record, error)
 
     def _is_buried(self, letter: Publish) -> bool:

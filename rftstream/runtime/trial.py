@@ -7,6 +7,9 @@ children as in a verifier.
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -14,7 +17,7 @@ from rftstream import codec, plugins
 from rftstream import config as configs
 from rftstream.clock import SystemClock
 from rftstream.errors import ConfigError
-from rftstream.messages import Message, StepRecord, TasksEnded, VerifiedRollout, VersionName, WeightsAnnounced
+from rftstream.messages import Claim, Message, StepRecord, TasksEnded, VerifiedRollout, VersionName, WeightsAnnounced
 from rftstream.modelfolder import prepare_model
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.runtime.service import Service, begin_positions, build_service
@@ -95,16 +98,26 @@ def publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, 
         backend.close()
 
 
+def claim_of_version_0() -> Claim:
+    """Where no trainer takes the role: the version is in force by its claim alone."""
+    epoch = VERSION_0.trainer_epoch
+    return Claim(role="trainer", epoch=epoch, host=socket.gethostname(), pid=os.getpid(), process="rftstream",
+                 claimed_at=time.time())  # fmt: skip
+
+
 def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, announced: WeightsAnnounced) -> None:
     record = StepRecord(
         name=VERSION_0, batch_sequence=None, positions=(0,) * config.trainer.shares, trained_groups=0,
         trained_rollouts=0, weights_digest=announced.weights_digest, metrics={}, resumed=True,
         recorded_at=announced.announced_at,
     )  # fmt: skip
-    messages: dict[str, Message] = {"weights": announced, "steps": record}
+    messages: dict[str, Message] = {"control": claim_of_version_0(), "weights": announced, "steps": record}
     producer = transport.producer("try")
     producer.start()
-    producer.commit([codec.to_record(one, topic, 0, run=folder.run_id) for topic, one in messages.items()])
+    producer.commit([
+        codec.to_record(one, topic, 0, run=folder.run_id, writer_epoch=VERSION_0.trainer_epoch)
+        for topic, one in messages.items()
+    ])  # fmt: skip
     producer.close()
 
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,9 @@ from rftstream.messages import (
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.sections import RunConfig
+from rftstream.testing.played import played_records
 from rftstream.topics import TOPICS, Width
-from rftstream.transport.base import NewRecord, Record, Transport
+from rftstream.transport.base import NewRecord, Position, Record, TopicPartition, Transport
 from rftstream.transport.memory import MemoryLog
 from rftstream.weights.store import ObjectStore
 
@@ -84,17 +85,28 @@ class MemoryRun:
     # ------------------------------------------------------------------------------------------ writing
 
     def put(self, topic: str, *messages: Message, partition: int | None = None) -> None:
-        """Messages in one transaction; each on the partition where it belongs, unless one is given."""
-        self.put_raw(*(
-            codec.to_record(one, topic, self._partition(topic, one) if partition is None else partition,
-                            run=self.folder.run_id)
-            for one in messages
-        ))  # fmt: skip
+        """Messages in one transaction, written as their role would write them; each on the partition where it belongs,
+        unless one is given."""
+        entries = [
+            (topic, self._partition(topic, one) if partition is None else partition, one) for one in messages
+        ]  # fmt: skip
+        manifests = [one for one in messages if isinstance(one, BatchManifest)]
+        positions = self._of_the_buffer(manifests[-1]) if manifests else {}
+        self._commit(played_records(self.transport(), self.folder.run_id, entries), positions)
 
     def put_raw(self, *records: NewRecord) -> None:
+        self._commit(records, {})
+
+    def _commit(self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position]) -> None:
         producer = self.log.connect("test").producer("test")
         producer.start()
-        producer.commit(records)
+        producer.commit(records, positions=positions, group="buffer" if positions else None)
+
+    def _of_the_buffer(self, manifest: BatchManifest) -> dict[TopicPartition, Position]:
+        """What it commits with a batch: which one comes next."""
+        committed = Log(self.transport()).committed("buffer")
+        metadata = f"{manifest.batch_sequence + 1} {int(manifest.last)}"
+        return {place: Position(one.offset, f"{one.offset} {metadata}") for place, one in committed.items()}
 
     def put_manifest(self) -> None:
         """What the feeder writes first, and everybody else waits for."""

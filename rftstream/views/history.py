@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rftstream.messages import EvalResult, StepRecord
-from rftstream.runtime.observer import decodable
 from rftstream.runtime.role import Log
 from rftstream.weights.lineage import Lineage
 
@@ -48,7 +47,7 @@ def read_history(log: Log) -> History:
     current: StepRecord | None = None
     gaps: list[tuple[float, float]] = []
     longest_s = LEAST_PAUSE_S
-    for _, message in decodable(log.read("steps")):
+    for _, message in log.in_force("steps"):
         if not isinstance(message, StepRecord) or not lineage.accepts(message.name.trainer_epoch):
             continue
         before, current = current, message
@@ -65,7 +64,7 @@ def read_history(log: Log) -> History:
                 longest_s = max(longest_s, message.recorded_at - before.recorded_at)
     results = {
         (result.name.version, result.evaluation): result
-        for _, result in decodable(log.read("evals"))
+        for _, result in log.in_force("evals")
         if isinstance(result, EvalResult) and lineage.in_force(result.name)
     }
     steps = {step.name.version: step for step in found if lineage.in_force(step.name)}

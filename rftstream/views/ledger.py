@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rftstream import codec
 from rftstream.errors import ContractError
-from rftstream.messages import GroupResult
+from rftstream.messages import GroupResult, StepRecord
 from rftstream.runtime.role import Log
 from rftstream.runtime.tracker import decode_finished
 from rftstream.transport.base import Position, Record, TopicPartition
@@ -35,7 +34,6 @@ from rftstream.views.rows import (
     column,
     digest,
     headers_of,
-    integer,
     twin_key,
 )
 
@@ -178,15 +176,13 @@ def read_steps(log: Log) -> InForce:
     """A newer trainer that starts from version b takes what older ones wrote beyond b out of force."""
     newest = (0, 0, 0)
     keys = array("Q")
-    for record in log.read("steps", bodies=False):
-        headers = headers_of(record)
-        key = None if codec.is_foreign(record) else twin_key("steps", headers)
-        if key is None:
+    for record, step in log.in_force("steps"):
+        key = twin_key("steps", headers_of(record))
+        if key is None or not isinstance(step, StepRecord):
             continue
         keys.append(digest(key))
-        epoch, version, groups = (integer(headers.get(name)) for name in ("trainer_epoch", "version", "trained_groups"))
-        if epoch >= newest[0]:
-            newest = (epoch, version, groups)
+        if step.name.trainer_epoch >= newest[0]:
+            newest = (step.name.trainer_epoch, step.name.version, step.trained_groups)
     return InForce(*newest, twins=repeated(np.frombuffer(keys, np.uint64)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rftstream import codec, ids
+from rftstream import ids
 from rftstream.messages import (
     Array,
     BatchManifest,
@@ -32,6 +32,7 @@ from rftstream.messages import (
     VersionSpan,
 )
 from rftstream.runtime.runs import GROUPS
+from rftstream.testing.played import played_records
 from rftstream.topics import TOPICS, num_partitions
 from rftstream.transport.base import NewRecord, Position, TopicPartition, TopicSettings, Transport
 
@@ -65,14 +66,11 @@ class SyntheticLog:
 
     def put_all(self, entries: Iterable[tuple[str, Message, int | None]]) -> None:
         """One transaction."""
-        self._producer.commit(
-            [
-                codec.to_record(
-                    message, topic, self._partition(topic, message) if partition is None else partition, run="synthetic"
-                )
-                for topic, message, partition in entries
-            ]
-        )
+        places = [
+            (topic, self._partition(topic, message) if partition is None else partition, message)
+            for topic, message, partition in entries
+        ]
+        self._producer.commit(played_records(self.transport, "synthetic", places))
 
     def put_raw(self, *records: NewRecord) -> None:
         self._producer.commit(records)

@@ -1,0 +1,45 @@
+"""Records as their roles would write them: under a claimed epoch, so that they are in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rftstream import codec
+from rftstream.messages import Claim, Message, RunFinished, StepRecord, TasksEnded, Trimmed, WeightsAnnounced
+from rftstream.runtime.inforce import RULED
+from rftstream.runtime.observer import read_control
+from rftstream.topics import TOPICS
+from rftstream.transport.base import NewRecord, Transport
+
+
+def played_records(transport: Transport, run: str, entries: Iterable[tuple[str, int, Message]]) -> list[NewRecord]:
+    """Records of topic, partition and message. Before each that needs it, the claims that its writer would have."""
+    entries = list(entries)
+    if not any(topic in RULED for topic, _, _ in entries):
+        return [codec.to_record(message, topic, partition, run=run) for topic, partition, message in entries]
+    claimed = {role: claim.epoch for role, claim in read_control(transport).claims.items()}
+    records: list[NewRecord] = []
+    for topic, partition, message in entries:
+        role, epoch = _writer(topic, message, claimed)
+        last = epoch - 1 if isinstance(message, Claim) else epoch
+        for number in range(claimed.get(role, 0) + 1, last + 1):
+            claim = Claim(role=role, epoch=number, host="", pid=0, process=f"played-{role}", claimed_at=0.0)
+            records.append(codec.to_record(claim, "control", 0, run=run, writer_epoch=number))
+        claimed[role] = max(claimed.get(role, 0), epoch)
+        records.append(codec.to_record(message, topic, partition, run=run, writer_epoch=epoch))
+    return records
+
+
+def _writer(topic: str, message: Message, claimed: dict[str, int]) -> tuple[str, int]:
+    """The role that writes it, and under which epoch."""
+    match message:
+        case Claim():
+            return message.role, message.epoch
+        case WeightsAnnounced() | StepRecord() | RunFinished():
+            return "trainer", message.name.trainer_epoch
+        case Trimmed():
+            return "trainer", max(1, claimed.get("trainer", 0))
+        case TasksEnded() if message.reason != "imported":
+            return "feeder", max(1, claimed.get("feeder", 0))
+    role = TOPICS[topic].writer or ""
+    return role, max(1, claimed.get(role, 0)) if role else 0
