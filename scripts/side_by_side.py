@@ -243,7 +243,7 @@ def looks_of(log: Log, evaluation: str) -> list[Look]:
     """When a version was in the store. Nothing stands still for its evaluation."""
     announced = {
         message.name: message.announced_at
-        for _, message in decodable(log.read("weights")) if isinstance(message, WeightsAnnounced)
+        for _, message in log.in_force("weights") if isinstance(message, WeightsAnnounced)
     }  # fmt: skip
     return [
         Look(one.name.version, announced[one.name], 0.0, one.metrics["mean"])

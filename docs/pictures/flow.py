@@ -76,7 +76,7 @@ ROLES = (
         "trainer",
         "#bb5570",
         (
-            ("roles/", "assembly"),
+            ("runtime/", "assembly"),
             ("roles/", "trainer"),
             ("algorithms/", "grpo, core/"),
             ("backends/", "torch"),

@@ -33,7 +33,7 @@ from rftstream.messages import (
     UnscorableReason,
     VerifiedRollout,
 )
-from rftstream.replay.batches import RecordedBatches
+from rftstream.runtime.batches import RecordedBatches
 from rftstream.replay.recorded import Recorded
 from rftstream.roles.groups import late_outcome
 from rftstream.roles.progress import Progress

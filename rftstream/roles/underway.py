@@ -10,7 +10,7 @@ from typing import Any
 
 from rftstream.backends.base import Update
 from rftstream.clock import Clock
-from rftstream.roles.assembly import Batch
+from rftstream.runtime.assembly import Batch
 from rftstream.roles.progress import Progress
 
 Computed = tuple[Update, dict[str, float]]

@@ -4,11 +4,11 @@ A record is in force if the epoch under which it was written was claimed for the
 follows from what stands before it. Anything else is foreign: somebody else wrote it, or it is damaged. It changes
 nothing for anybody, and is passed over.
 
-- On `control` claims of a role follow one another by one. The first good manifest is the manifest. What the trainer and
-  the feeder say there (`finished`, `trimmed`, `end`) counts under the epoch that is in force at this place, and `trimmed`
-  may contradict neither the log's ends nor what was said before.
+- On `control` claims of a role follow one another by one. The first good manifest is the manifest. What the trainer
+  and the feeder say there (`finished`, `trimmed`, `end`) counts under the epoch that is in force at this place, and
+  `trimmed` may contradict neither the log's ends nor what was said before.
 - On `weights` and `steps` each record names a version of its writer's epoch, newer than the one before.
-- On `batches` a record belongs to the chain of batches, which roles/assembly.py puts together.
+- On `batches` a record belongs to the chain of batches, which assembly.py puts together.
 
 A claim is on the log before anything else of its epoch, but a reader may see another topic first. So on an epoch that
 it does not know it reads `control` to its end, and only then it decides.

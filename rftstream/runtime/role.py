@@ -267,8 +267,8 @@ class Log:
             reader.close()
 
     def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
-        """As `read`, decoded; tombstones have no message. Records of foreign contracts, and those that are not in force,
-        are passed over. ContractError for one that cannot be decoded and cannot be done without."""
+        """As `read`, decoded; tombstones have no message. Records of foreign contracts, and those that are not in
+        force, are passed over. ContractError for one that cannot be decoded and cannot be done without."""
         for record in self.read(topic, start=start):
             if record.value is not None and codec.is_foreign(record):
                 log.error("%s: of no contract of this topic; passed over", record)

@@ -22,6 +22,7 @@ from rftstream.transport.base import Transport
 from rftstream.views import ledger
 from rftstream.views.balance import STAGES, AuditReport, Balance, Lengths
 from rftstream.views.experts import count_experts
+from rftstream.views.foreign import announcements_in_force, batches_in_force
 from rftstream.views.index import Index, read_kept_table
 from rftstream.views.layout import plural
 from rftstream.views.ledger import BATCHED, DEAD, EXPIRED, FILTERED, PENDING, TRAINED, Digests, InForce, Outcomes, Rows
@@ -67,13 +68,15 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
     through = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] < said.sequence), steps.version)
     batches_table = table("batches").where(lambda rows: (rows["number"] < 0) | (rows["number"] >= said.version))
+    batches_table = batches_in_force(log, batches_table, said)
     batches, shares = ledger.rows_of("batches", batches_table), ledger.shares_of(batches_table)
     uses = ledger.uses_of(batches_table)
     verified = ledger.rows_of("verified", standing("verified"), done_by_buffer)
     rollouts = ledger.rows_of("rollouts", standing("rollouts"), done_by_verifiers)
     partials = ledger.rows_of("partials", standing("partials"))
     tasks = ledger.rows_of("tasks", standing("tasks"), done_by_explorers)
-    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback", "weights")]
+    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback")]
+    rest.append(ledger.rows_of("weights", announcements_in_force(log, table("weights"))))
 
     rows = (tasks, rollouts, verified, batches)
     fates = _fates(tasks, rollouts, verified, outcomes, said, through)

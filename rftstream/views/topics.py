@@ -138,13 +138,17 @@ def _refuse_others(config: RunConfig, folder: RunFolder, there: dict[str, TopicS
         )
 
 
+COMPACTED_BEFORE = "control"
+"""Runs that were made before its history decided what is in force have it compacted, and go on with it as it is."""
+
+
 def _differences(name: str, found: TopicSettings, wanted: TopicSettings) -> list[str]:
     texts = []
     if found.partitions != wanted.partitions:
         where = WHERE.get(TOPICS[name].width)
         texts.append(f"has {plural(found.partitions, 'partition')}, expected {wanted.partitions}"
                      f"{f' ({where})' if where else ''}")  # fmt: skip
-    if found.compacted != wanted.compacted:
+    if found.compacted != wanted.compacted and not (found.compacted and name == COMPACTED_BEFORE):
         is_, expected = ("compacted", "not") if found.compacted else ("not compacted", "compacted")
         texts.append(f"is {is_}, expected {expected}")
     if found.max_record_bytes != wanted.max_record_bytes:

@@ -32,6 +32,7 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.runtime.observer import read_control
+from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
@@ -482,7 +483,12 @@ class _Trace:
 
     @cached_property
     def _step_records(self) -> list[Record]:
-        return [one for one in self._headers.all_of("steps") if version_of(one) is not None]
+        in_force = self._in_force("steps")
+        return [one for one in self._headers.all_of("steps") if one.offset in in_force and version_of(one) is not None]
+
+    def _in_force(self, topic: str) -> frozenset[int]:
+        """Offsets of the records that count, on a topic of one partition."""
+        return frozenset(record.offset for record, _ in Log(self._run.transport).in_force(topic))
 
     @cached_property
     def _lineage(self) -> Lineage:
@@ -496,8 +502,9 @@ class _Trace:
     @cached_property
     def _announcements(self) -> dict[VersionName, Record]:
         found: dict[VersionName, Record] = {}
+        in_force = self._in_force("weights")
         for record in self._headers.all_of("weights"):
-            if (name := version_of(record)) is not None:
+            if record.offset in in_force and (name := version_of(record)) is not None:
                 found.setdefault(name, record)
         return found
 

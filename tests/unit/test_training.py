@@ -9,7 +9,7 @@ import pytest
 
 from rftstream import plugins
 from rftstream.messages import Array, BatchManifest, VersionSpan
-from rftstream.roles.assembly import Batch
+from rftstream.runtime.assembly import Batch
 from rftstream.roles.training import Training
 from rftstream.sections import TrainerSection
 from tests.unit import tiny

@@ -105,8 +105,8 @@ class BatchAssembly:
             return [Foreign(received.record, f"it belongs to batch {sequence}, and that is complete")]
         if sequence > expected or message.share != received.record.partition:
             why = (
-                f"found batch {sequence} of share {message.share}, expected batch {expected}; batches follow each other "
-                "without a gap"
+                f"found batch {sequence} of share {message.share}, expected batch {expected}; batches follow each "
+                "other without a gap"
             )
             self._doubt(received.record, why)
             return [Foreign(received.record, why)]
@@ -168,6 +168,10 @@ class BatchAssembly:
     def num_ready(self) -> int:
         """Batches that are complete in every share."""
         return min(len(share.closed) for share in self._shares)
+
+    def open_records(self) -> list[Record]:
+        """What belongs to no complete batch so far."""
+        return [one.record for share in self._shares for one in (*share.experiences, *share.manifests)]
 
     def num_closed(self, share: int) -> int:
         """Batches that were complete in a share so far."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from rftstream import codec
 from rftstream.errors import ContractError, ForeignRecord
-from rftstream.roles.assembly import Batch, BatchAssembly, CommittedBatches
+from rftstream.runtime.assembly import Batch, BatchAssembly, CommittedBatches
 from rftstream.runtime.role import Log, Received
 from rftstream.transport.base import Record, TopicPartition, Transport
 
@@ -21,7 +22,8 @@ class RecordedBatches:
         ends = transport.admin.end_offsets("batches")
         self._shares = [self._read(place, start, ends[place])
                         for place, start in zip(sorted(ends), positions, strict=True)]  # fmt: skip
-        self._assembly = BatchAssembly(len(self._shares), first, CommittedBatches(self._log))
+        self._committed = CommittedBatches(self._log)
+        self._assembly = BatchAssembly(len(self._shares), first, self._committed)
         self.foreign: set[tuple[TopicPartition, int]] = set()
         """Place and offset of what was found to be no part of any batch."""
 
@@ -51,6 +53,20 @@ class RecordedBatches:
             return
         self.foreign.update((one.record.place, one.record.offset) for one in self._assembly.add(received))
 
+    def rest(self) -> None:
+        """Reads what is left, to its end. ContractError as for `next`."""
+        while self.next() is not None:
+            pass
+        for share in self._shares:
+            for record in share:
+                self._add(record)
+        # What was committed meanwhile is complete in the shares that were read last, and not in the others.
+        places = [(one.place, one.offset) for one in self._assembly.open_records() if not self._is_committed(one)]
+        self.foreign.update(places)
+
+    def _is_committed(self, record: Record) -> bool:
+        return self._committed.is_committed(int(record.header("batch_sequence") or 0))
+
     def close(self) -> None:
         for share in self._shares:
             share.close()  # type: ignore[attr-defined]
@@ -65,3 +81,13 @@ class RecordedBatches:
                     self._transport.wait([reader], 0.05)
         finally:
             reader.close()
+
+
+def foreign_places(transport: Transport, positions: Sequence[int], first: int) -> set[tuple[TopicPartition, int]]:
+    """Place and offset of all records of `batches` that are no part of a batch, from batch `first` on, which begins at
+    these positions. What is damaged is not foreign: the rest of the log is left as it is, then."""
+    batches = RecordedBatches(transport, positions, first)
+    with contextlib.suppress(ContractError):
+        batches.rest()
+    batches.close()
+    return batches.foreign
