@@ -31,7 +31,6 @@ from typing import Any
 from rftstream import __version__, config
 from rftstream.messages import WeightsAnnounced
 from rftstream.modelfolder import CONVERTED
-from rftstream.runtime.observer import decodable
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import open_run
 from rftstream.views.history import read_history

@@ -54,6 +54,7 @@ from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
 from rftstream.runtime.assembly import BatchAssembly, CommittedBatches
 from rftstream.runtime.role import Foreign, Log, Publish, Received, Transaction
+from rftstream.runtime.role import FOREVER, Foreign, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import Taken, WeightsPublisher

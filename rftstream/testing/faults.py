@@ -55,6 +55,8 @@ class Faults:
     """A user drains the run."""
     retries: int = 0
     """A user asks for groups to be put back: dead ones, some of them a second time, now and then one that is not."""
+    strangers: int = 0
+    """Somebody writes a record on a topic that a role alone writes (testing/foreign.py)."""
     power_losses: int = 0
     """All processes end at once, and of what was committed the newest may be missing, as from an embedded log."""
 
@@ -63,7 +65,8 @@ _WHERE = {
     "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
     "aborts": {BEFORE_COMMIT, IN_COMMIT, BEFORE_START},
     "unknowns": {BEFORE_COMMIT, IN_COMMIT, MARKING, AFTER_COMMIT}, "silences": {QUESTION, MARKING},
-    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN}, "power_losses": None,
+    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN}, "strangers": {BETWEEN},
+    "power_losses": None,
 }  # fmt: skip
 """Points at which each can happen; None: at all of them."""
 

@@ -18,6 +18,7 @@ from rftstream.runtime.role import Log
 from rftstream.runtime.service import Service, build_service
 from rftstream.sections import RunConfig
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill, PowerLoss
+from rftstream.testing.foreign import ForeignWriter
 from rftstream.testing.memory_run import START_TIME_S, MemoryRun
 from rftstream.views.dead import read_dead, stored_rollouts
 
@@ -89,6 +90,7 @@ class Simulation(MemoryRun):
         self._seen_changes = 0
         self._asked = DesiredState.running
         self._agenda: list[tuple[float, Callable[[], None]]] = []
+        self._foreign = ForeignWriter(self.transport("somebody"), self.folder.run_id, Random(f"foreign {seed}"))
         for role, count in self._counts().items():
             for _ in range(count):
                 self.add(role)
@@ -197,6 +199,12 @@ class Simulation(MemoryRun):
         self.story.append(f"{self._time()} the user: put back {', '.join(stored)}")
         for group, places in stored.items():
             self.put("control", retry_request(group, places if self.random.random() < 0.8 else (), expires_at))
+        self._current = current
+
+    def write_foreign(self) -> None:
+        """Somebody writes what is none of his."""
+        current, self._current = self._current, None
+        self.story.append(f"{self._time()} somebody: {self._foreign.write()}")
         self._current = current
 
     # ------------------------------------------------------------------------------------------ processes
@@ -324,6 +332,8 @@ class Simulation(MemoryRun):
                 self.ask(DesiredState.draining)
             case "retries":
                 self.retry_dead()
+            case "strangers":
+                self.write_foreign()
             case "power_losses":
                 raise PowerLoss(point)
 

@@ -29,10 +29,11 @@ def batches_in_force(log: Log, table: Table, said: Trimmed) -> Table:
         return table
     begins = [begin for _, begin in sorted(log.transport.admin.begin_offsets("batches").items())]
     kept = said.offsets.get("batches") or tuple(begins)
-    foreign = foreign_places(log.transport, [max(pair) for pair in zip(begins, kept, strict=True)], said.version)
+    starts = [max(pair) for pair in zip(begins, kept, strict=True)]
+    foreign = foreign_places(log.transport, starts, said.version)
     return table.where(
         lambda rows: [
-            (TopicPartition("batches", partition), offset) not in foreign
+            offset >= starts[partition] and (TopicPartition("batches", partition), offset) not in foreign
             for partition, offset in zip(rows["partition"].tolist(), rows["offset"].tolist(), strict=True)
         ]
     )

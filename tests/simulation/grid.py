@@ -27,6 +27,9 @@ SLOW = 20.0
 POWER_LOSS_SHARE = 0.25
 """Of the seeds."""
 
+STRANGERS_SHARE = 0.4
+"""Of the seeds."""
+
 UNSCORABLE = f"{__name__}:unscorable_now_and_then"
 
 
@@ -214,7 +217,9 @@ def draw_faults(random: Random) -> Faults:
     roles = random.choice([(), (), (), ("trainer",), ("trainer", "explorer"), ("feeder", "buffer"), ("verifier",)])
     more = 2 if roles else 1
     own = Random(f"power {random.getstate()}")  # so that other seeds stay what they were
+    strange = Random(f"strangers {random.getstate()}")
     return Faults(
+        strangers=strange.randint(1, 8) if strange.random() < STRANGERS_SHARE else 0,
         power_losses=own.randint(1, 3) if own.random() < POWER_LOSS_SHARE else 0,
         share=random.choice([0.01, 0.03, 0.06, 0.12]),
         roles=roles,

@@ -33,6 +33,7 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.testing import Simulation
+from rftstream.testing.foreign import TRANSACTIONAL_ID
 from rftstream.topics import TOPICS
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.transport.memory_transactions import Transaction
@@ -140,6 +141,8 @@ class Laws:
     def _transaction(self, transaction: Transaction) -> None:
         """In the order in which they were committed; what a reader sees in which order is a matter of the marks."""
         new_tasks: list[Task] = []
+        if transaction.transactional_id == TRANSACTIONAL_ID:
+            return  # what somebody else writes changes nothing
         if transaction.group is not None:
             for place, position in transaction.positions.items():
                 self._positions[transaction.group, place] = position.offset

@@ -33,7 +33,9 @@ from rftstream.roles.demonstrations import Cursor, Experts
 from rftstream.roles.feeder import FeederStep
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
+from rftstream.runtime.assembly import CommittedBatches
 from rftstream.runtime.concurrent import ConcurrentService
+from rftstream.runtime.inforce import RecordsInForce
 from rftstream.runtime.recall import Recall
 from rftstream.runtime.role import Log, Transaction
 from rftstream.runtime.single import SingleService
@@ -496,6 +498,28 @@ def half_decided_kept() -> Iterator[None]:
         yield
 
 
+STRANGERS = Faults(share=0.15, strangers=30, kills=2, takeovers=2)
+
+
+def strangers_believed() -> Iterator[None]:
+    """Whatever can be decoded counts, as it did once."""
+    with changed(RecordsInForce, "check", lambda self, record, message: None):
+        yield
+
+
+def chain_not_asked() -> Iterator[None]:
+    """What does not fit into the next batch is its damage, whatever the buffer has committed."""
+
+    def committed(self: CommittedBatches, sequence: int) -> bool:
+        return True
+
+    with (
+        changed(CommittedBatches, "is_committed", committed),
+        changed(CommittedBatches, "after", lambda self, record: iter(())),
+    ):
+        yield
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "positions-before-records": Mutant("commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
@@ -525,6 +549,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, power_after_steps),
     "deletions-given-up": Mutant("what could not be deleted at once is not tried again", deletions_given_up,
                                  Faults(share=0.12, roles=("feeder", "trainer", "evaluator"), kills=20, silences=20)),
+    "strangers-believed": Mutant("records count whoever wrote them", strangers_believed, STRANGERS),
+    "chain-not-asked": Mutant("a foreign record on batches is taken for damage", chain_not_asked, STRANGERS),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
 }  # fmt: skip

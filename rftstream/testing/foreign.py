@@ -1,0 +1,180 @@
+"""Somebody who writes on topics that are not his: what a broken tool, a copy or a stray process leaves on a live log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from random import Random
+
+from rftstream import codec
+from rftstream.messages import (
+    BatchManifest,
+    Claim,
+    Experience,
+    Message,
+    RunFinished,
+    RunManifest,
+    StepRecord,
+    TasksEnded,
+    Trimmed,
+    VersionName,
+    WeightsAnnounced,
+    WeightsKind,
+)
+from rftstream.runtime.inforce import writer_epoch
+from rftstream.runtime.role import Log
+from rftstream.transport.base import NewRecord, Record, Transport
+
+MAX_EPOCH = 2**63 - 1
+TRANSACTIONAL_ID = "foreign"
+
+
+class ForeignWriter:
+    """Writes one foreign record at a time on a topic with one writer, made from what stands there. Each is what only
+    somebody else could write: no role would, under any fault."""
+
+    def __init__(self, transport: Transport, run: str, random: Random) -> None:
+        self._transport = transport
+        self._run = run
+        self._random = random
+
+    def write(self) -> str:
+        """One record; says what it was."""
+        kinds: list[Callable[[], NewRecord | None]] = [
+            self._noise, self._noise, self._copy, self._copy, self._claim, self._finished, self._trimmed, self._end,
+            self._manifest, self._announcement, self._step, self._batch_manifest, self._batch_manifest,
+            self._experience,
+        ]  # fmt: skip
+        self._random.shuffle(kinds)
+        for make in kinds:
+            if (record := make()) is not None:
+                producer = self._transport.producer(TRANSACTIONAL_ID)
+                producer.start()
+                producer.commit([record])
+                producer.close()
+                return f"{make.__name__.strip('_')} on {record.topic}[{record.partition}]"
+        return "nothing, for there is nothing yet"
+
+    def _some(self, topic: str, kind: type | None = None) -> tuple[Record, Message] | None:
+        """Any good record of ours that is there."""
+        found = [
+            (record, message)
+            for record, message in Log(self._transport).in_force(topic)
+            if message is not None and (kind is None or isinstance(message, kind))
+        ]
+        return self._random.choice(found) if found else None
+
+    def _raw(self, message: Message, topic: str, epoch: int, partition: int = 0) -> NewRecord:
+        return codec.to_record(message, topic, partition, run=self._run, writer_epoch=epoch)
+
+    # ------------------------------------------------------------------------------------------ on any of them
+
+    def _noise(self) -> NewRecord | None:
+        """Random bytes under the headers of a record that is there."""
+        topic = self._random.choice(["batches", "weights", "steps", "control"])
+        found = self._some(topic)
+        if found is None:
+            return None
+        record = found[0]
+        return NewRecord(topic, record.partition, record.key, self._random.randbytes(40), record.headers)
+
+    def _copy(self) -> NewRecord | None:
+        """What was said once is said again."""
+        topic = self._random.choice(["batches", "batches", "weights", "steps"])
+        found = self._some(topic)
+        if found is None:
+            return None
+        record = found[0]
+        return NewRecord(topic, record.partition, record.key, record.value, record.headers)
+
+    # ------------------------------------------------------------------------------------------ control
+
+    def _claim(self) -> NewRecord:
+        role = self._random.choice(["feeder", "buffer", "trainer"])
+        epoch = self._random.choice([MAX_EPOCH, 2**40, 1000])
+        claim = Claim(role=role, epoch=epoch, host="elsewhere", pid=1, process="foreign", claimed_at=0.0)
+        return self._raw(claim, "control", epoch)
+
+    def _finished(self) -> NewRecord:
+        epoch = self._strange_epoch()
+        name = VersionName(trainer_epoch=epoch, version=1)
+        return self._raw(RunFinished(reason="foreign", name=name, finished_at=0.0), "control", epoch)
+
+    def _trimmed(self) -> NewRecord | None:
+        """Under the trainer's epoch, and beyond the end of the log."""
+        found = self._some("control", Claim)
+        if found is None:
+            return None
+        newest = max(
+            (one.epoch for _, one in Log(self._transport).in_force("control")
+             if isinstance(one, Claim) and one.role == "trainer"), default=0,
+        )  # fmt: skip
+        ends = [end for _, end in sorted(self._transport.admin.end_offsets("tasks").items())]
+        return self._raw(Trimmed(
+            name=VersionName(trainer_epoch=newest, version=0), checkpoints=(),
+            offsets={"tasks": tuple(end + 1000 for end in ends)}, version=5, sequence=50,
+        ), "control", newest)  # fmt: skip
+
+    def _end(self) -> NewRecord:
+        return self._raw(TasksEnded(admitted=0, reason="foreign"), "control", self._strange_epoch())
+
+    def _manifest(self) -> NewRecord | None:
+        """A second one, good or not to be decoded."""
+        found = self._some("control", RunManifest)
+        if found is None or not isinstance(found[1], RunManifest):
+            return None
+        record = self._raw(dataclasses.replace(found[1], seed=12345, partitions=99), "control", 1)
+        return record if self._random.random() < 0.5 else dataclasses.replace(record, value=b"\xc1")
+
+    # ------------------------------------------------------------------------------------------ weights and steps
+
+    def _strange_epoch(self) -> int:
+        return self._random.choice([0, 1000, 2**40, MAX_EPOCH])
+
+    def _announcement(self) -> NewRecord | None:
+        found = self._some("weights", WeightsAnnounced)
+        if found is None or not isinstance(found[1], WeightsAnnounced):
+            return None
+        epoch = self._strange_epoch()
+        name = VersionName(trainer_epoch=epoch, version=found[1].name.version + self._random.randint(0, 3))
+        return self._raw(
+            dataclasses.replace(found[1], name=name, kind=WeightsKind.full, parent=None, delta=None, resumed=True),
+            "weights",
+            epoch,
+        )
+
+    def _step(self) -> NewRecord | None:
+        found = self._some("steps", StepRecord)
+        if found is None or not isinstance(found[1], StepRecord):
+            return None
+        epoch = self._strange_epoch()
+        name = VersionName(trainer_epoch=epoch, version=found[1].name.version + self._random.randint(0, 3))
+        return self._raw(dataclasses.replace(found[1], name=name, trained_groups=1000), "steps", epoch)
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    def _batch_manifest(self) -> NewRecord | None:
+        """Of a batch that was, is to come or is far away, with a field that is wrong."""
+        found = self._some("batches", BatchManifest)
+        if found is None or not isinstance(found[1], BatchManifest):
+            return None
+        record, manifest = found[0], found[1]
+        changed = dataclasses.replace(
+            manifest, batch_sequence=manifest.batch_sequence + self._random.choice([0, 1, 1, 2, 1000]),
+            count=manifest.count + self._random.choice([0, 0, 1]), total_groups=10**6,
+        )  # fmt: skip
+        if changed.batch_sequence > manifest.batch_sequence and changed.count == 0:
+            changed = dataclasses.replace(changed, count=1)
+        return self._raw(changed, "batches", writer_epoch(record), record.partition)
+
+    def _experience(self) -> NewRecord | None:
+        """Of another batch than it was in, or in another place."""
+        found = self._some("batches", Experience)
+        if found is None or not isinstance(found[1], Experience):
+            return None
+        record, experience = found[0], found[1]
+        changed = dataclasses.replace(
+            experience, batch_sequence=experience.batch_sequence + self._random.choice([0, 1, 1, 1, 2]),
+            position=experience.position + self._random.choice([0, 0, 1]),
+        )  # fmt: skip
+        return self._raw(changed, "batches", writer_epoch(record), record.partition)
