@@ -16,7 +16,7 @@ from typing import Protocol
 
 from rftstream import codec
 from rftstream.errors import ContractError
-from rftstream.messages import BatchManifest, Experience
+from rftstream.messages import BatchManifest, Experience, StepRecord
 from rftstream.runtime.role import Foreign, Log, Received
 from rftstream.transport.base import Record
 
@@ -61,9 +61,12 @@ class CommittedBatches:
         self._log = log
 
     def is_committed(self, sequence: int) -> bool:
-        """By the position that the buffer commits in the transaction of each batch."""
+        """By the position that the buffer commits in the transaction of each batch, or by a step that trained it."""
         committed = self._log.committed("buffer").values()
-        return any(sequence < int(one.metadata.split()[1]) for one in committed if one.metadata)
+        if any(sequence < int(one.metadata.split()[1]) for one in committed if one.metadata):
+            return True
+        steps = (step for _, step in self._log.in_force("steps") if isinstance(step, StepRecord))
+        return any(step.batch_sequence is not None and sequence <= step.batch_sequence for step in steps)
 
     def after(self, record: Record) -> Iterator[Received]:
         start = {record.place: record.offset + 1}
@@ -196,14 +199,18 @@ def _chosen(found: Sequence[Received], manifest: BatchManifest, num_shares: int)
         return None
     if _digest(found) == manifest.digest and len(found) == manifest.count:
         return found
-    at: list[dict[bytes, Received]] = [{} for _ in range(manifest.count)] if manifest.count <= len(found) else []
+    at: list[list[Received]] = [[] for _ in range(manifest.count)] if manifest.count <= len(found) else []
     for one in found:
         if isinstance(one.message, Experience) and one.message.position < len(at):
-            at[one.message.position].setdefault(one.record.value or b"", one)
+            at[one.message.position].append(one)
     if len(at) != manifest.count or math.prod(map(len, at)) > MAX_CHOICES:
         return None
-    ways = itertools.product(*(some.values() for some in at))
+    ways = (way for way in itertools.product(*at) if _is_in_order(way))
     return next((way for way in ways if _digest(way) == manifest.digest), None)
+
+
+def _is_in_order(way: Sequence[Received]) -> bool:
+    return all(one.record.offset < other.record.offset for one, other in itertools.pairwise(way))
 
 
 def _digest(experiences: Sequence[Received]) -> str:

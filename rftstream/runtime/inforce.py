@@ -16,6 +16,7 @@ it does not know it reads `control` to its end, and only then it decides.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,9 @@ class RecordsInForce:
         self._next_offset = 0
         """On `control`: all below was judged."""
         self._newest: dict[tuple[str, str], tuple[VersionName, int]] = {}
-        """By topic and model: the newest version in force, and where its record stands."""
+        """By topic and model: the newest version, and where the last record stands that is not foreign."""
+        self._names: defaultdict[str, set[VersionName]] = defaultdict(set)
+        """By topic: versions that stand there."""
         self._foreign: dict[tuple[str, int], str] = {}
         """Of topics with one partition: offset -> why the record there is foreign."""
         self._is_compacted: bool | None = None
@@ -151,14 +154,16 @@ class RecordsInForce:
             why = f"a version of trainer epoch {name.trainer_epoch}, written under epoch {epoch}"
         elif not self._is_claimed("trainer", epoch):
             why = _unclaimed("trainer", epoch)
-        elif newest is not None and epoch < newest.trainer_epoch:
-            why = f"its trainer was replaced by epoch {newest.trainer_epoch}"
+        elif name in self._names[record.topic]:
+            why = f"version {name.version} of epoch {epoch} stands there already"
         elif newest is not None and epoch == newest.trainer_epoch and name.version <= newest.version:
             why = f"version {name.version} does not follow version {newest.version} of the same trainer"
         if why is not None:
             self._foreign[place] = why
         else:
-            self._newest[key] = name, record.offset
+            self._names[record.topic].add(name)
+            # What a trainer writes that was replaced is its own, and out of force by the rule of weights/lineage.py.
+            self._newest[key] = (name if newest is None else max(newest, name, key=_in_order)), record.offset
         return why
 
     def _of_control(self, record: Record, message: Message) -> str | None:
@@ -214,6 +219,10 @@ def writer_epoch(record: Record) -> int:
     """The epoch under which a record says it was written; -1 if it says none."""
     text = record.header("writer_epoch") or b""
     return int(text) if text.isdigit() and len(text) < 20 else -1
+
+
+def _in_order(name: VersionName) -> tuple[int, int]:
+    return name.trainer_epoch, name.version
 
 
 def _unclaimed(role: str, epoch: int) -> str:

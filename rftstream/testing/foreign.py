@@ -1,4 +1,4 @@
-"""Somebody who writes on topics that are not his: what a broken tool, a copy or a stray process leaves on a live log."""
+"""Somebody who writes on topics that are not his: what a broken tool or a stray process leaves on a live log."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from rftstream import codec
 from rftstream import config as configs
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch import TorchBackend
@@ -17,6 +16,7 @@ from rftstream.modelfolder import initial_of, model_digests, prepare_model
 from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.runs import RunFolder, create_log, open_store
 from rftstream.sections import RunConfig
+from rftstream.testing.played import played_records
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.weights.publisher import publish
 from rftstream.weights.snapshot import RawTensor, state_digest
@@ -48,7 +48,7 @@ def source_run(folder: Path) -> tuple[RunFolder, dict[int, str]]:
         announced = publish(store, raw, VersionName(trainer_epoch=1, version=version), spec.name, "float32",
                             resumed=not version)  # fmt: skip
         digests[version] = announced.weights_digest
-        producer.commit([codec.to_record(announced, "weights", 0, run="first")])
+        producer.commit(played_records(transport, "first", [("weights", 0, announced)]))
         if version == 1:
             store.delete(announced.object)
     producer.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rftstream import codec
 from rftstream import config as configs
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch import TorchBackend
@@ -22,6 +21,7 @@ from rftstream.runtime.initial import fetch_initial
 from rftstream.runtime.manifest import check_worker, make_manifest
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.sections import RunConfig
+from rftstream.testing.played import played_records
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.follower import WeightsFollower
@@ -57,7 +57,7 @@ def trained(tmp_path: Path) -> Iterator[tuple[RunFolder, ModelSpec, TorchBackend
     for version in range(NUM_VERSIONS):
         name = VersionName(trainer_epoch=1, version=version)
         told.append(publisher.publish(backend.served_tensors(), name, resumed=version == 0))
-        producer.commit([codec.to_record(told[-1], "weights", 0, run="demo")])
+        producer.commit(played_records(transport, "demo", [("weights", 0, told[-1])]))
         if version < NUM_VERSIONS - 1:
             backend.update(tiny.rows(seed=version), grpo, tiny.plan())
     producer.close()
@@ -117,7 +117,7 @@ def test_a_run_trained_as_a_whole_has_no_adapter(tmp_path: Path) -> None:
     producer.start()
     publisher = WeightsPublisher(ObjectStore("file://weights", base=folder.path), spec.name, spec.dtype)
     told = publisher.publish(tiny.backend(spec).served_tensors(), VersionName(trainer_epoch=1, version=0), resumed=True)
-    producer.commit([codec.to_record(told, "weights", 0, run="demo")])
+    producer.commit(played_records(transport, "demo", [("weights", 0, told)]))
     producer.close()
     transport.close()
     result = commands.call("weights", "export", folder.path, "--adapter")

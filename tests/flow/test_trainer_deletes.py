@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.errors import ConfigError, ProducerLost, TakenOver, TransportError, WeightsError
-from rftstream.messages import GroupResult, Trimmed, VersionName, WeightsAnnounced
+from rftstream.messages import Claim, GroupResult, Trimmed, VersionName, WeightsAnnounced
 from rftstream.replay.again import replay
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.rollback import roll_back
@@ -368,6 +368,7 @@ def test_nothing_is_deleted_while_what_was_said_cannot_be_read(tmp_path: Path) -
     scene = Scene(tmp_path / "hidden", **KEEPING)
     trainer = RoleDriver(scene, "trainer")
     trainer.work()
+    scene.put("control", Claim(role="buffer", epoch=1, host="", pid=0, process="buffer", claimed_at=0.0))
     other = scene.transport("other").producer("other")
     other.start()
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rftstream import codec
 from rftstream import config as configs
 from rftstream.messages import VersionName
 from rftstream.modelfolder import prepare_model
@@ -17,6 +16,7 @@ from rftstream.runtime import hub
 from rftstream.runtime.hub import HubPlace
 from rftstream.runtime.published import numbers
 from rftstream.runtime.runs import RunFolder, create_log
+from rftstream.testing.played import played_records
 from rftstream.transport.embedded import EmbeddedTransport
 from rftstream.weights.publisher import WeightsPublisher, object_names
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> Path:
             tensors, VersionName(trainer_epoch=1, version=version), resumed=version == 0, announced_at=1.7e9 + version,
             gone=lambda parent, version=version: gone if version == 6 else (),
         )  # fmt: skip
-        producer.commit([codec.to_record(told, "weights", 0, run="demo")])
+        producer.commit(played_records(transport, "demo", [("weights", 0, told)]))
         changed = {}
         for name, one in tensors.items():
             values = np.frombuffer(one.data, np.float32).copy()

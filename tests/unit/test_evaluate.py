@@ -23,6 +23,7 @@ from rftstream.roles.evaluator import EvaluatorStep
 from rftstream.runtime import evaluation
 from rftstream.runtime.role import Log, Transaction
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_run, open_transport
+from rftstream.testing.played import played_records
 from rftstream.weights.publisher import publish
 
 CONFIG = {
@@ -69,7 +70,7 @@ class Scene:
     def put(self, topic: str, *messages: Message) -> None:
         producer = self.run.transport.producer("test")
         producer.start()
-        producer.commit([codec.to_record(one, topic, 0, run="demo") for one in messages])
+        producer.commit(played_records(self.run.transport, "demo", [(topic, 0, one) for one in messages]))
         producer.close()
 
     def claim(self, **changes: Any) -> None:

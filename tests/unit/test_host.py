@@ -29,6 +29,7 @@ from rftstream.runtime.health import Health, HealthServer
 from rftstream.runtime.manifest import check_worker, data_digests, digests_for, make_manifest
 from rftstream.runtime.runs import RunFolder, create_log, open_transport
 from rftstream.sections import RunConfig
+from rftstream.testing.played import played_records
 
 RUN_FILE = """
 [run]
@@ -222,7 +223,7 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     finished = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=3), finished_at=0.0)
     producer = transport.producer("test")
     producer.start()
-    producer.commit([codec.to_record(finished, "control", 0, run="tiny")])
+    producer.commit(played_records(transport, "tiny", [("control", 0, finished)]))
     transport.close()
     with pytest.raises(TransportError, match=r"waited 0\.1 s for a run of"):
         join()

@@ -18,13 +18,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rftstream
-from rftstream import codec
 from rftstream import config as configs
 from rftstream.errors import ConfigError
 from rftstream.messages import RunFinished, VersionName
 from rftstream.runtime import creation, launch, preflight
 from rftstream.runtime.observer import read_control
 from rftstream.runtime.runs import RunFolder, create_log, open_transport
+from rftstream.testing.played import played_records
 from rftstream.views import listing
 
 RUN_FILE = """
@@ -221,7 +221,7 @@ def make_run(folder: RunFolder, run_file: Path, *, finished: bool) -> None:
         end = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=4), finished_at=0.0)
         producer = transport.producer("test")
         producer.start()
-        producer.commit([codec.to_record(end, "control", 0, run="tiny")])
+        producer.commit(played_records(transport, "tiny", [("control", 0, end)]))
     transport.close()
     launch.write_config(config, folder)
 

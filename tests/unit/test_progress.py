@@ -38,6 +38,7 @@ from rftstream.runtime.observer import Curve, Observer
 from rftstream.runtime.processes import WorkerCommand
 from rftstream.runtime.runs import RunFolder, create_log
 from rftstream.runtime.supervisor import Slot
+from rftstream.testing.played import played_records
 from rftstream.transport.base import Transport
 from rftstream.transport.embedded import EmbeddedTransport
 
@@ -77,6 +78,7 @@ class Scene:
             "tasksets": {"sums": {"source": "arithmetic"}},
         })  # fmt: skip
         create_log(transport, self.config)
+        self._transport = transport
         self.observer = Observer(transport)
         self.slots = [Slot("trainer", WorkerCommand(process="trainer-0", arguments=(), log=Path("x")))]
         self.watch = progress.Watch(self.config, transport, self.observer, self.slots, folder=RunFolder(folder / "r"))
@@ -84,7 +86,7 @@ class Scene:
         self._producer.start()
 
     def publish(self, topic: str, *messages: Message) -> None:
-        self._producer.commit([codec.to_record(message, topic, 0, run="r") for message in messages])
+        self._producer.commit(played_records(self._transport, "r", [(topic, 0, message) for message in messages]))
 
 
 @pytest.fixture

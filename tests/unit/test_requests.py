@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rftstream import codec
 from rftstream.cli import cli
 from rftstream.config import from_dict, to_toml
 from rftstream.messages import DesiredState, RunFinished, VersionName
 from rftstream.runtime.observer import Observer, read_control
 from rftstream.runtime.runs import RunFolder, create_log, open_run, open_transport
+from rftstream.testing.played import played_records
 
 CONFIG = {
     "run": {"name": "asked", "steps": 1},
@@ -71,13 +71,13 @@ def test_what_cannot_be_decoded_takes_nothing_back(folder: RunFolder) -> None:
     finished = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=1), finished_at=0.0)
     producer = run.transport.producer("trainer")
     producer.start()
-    record = codec.to_record(finished, "control", 0, run="asked")
-    producer.commit([record])
-    producer.commit([dataclasses.replace(record, value=b"\xc1")])
+    records = played_records(run.transport, "asked", [("control", 0, finished)])
+    producer.commit(records)
+    producer.commit([dataclasses.replace(records[-1], value=b"\xc1")])
     observer = Observer(run.transport)
     observer.catch_up()
     assert observer.control.finished == read_control(run.transport).finished == finished
-    producer.commit([dataclasses.replace(record, value=None)])
+    producer.commit([dataclasses.replace(records[-1], value=None)])
     observer.catch_up()
     assert observer.control.finished is read_control(run.transport).finished is None
     observer.close()
@@ -89,7 +89,7 @@ def test_nothing_is_asked_of_a_finished_run(folder: RunFolder) -> None:
     finished = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=1), finished_at=0.0)
     producer = run.transport.producer("trainer")
     producer.start()
-    producer.commit([codec.to_record(finished, "control", 0, run=run.run_id)])
+    producer.commit(played_records(run.transport, run.run_id, [("control", 0, finished)]))
     run.transport.close()
     code, said = ask(folder, "pause")
     assert code == 2
