@@ -126,8 +126,7 @@ class BatchAssembly:
     def _close(self, received: Received, manifest: BatchManifest) -> list[Foreign]:
         share = self._shares[received.record.partition]
         chosen = _chosen(share.experiences, manifest, len(self._shares))
-        # An empty one needs nothing to fit.
-        if chosen is None or (not chosen and not self._log.is_committed(manifest.batch_sequence)):
+        if chosen is None or (not chosen and not self._is_empty(received, manifest.batch_sequence)):
             digest = codec.digest_of_experiences(one.record.value or b"" for one in share.experiences)
             why = (
                 f"batch {manifest.batch_sequence}: found {len(share.experiences)} experiences with digest {digest}, "
@@ -153,19 +152,32 @@ class BatchAssembly:
         sequence = share.next_sequence
         if share.found_to_close == sequence or not self._log.is_committed(sequence):
             return
-        experiences = list(share.experiences)
+        if self._closes_behind(record, sequence):
+            share.found_to_close = sequence
+            return
+        raise ContractError(
+            f"{why}; batch {sequence} cannot be completed from what is on the log: the log is damaged",
+            where=str(record),
+        )
+
+    def _is_empty(self, received: Received, sequence: int) -> bool:
+        """Whether a batch has nothing in this share, as its manifest says: nothing needs to fit to an empty one, so
+        anybody could say it."""
+        return self._log.is_committed(sequence) and not self._closes_behind(received.record, sequence, up_to=sequence)
+
+    def _closes_behind(self, record: Record, sequence: int, up_to: int | None = None) -> bool:
+        """Whether a manifest behind the record closes this batch; `up_to`: in front of the manifest of a later one."""
+        experiences = list(self._shares[record.partition].experiences)
         for received in self._log.after(record):
             match received.message:
                 case Experience(batch_sequence=found) if found == sequence:
                     experiences.append(received)
                 case BatchManifest(batch_sequence=found) as manifest if found == sequence:
                     if _chosen(experiences, manifest, len(self._shares)) is not None:
-                        share.found_to_close = sequence
-                        return
-        raise ContractError(
-            f"{why}; batch {sequence} cannot be completed from what is on the log: the log is damaged",
-            where=str(record),
-        )
+                        return True
+                case BatchManifest(batch_sequence=found) if up_to is not None and found > up_to:
+                    return False
+        return False
 
     @property
     def num_ready(self) -> int:
