@@ -40,7 +40,6 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.models import ModelSpec
-from rftstream.roles.assembly import Batch, BatchAssembly, CommittedBatches
 from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
@@ -52,9 +51,8 @@ from rftstream.roles.signal_watch import SignalWatch
 from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
-from rftstream.runtime.assembly import BatchAssembly, CommittedBatches
+from rftstream.runtime.assembly import Batch, BatchAssembly, CommittedBatches
 from rftstream.runtime.role import Foreign, Log, Publish, Received, Transaction
-from rftstream.runtime.role import FOREVER, Foreign, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition
 from rftstream.weights.publisher import Taken, WeightsPublisher

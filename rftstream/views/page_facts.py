@@ -10,7 +10,6 @@ from typing import Any
 
 from rftstream.messages import VerifiedRollout
 from rftstream.rendering import Pieces
-from rftstream.runtime.observer import decodable
 from rftstream.runtime.role import Log
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record
@@ -70,7 +69,7 @@ def read_samples(log: Log, reader: Reader) -> list[ShownSample]:
     records = {str(record): record for record in first[:NUM_SAMPLES]}
     records |= {str(record): record for record in select(log, "verified", last=NUM_SAMPLES)}
     found = [
-        _shown(message, reader) for _, message in decodable(records.values())
+        _shown(message, reader) for _, message in log.rule.messages(records.values())
         if isinstance(message, VerifiedRollout) and message.verdict is not None and message.rollout is not None
     ]  # fmt: skip
     return sorted(found, key=lambda sample: sample.version)

@@ -36,8 +36,8 @@ def finished(epoch: int) -> RunFinished:
 
 def step(version: int, epoch: int) -> StepRecord:
     return StepRecord(
-        name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=version - 1, positions=(0,), trained_groups=0,
-        trained_rollouts=0, weights_digest=None, metrics={}, recorded_at=0.0,
+        name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=version - 1, positions=(0,),
+        trained_groups=0, trained_rollouts=0, weights_digest=None, metrics={}, recorded_at=0.0,
     )  # fmt: skip
 
 
