@@ -187,7 +187,7 @@ def _figure(panel: Panel, axis: Axis) -> Any:
             figure.add_scatter(
                 x=drawn.x, y=drawn.y, name=line.label or panel.title, yaxis="y2" if line.right else "y",
                 line={"color": line.color or COLORS[place % len(COLORS)], "dash": line.dash, "width": 1.8},
-                **style,
+                fillcolor=_pale(line.color) if line.area and line.color else None, **style,
             )  # fmt: skip
     for places, dash in ((axis.resumes, "dot"), (axis.stages, "solid")):
         for x in places[-MAX_MARKS:]:
@@ -210,6 +210,12 @@ def _figure(panel: Panel, axis: Axis) -> Any:
     if not panel.lines:
         figure.update_xaxes(visible=False).update_yaxes(visible=False)
     return figure
+
+
+def _pale(color: str) -> str:
+    """As the pictures fill areas, on light and on dark."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.45)"
 
 
 def _drawn(line: Line, axis: Axis) -> Iterator[tuple[Line, dict[str, Any]]]:

@@ -108,7 +108,8 @@ def test_show_decodes_the_original(run: Path) -> None:
     text = call("show", run, "verifier/rollouts/1/0").stdout
     assert "error, tried 3 times" in text
     assert "ValueError: no" in text
-    assert "assistant: 3" in text
+    tokens = shown["record"]["message"]["segments"][0]["token_ids"]["values"][4:]
+    assert f"assistant: {bytes(tokens).decode()}" in text, "what was sampled, token by token"
     assert call("show", run, "verifier/rollouts/9/9").exit_code == 2
 
 
