@@ -108,8 +108,10 @@ def test_show_decodes_the_original(run: Path) -> None:
     text = call("show", run, "verifier/rollouts/1/0").stdout
     assert "error, tried 3 times" in text
     assert "ValueError: no" in text
-    tokens = shown["record"]["message"]["segments"][0]["token_ids"]["values"][4:]
-    assert f"assistant: {bytes(tokens).decode()}" in text, "what was sampled, token by token"
+    segment = shown["record"]["message"]["segments"][0]
+    pairs = zip(segment["token_ids"]["values"], segment["loss_mask"]["values"], strict=True)
+    said = bytes(token for token, is_sampled in pairs if is_sampled).decode()
+    assert said and f"assistant: {said}" in text, "what was sampled, token by token"
     assert call("show", run, "verifier/rollouts/9/9").exit_code == 2
 
 
