@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.grid import check_seed
-from tests.simulation.mutants import MAX_TICKS, MUTANTS, SINGLES, TRAINERS, WORKERS, caught
+from tests.simulation.mutants import MAX_TICKS, MUTANTS, SINGLES, STRANGERS, TRAINERS, WORKERS, caught
 
 QUICK = {
     "positions-before-records": 1, "read-uncommitted": 3, "epochs-ignored": 0, "partition-of-the-rollout": 0,
     "ids-drawn": 4, "filtered-held": 1, "pieces-left": 0, "nothing-durable": 5, "pieces-of-anybody": 2,
     "passes-forgotten": 19, "half-decided-kept": 1, "stages-ignored": 1, "deletions-given-up": 14,
+    "strangers-believed": 0, "chain-not-asked": 0,
 }  # fmt: skip
 """With the seed that catches it."""
 
@@ -24,7 +25,7 @@ def test_a_rule_left_out_is_noticed(name: str) -> None:
 
 def test_with_all_rules_nothing_is_noticed(tmp_path: Path) -> None:
     """The faults by which some of them are caught break no law by themselves."""
-    for number, faults in enumerate((WORKERS, SINGLES, TRAINERS)):
+    for number, faults in enumerate((WORKERS, SINGLES, TRAINERS, STRANGERS)):
         check_seed(7, tmp_path / f"{number}", faults=faults, max_ticks=MAX_TICKS)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rftstream import config as configs
-from rftstream.messages import EvalResult, GroupResult, StepRecord
+from rftstream.messages import DeadLetter, EvalResult, GroupResult, StepRecord
+from rftstream.runtime.role import Log
 from rftstream.sections import RunConfig
 from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, simulate
@@ -139,6 +140,28 @@ def test_dead_groups_are_put_back_while_much_goes_wrong(tmp_path: Path) -> None:
     assert laws.num_copied > 2
     put_back = [outcome for group, outcome in laws.outcomes.items() if not group.endswith("/0")]
     assert {GroupResult.batched, GroupResult.dead} <= {outcome.result for outcome in put_back}
+
+
+def test_somebody_writes_on_the_topics_of_others(tmp_path: Path) -> None:
+    """A calm run and one full of foreign records train the same batches to the same weights."""
+    settings = {
+        "run__steps": 12,
+        "evaluations": {"held-out": {"source": "arithmetic", "options": {"size": 4}, "every": 4}},
+    }
+    calm = run(tmp_path / "calm", 9, **settings)
+    strange = run(tmp_path / "strange", 9, Faults(share=0.3, strangers=120), **settings)
+    assert strange.plan.happened["strangers"] > 60
+    kinds = {line.partition("somebody: ")[2].partition("[")[0] for line in strange.story if "somebody: " in line}
+    assert {kind.rpartition(" ")[2] for kind in kinds} == {"batches", "weights", "steps", "control"}
+    assert len(kinds) > 10
+
+    def digests(simulation: Simulation) -> list[str | None]:
+        found = Log(simulation.transport()).in_force("steps")
+        return [step.weights_digest for _, step in found if isinstance(step, StepRecord)]
+
+    assert digests(strange) == digests(calm)
+    reasons = {one.reason for one in strange.messages("dead") if isinstance(one, DeadLetter)}
+    assert {"foreign", "undecodable"} <= reasons
 
 
 def test_a_user_drains_the_run(tmp_path: Path) -> None:
