@@ -439,7 +439,7 @@ def test_what_was_said_is_deleted_before_the_trainer_leaves_a_finished_run(tmp_p
     scene, trainer, other = ended_while_hidden(tmp_path)
     assert not trainer.done, "what it has said is still there"
     other.start()
-    trainer.work(within_s=0.999)
+    trainer.work(within_s=1.0)
     assert trainer.done
     assert said_of(scene).name == name(1, 8)
     assert_carried_out(scene)
@@ -476,7 +476,7 @@ def test_killed_when_the_run_is_finished_its_successor_deletes_and_claims_nothin
         scene.clock.advance(float(trimming))
     before = scene.log.num_changes
     other.start()
-    trainer.work(within_s=0.999)
+    trainer.work(within_s=1.0)
     assert trainer.done
     assert_carried_out(scene)
     assert read_control(scene.transport()).claims["trainer"].epoch == 1
