@@ -76,7 +76,7 @@ ROLES = (
         "trainer",
         "#bb5570",
         (
-            ("runtime/", "assembly"),
+            ("roles/", "assembly"),
             ("roles/", "trainer"),
             ("algorithms/", "grpo, core/"),
             ("backends/", "torch"),

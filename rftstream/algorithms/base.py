@@ -137,6 +137,9 @@ class Algorithm(Protocol):
     `needs_spread` says which rewards have to differ for it to learn from them: `group`, those inside some group;
     `batch`, any of the batch (also where it is missing); `none`: it learns from equal ones, or from none.
 
+    `needs_spread` says which rewards have to differ for it to learn from them: `group`, those inside some group;
+    `batch`, any of the batch (also where it is missing); `none`: it learns from equal ones, or from none.
+
     One whose class has `greedy_baseline = True` gets groups whose first sibling was sampled at temperature 0.
 
     An algorithm that learns from demonstrations or pairs says so by `loss_kinds`, a set of LossKind (else `rl` alone),

@@ -15,12 +15,12 @@ from rftstream.backends.numerics import computed_with, formulas_of, why_not_equa
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.messages import StepRecord, VersionName
 from rftstream.modelfolder import prepare_model
+from rftstream.replay.batches import RecordedBatches
 from rftstream.replay.recorded import Recorded, read_recorded, settings_of
+from rftstream.roles.assembly import Batch
 from rftstream.roles.progress import Progress
 from rftstream.roles.schedule import rate_at
 from rftstream.roles.training import Training, build_training
-from rftstream.runtime.assembly import Batch
-from rftstream.runtime.batches import RecordedBatches
 from rftstream.runtime.role import Log
 from rftstream.runtime.runs import OpenRun
 from rftstream.sections import RunConfig

@@ -33,10 +33,10 @@ from rftstream.messages import (
     UnscorableReason,
     VerifiedRollout,
 )
+from rftstream.replay.batches import RecordedBatches
 from rftstream.replay.recorded import Recorded
 from rftstream.roles.groups import late_outcome
 from rftstream.roles.progress import Progress
-from rftstream.runtime.batches import RecordedBatches
 from rftstream.runtime.imported import Import, Say, skipped_rollouts, without
 from rftstream.runtime.observer import read_control
 from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport

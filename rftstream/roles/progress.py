@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.runtime.assembly import Batch
+from rftstream.roles.assembly import Batch
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ from rftstream.messages import (
     WeightsAnnounced,
 )
 from rftstream.models import ModelSpec
+from rftstream.roles.assembly import Batch, BatchAssembly, CommittedBatches
 from rftstream.roles.final import leave_final
 from rftstream.roles.held_out import HeldOut
 from rftstream.roles.keeping import Keeping
@@ -51,7 +52,6 @@ from rftstream.roles.signal_watch import SignalWatch
 from rftstream.roles.training import Training, check_made_for
 from rftstream.roles.underway import Underway
 from rftstream.roles.versions import Versions
-from rftstream.runtime.assembly import Batch, BatchAssembly, CommittedBatches
 from rftstream.runtime.role import Foreign, Log, Publish, Received, Transaction
 from rftstream.sections import RunConfig
 from rftstream.transport.base import Record, TopicPartition

@@ -14,7 +14,7 @@ from rftstream.backends.numerics import peak_tflops
 from rftstream.errors import ConfigError
 from rftstream.messages import LossKind
 from rftstream.models import ModelSpec
-from rftstream.runtime.assembly import Batch
+from rftstream.roles.assembly import Batch
 from rftstream.sections import RunConfig, TrainerSection
 from rftstream.stages import Stage, Stages
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rftstream.backends.base import Update
 from rftstream.clock import Clock
+from rftstream.roles.assembly import Batch
 from rftstream.roles.progress import Progress
-from rftstream.runtime.assembly import Batch
 
 Computed = tuple[Update, dict[str, float]]
 

@@ -8,7 +8,7 @@ nothing for anybody, and is passed over.
   and the feeder say there (`finished`, `trimmed`, `end`) counts under the epoch that is in force at this place, and
   `trimmed` may contradict neither the log's ends nor what was said before.
 - On `weights` and `steps` each record names a version of its writer's epoch, newer than the one before.
-- On `batches` a record belongs to the chain of batches, which assembly.py puts together.
+- On `batches` a record belongs to the chain of batches, which roles/assembly.py puts together.
 
 A claim is on the log before anything else of its epoch, but a reader may see another topic first. So on an epoch that
 it does not know it reads `control` to its end, and only then it decides.
@@ -90,9 +90,10 @@ class RecordsInForce:
     def _is_claimed(self, role: str, epoch: int) -> bool:
         """Whether the role was ever taken under this epoch. Looks at the end of `control` before it says no."""
         known = self._claims.get(role)
-        if known is None or epoch > known.epoch:
-            self._read_on()
-            known = self._claims.get(role)
+        for settled in (False, True):  # an open transaction may hide a claim
+            if known is None or epoch > known.epoch:
+                self._read_on(settled=settled)
+                known = self._claims.get(role)
         if known is None:
             return self._may_lack_claims()
         return 1 <= epoch <= known.epoch
@@ -102,9 +103,9 @@ class RecordsInForce:
         known = self._claims.get(role)
         return self._may_lack_claims() if known is None else epoch == known.epoch
 
-    def _read_on(self) -> None:
-        """Judges `control` up to its end. An open transaction must not hide a claim."""
-        end = self._transport.admin.end_offsets("control", settled=True)[CONTROL]
+    def _read_on(self, *, settled: bool) -> None:
+        """Judges `control` up to its end; `settled` as for `Admin.end_offsets`."""
+        end = self._transport.admin.end_offsets("control", settled=settled)[CONTROL]
         if end <= self._next_offset:
             return
         begin = self._transport.admin.begin_offsets("control")[CONTROL]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from rftstream.messages import Trimmed
-from rftstream.runtime.batches import foreign_places
+from rftstream.replay.batches import foreign_places
 from rftstream.runtime.role import Log
 from rftstream.transport.base import TopicPartition
 from rftstream.views.ledger import repeated

@@ -17,14 +17,16 @@ NUM_STRAYS = 40
 SLOW = sets("backends.fake.step_s=0.1")
 
 
-def strays_into_a_live_run(place: Workplace, run_file: str, run_dir: str, *more: str) -> RunView:
+def strays_into_a_live_run(
+    place: Workplace, run_file: str, run_dir: str, *more: str, num_strays: int = NUM_STRAYS
+) -> RunView:
     """Writes all kinds of them while the run goes on, and once more when it is over; then it goes on."""
     process = place.start("run", run_file, "--json", *SLOW, *sets(f"run.steps={STEPS}"), *more)
     view = place.view(run_dir)
     place.wait_for(lambda: view.curve().version >= 2, "version 2")
     writer = ForeignWriter(view.transport, view.folder.run_id, Random(5))
     written = set()
-    for number in range(NUM_STRAYS):
+    for number in range(num_strays):
         written.add(writer.write().partition(" ")[0])
         if number % 10 == 9:
             version = view.curve().version
@@ -41,7 +43,7 @@ def strays_into_a_live_run(place: Workplace, run_file: str, run_dir: str, *more:
     assert report.version == STEPS
     assert "foreign" in {one.reason for one in view.dead()}
 
-    for _ in range(NUM_STRAYS // 2):
+    for _ in range(num_strays // 2):
         writer.write()
     again = place.call("resume", run_dir, "--json", *sets(f"run.steps={STEPS + 3}"))
     assert again.code == 0, again.err

@@ -22,7 +22,7 @@ from rftstream.errors import ConfigError
 from rftstream.messages import StepRecord
 from rftstream.replay import again
 from rftstream.replay.again import ReplayReport, replay
-from rftstream.runtime.assembly import Batch
+from rftstream.roles.assembly import Batch
 from rftstream.runtime.runs import OpenRun, RunFolder, create_log
 from rftstream.runtime.service import build_service
 from rftstream.testing import RoleDriver

@@ -28,12 +28,12 @@ from rftstream.roles import explorer as explorer_module
 from rftstream.roles import feeder as feeder_module
 from rftstream.roles import versions as versions_module
 from rftstream.roles.admission import InForce
+from rftstream.roles.assembly import CommittedBatches
 from rftstream.roles.buffer import BufferStep
 from rftstream.roles.demonstrations import Cursor, Experts
 from rftstream.roles.feeder import FeederStep
 from rftstream.roles.keeping import Keeping
 from rftstream.roles.progress import Progress
-from rftstream.runtime.assembly import CommittedBatches
 from rftstream.runtime.concurrent import ConcurrentService
 from rftstream.runtime.inforce import RecordsInForce
 from rftstream.runtime.recall import Recall

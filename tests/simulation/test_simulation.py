@@ -146,6 +146,7 @@ def test_somebody_writes_on_the_topics_of_others(tmp_path: Path) -> None:
     """A calm run and one full of foreign records train the same batches to the same weights."""
     settings = {
         "run__steps": 12,
+        "policies": {"fake": {"answer_depends_on": "task"}},
         "evaluations": {"held-out": {"source": "arithmetic", "options": {"size": 4}, "every": 4}},
     }
     calm = run(tmp_path / "calm", 9, **settings)

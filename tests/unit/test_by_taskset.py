@@ -18,8 +18,8 @@ from rftstream.algorithms.mix import Mix
 from rftstream.algorithms.rloo import Rloo
 from rftstream.errors import ConfigError
 from rftstream.messages import BatchManifest, Experience
+from rftstream.roles.assembly import Batch
 from rftstream.roles.training import Training
-from rftstream.runtime.assembly import Batch
 from rftstream.runtime.experts import check_experts
 from rftstream.sections import RunConfig, TrainerSection
 from rftstream.views.advice import find_warnings

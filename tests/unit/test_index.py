@@ -291,7 +291,7 @@ def test_an_audit_waits_for_another(run: OpenRun, monkeypatch: pytest.MonkeyPatc
 
 def test_a_run_begun_anew_under_its_name(run: OpenRun) -> None:
     call("audit", run.folder.path)
-    SyntheticLog(run.transport).put("control", _manifest(created_at=2.0))
+    Index(run.folder.path / "index", "of a run before").table(Log(run.transport), "tasks")
     assert "of another run of this name; rebuilt" in call("audit", run.folder.path).stderr
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from rftstream import plugins
 from rftstream.messages import Array, BatchManifest, VersionSpan
+from rftstream.roles.assembly import Batch
 from rftstream.roles.training import Training
-from rftstream.runtime.assembly import Batch
 from rftstream.sections import TrainerSection
 from tests.unit import tiny
 from tests.unit.test_grpo import experience, segment

@@ -211,18 +211,15 @@ def _chosen(found: Sequence[Received], manifest: BatchManifest, num_shares: int)
         return None
     if _digest(found) == manifest.digest and len(found) == manifest.count:
         return found
-    at: list[list[Received]] = [[] for _ in range(manifest.count)] if manifest.count <= len(found) else []
-    for one in found:
+    at: list[list[int]] = [[] for _ in range(manifest.count)] if manifest.count <= len(found) else []
+    for number, one in enumerate(found):
         if isinstance(one.message, Experience) and one.message.position < len(at):
-            at[one.message.position].append(one)
+            at[one.message.position].append(number)
     if len(at) != manifest.count or math.prod(map(len, at)) > MAX_CHOICES:
         return None
-    ways = (way for way in itertools.product(*at) if _is_in_order(way))
+    in_order = (way for way in itertools.product(*at) if all(one < other for one, other in itertools.pairwise(way)))
+    ways = ([found[number] for number in way] for way in in_order)
     return next((way for way in ways if _digest(way) == manifest.digest), None)
-
-
-def _is_in_order(way: Sequence[Received]) -> bool:
-    return all(one.record.offset < other.record.offset for one, other in itertools.pairwise(way))
 
 
 def _digest(experiences: Sequence[Received]) -> str:

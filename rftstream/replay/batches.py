@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rftstream import codec
 from rftstream.errors import ContractError, ForeignRecord
-from rftstream.runtime.assembly import Batch, BatchAssembly, CommittedBatches
+from rftstream.roles.assembly import Batch, BatchAssembly, CommittedBatches
 from rftstream.runtime.role import Log, Received
 from rftstream.transport.base import Record, TopicPartition, Transport
 
