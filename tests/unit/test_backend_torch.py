@@ -176,7 +176,7 @@ def test_a_poisoned_neighbour_changes_no_bit(spec):
     model = backend._network.model
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
-        model.get_input_embeddings().weight[18] = float("inf")  # no other row has token 18
+        model.get_input_embeddings().weight[16] = float("inf")  # no other row has token 16
     after = backend.logprobs(rows)
     assert not np.isfinite(after[3][rows[3].loss_mask > 0]).any()
     for number in (one for one in range(len(rows)) if one != 3):
