@@ -172,10 +172,10 @@ def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> Non
             (folder / "fake.json").write_text("{}")
 
         zombie.write(VersionName(trainer_epoch=1, version=version), fill, {**saved, "version": version})
-    scene.step(2, epoch=2, resumed=True)
+    scene.step(2, epoch=2, resumed=True)  # the successor, which claimed its epoch
     trainer.restart()
     trainer.work()
-    assert names(steps_of(scene))[5:] == [(2, 2), (2, 3)]
+    assert names(steps_of(scene))[5:] == [(3, 2), (3, 3)], "from version 2, neither from 3 nor from 7"
 
 
 def test_a_replaced_trainers_records_are_not_in_force(tmp_path: Path) -> None:
