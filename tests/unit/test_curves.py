@@ -99,8 +99,8 @@ def test_picks(picks: list[str], count: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["algorithms/gsop"], "curves: unknown 'algorithms/gsop'; known: algorithms, "),
-        (["algorithms/gsop"], "did you mean 'algorithms/gspo'?"),
+        (["nothing alike"], "curves: unknown 'nothing alike'; known: algorithms, "),
+        (["algorithms/gsop"], "curves: unknown 'algorithms/gsop'; did you mean 'algorithms/gspo'?"),
         (["arithmetics"], "did you mean 'arithmetic'?"),
         (["staleness/3"], "curves: unknown 'staleness/3'"),
         (["staleness", "--seeds", "3"], "got '3', expected A:B with A below B, such as 0:3"),
