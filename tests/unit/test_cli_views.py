@@ -80,7 +80,10 @@ def test_status(run: Path) -> None:
 def test_inspect_prints_one_object_a_line(run: Path) -> None:
     result = call("inspect", run, "rollouts", "--json", "--where", "group_id=sums/0/1/0")
     assert [json.loads(line)["message"]["ids"]["sibling"] for line in result.stdout.splitlines()] == [0, 1]
-    assert "assistant: 3" in call("inspect", run, "rollouts", "--last", 1).stdout
+    newest = json.loads(call("inspect", run, "rollouts", "--last", 1, "--json").stdout)["message"]["segments"][0]
+    pairs = zip(newest["token_ids"]["values"], newest["loss_mask"]["values"], strict=True)
+    said = bytes(token for token, is_sampled in pairs if is_sampled).decode()
+    assert said and f"assistant: {said}\n" in call("inspect", run, "rollouts", "--last", 1).stdout
     nothing = call("inspect", run, "rollouts", "--where", "group_id=no")
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "rollouts: no such records\n")
 
