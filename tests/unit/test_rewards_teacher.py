@@ -230,7 +230,7 @@ def test_a_run_learns_from_a_served_teacher(server, tmp_path):
     config = make_config(
         run__steps=3, tasksets__sums__reward=[{"name": "exact"}, {"name": "teacher", "weight": 0.0}],
         rewards={"teacher": {"url": server.url, "model": "big", "max_concurrent": 1}}, trainer__algorithm="opd",
-        feeder__group_size=3,
+        feeder__group_size=3, verifier__tries=1,
     )  # fmt: skip
     simulation = Simulation(config, folder=tmp_path)
     simulation.run()
