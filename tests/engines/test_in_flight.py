@@ -26,8 +26,10 @@ def versions_of(backend, count):
         yield tiny.name(version), backend.served_tensors()
 
 
-def check_stamps(replay, request, completion, names, *, cache="keep", atol=2e-5):
-    """Under its own version each token's logprob is what was recorded; under others it is not."""
+def check_stamps(replay, request, completion, names, *, cache="keep", atol=1e-4):
+    """Under its own version each token's logprob is what was recorded; under others it is not.
+
+    `atol`: after some updates two ways to compute 500 places in float32 are 7e-5 off in each other's and float64's eyes."""
     assert completion.error is None
     assert sum(span.count for span in completion.versions) == len(completion.token_ids)
     expected = replay.logprobs(request, completion, cache=cache)
@@ -37,7 +39,7 @@ def check_stamps(replay, request, completion, names, *, cache="keep", atol=2e-5)
         for span in completion.versions:
             if (span.trainer_epoch, span.version) != (name.trainer_epoch, name.version) and span.count > 3:
                 places = slice(span.start, span.start + span.count)
-                assert np.abs(other - completion.behavior_logprobs)[places].max() > 100 * atol
+                assert np.abs(other - completion.behavior_logprobs)[places].max() > 20 * atol
 
 
 def check_under_updates(policy, backend, replay, *, every_s, updates, first, cache="keep", num_checked=24, **request):
