@@ -15,6 +15,13 @@ GROUPS_IN_A_ROW = 3
 """... if they were of so many groups: siblings share a problem, and hang together."""
 HUNG_ANYHOW = 16
 """Or so many tries one after the other, however few groups there are."""
+SLOW_SHARE = 0.5
+"""Of the time limit: an error that took so long is as bad as no result."""
+
+
+def is_slow(reason: str | None, seconds: float, slow_s: float) -> bool:
+    """Whether a try that gave no score is taken for one that hung."""
+    return reason == "timeout" or (reason != "missing_checker" and seconds >= slow_s)
 
 
 class Tried(Protocol):
@@ -36,8 +43,9 @@ class Breaker:
     closed      Everything may be tried.
     suspicious  A try hung. One rollout at a time is tried (the probe), if possible of a group that has not hung; the
                 others wait. As soon as anything comes back the breaker is closed again.
-    given up    So many probes hung in a row that nothing is tried twice, and nobody waits long for the probe. There is
-                always a probe, so that a reward that recovers closes the breaker.
+    given up    So many probes hung in a row that nothing is tried twice, and what waits is given up when the probe
+                gives nothing, and before that if the probe takes long. The next one that comes is the next probe, so
+                that a reward that recovers closes the breaker.
 
     Its state follows from the order of what it is told; it has no clock.
     """

@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import itertools
 import logging
+import math
 import mmap
 import os
 import signal
@@ -22,6 +23,7 @@ import msgspec
 
 from rftstream.errors import ConfigError, MissingChecker, RewardError, RewardTimeout
 from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.breaker import is_slow
 from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Item, Ready, Result, Setup, pack, write_page
 from rftstream.rewards.functions import SpoiltBatch
 
@@ -43,11 +45,12 @@ def main() -> None:
     bodies: list[bytes] = []
     while not bodies:
         bodies += _read(requests, frames)
-    rewards = _set_up(msgspec.msgpack.decode(bodies.pop(0), type=Setup), replies)
+    setup = msgspec.msgpack.decode(bodies.pop(0), type=Setup)
+    rewards = _set_up(setup, replies)
     decoder = msgspec.msgpack.Decoder(list[Item])
     while True:
         for body in bodies:
-            _score_all(decoder.decode(body), rewards, page, replies)
+            _score_all(decoder.decode(body), rewards, page, replies, setup.slow_s)
         bodies = _read(requests, frames)
 
 
@@ -85,8 +88,12 @@ def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, st
             return None, "error", "".join(traceback.format_exception(outcome, limit=-8))[-MAX_DETAIL:]
 
 
-def _score_all(items: list[Item], rewards: Mapping[str, Any], page: mmap.mmap, replies: int) -> None:
+def _score_all(
+    items: list[Item], rewards: Mapping[str, Any], page: mmap.mmap, replies: int, slow_s: float = math.inf
+) -> None:
+    """What waits behind a slow failure goes back untried: whether it may be tried now is for the parent to say."""
     results: list[Result] = []
+    suspicious: set[str] = set()
     flush_at = time.monotonic() + FLUSH_S
     for batch in _batches(items, rewards):
         if time.monotonic() >= flush_at:
@@ -94,6 +101,9 @@ def _score_all(items: list[Item], rewards: Mapping[str, Any], page: mmap.mmap, r
             _write(replies, pack(results))
             results = []
             flush_at = time.monotonic() + FLUSH_S
+        if batch[0].reward in suspicious:
+            results += [Result(item.number, None, tried=False) for item in batch]
+            continue
 
         def begin(place: int, count: int, batch: Sequence[Item] = batch) -> None:
             write_page(page, At(batch[place].number, count, time.monotonic()))
@@ -101,6 +111,8 @@ def _score_all(items: list[Item], rewards: Mapping[str, Any], page: mmap.mmap, r
         began = time.monotonic()
         scores = score_items(rewards[batch[0].reward], [item.input for item in batch], begin)
         seconds = time.monotonic() - began
+        if any(score is None and is_slow(reason, seconds, slow_s) for score, reason, _ in scores):
+            suspicious.add(batch[0].reward)
         results += [Result(item.number, *score, seconds) for item, score in zip(batch, scores, strict=True)]
     write_page(page, At(IDLE, 0, 0.0))
     _write(replies, pack(results))

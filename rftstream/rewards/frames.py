@@ -7,6 +7,7 @@ the parent knows, without waking the child, which items hang or were the end of 
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ class Setup(msgspec.Struct, kw_only=True):
     """The resolved run file as plain values."""
     path: list[str]
     """The parent's sys.path, so that what it can import the child can, too."""
+    slow_s: float = math.inf
+    """After a failure that took so long the child tries no other item of that reward that came with it."""
 
 
 class Ready(msgspec.Struct, kw_only=True):
@@ -51,6 +54,8 @@ class Result(msgspec.Struct, array_like=True):
     detail: str = ""
     seconds: float = 0.0
     """What it took, with those that it was scored with."""
+    tried: bool = True
+    """False: it comes back as it was, since one before it gave nothing for long."""
 
 
 def pack(value: Any) -> bytes:

@@ -221,12 +221,13 @@ class Child:
             return []
         results = _RESULTS.decode(body)
         now = time.monotonic()
-        if results:
-            item_s = (now - self._received_at) / len(results)
+        num_tried = sum(result.tried for result in results)
+        if num_tried:
+            item_s = (now - self._received_at) / num_tried
             self._item_s = max(1e-6, 0.5 * self._item_s + 0.5 * item_s)
             first = self.held.get(results[0].number)
             if first is not None and first.reward in self.batched:
-                self._sizes.took(first.reward, len(results), now - self._received_at)
+                self._sizes.took(first.reward, num_tried, now - self._received_at)
             self._received_at = now
         for result in results:
             self.held.pop(result.number, None)

@@ -12,14 +12,12 @@ import msgspec
 
 from rftstream.kinds import last_line
 from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
-from rftstream.rewards.breaker import Breaker
+from rftstream.rewards.breaker import SLOW_SHARE, Breaker, is_slow
 
 logger = logging.getLogger(__name__)
 
 HELD_SHARE = 0.25
-"""Of the time limit: so long a rollout waits for the probe of a reward that was given up."""
-SLOW_SHARE = 0.5
-"""Of the time limit: an error that took so long is as bad as no result."""
+"""Of the time limit: so long a rollout waits at most for the probe of a reward that was given up."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -120,12 +118,12 @@ class ScoringQueue:
         pending.tries += 1
         pending.detail = detail
         pending.alone = True
-        if reason == "timeout" or seconds >= SLOW_SHARE * self._timeout_s:
-            breaker = self._suspect([pending], reason, detail)
-            tries = 1 if breaker.given_up else self._tries
+        given_up = False
+        if is_slow(reason, seconds, SLOW_SHARE * self._timeout_s):
+            given_up = self._suspect([pending], reason, detail).given_up
         else:
             self._close(pending.reward)
-            tries = self._tries
+        tries = pending.tries if given_up else self._tries
         if seconds == math.inf:
             logger.warning(
                 "%s: %s: %s (try %d of %d); its process was replaced",
@@ -135,6 +133,8 @@ class ScoringQueue:
             self._queue(pending)
         else:
             self._reply(pending, None, reason, f"{detail.rstrip()} (tried {pending.tries} times)")
+        if given_up:
+            self._give_up_held(pending.reward)
 
     def spoilt(self, batch: Sequence[Pending], reason: str, detail: str) -> None:
         """Several that were tried together, and were lost with their process: none has had a try of its own yet."""
@@ -201,6 +201,12 @@ class ScoringQueue:
 
     def _give_up_at(self, pending: Pending) -> float:
         return pending.held_at + HELD_SHARE * self._timeout_s
+
+    def _give_up_held(self, reward: str) -> None:
+        """All that waited for a try which gave nothing: however soon it ended, another one would be no better."""
+        held = self._held[reward]
+        while held:
+            self._give_up(held.popleft(), self._breakers[reward])
 
     def _give_up(self, pending: Pending, breaker: Breaker) -> None:
         if pending.tries:

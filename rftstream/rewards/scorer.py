@@ -21,6 +21,7 @@ from rftstream.clock import Clock
 from rftstream.config import to_dict
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import ScoreReply, ScoreRequest
+from rftstream.rewards.breaker import SLOW_SHARE
 from rftstream.rewards.child import score_items
 from rftstream.rewards.frames import Item, Result, Setup, pack
 from rftstream.rewards.process import BatchSizes, Child
@@ -49,7 +50,8 @@ class ProcessScorer:
         self._queue = ScoringQueue(tries=tries, timeout_s=self._timeout_s, now=time.monotonic)
         self._sizes = BatchSizes(max_batch=config.verifier.max_batch, timeout_s=self._timeout_s)
         self._names = set(reward_specs(config))
-        self._setup = pack(Setup(config=to_dict(config), path=[entry or "." for entry in sys.path]))
+        self._setup = pack(Setup(config=to_dict(config), path=[entry or "." for entry in sys.path],
+                                 slow_s=SLOW_SHARE * self._timeout_s))  # fmt: skip
         self._selector = selectors.DefaultSelector()
         self._bad_starts = 0
         self._check_at = 0.0
@@ -120,11 +122,13 @@ class ProcessScorer:
             self._bad_starts = 0
         for result in sorted(results, key=lambda one: one.score is not None):  # one that came back has the last word
             self._take(result)
+        untried = [self._queue.find(result.number) for result in results if not result.tried]
+        self._queue.not_tried(pending for pending in untried if pending is not None)
         return alive
 
     def _take(self, result: Result) -> None:
         pending = self._queue.find(result.number)
-        if pending is None:
+        if pending is None or not result.tried:
             return
         if result.score is None and result.reason != "missing_checker":
             self._queue.failed(pending, result.reason or "error", result.detail, seconds=result.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -217,7 +218,21 @@ def test_where_all_take_their_process_along_few_are_tried(make: Make) -> None:
         scorer.submit(request(str(number), "hard exit"))
     replies = drain(scorer, 120.0)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
-    assert scorer.num_replaced < 12
+    assert scorer.num_replaced == 6, "however soon they died, and however long they might have waited"
+
+
+def test_no_try_is_said_to_be_one_of_fewer(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    scorer = make(tries=3)
+    for number in range(2):  # of one group: 16 tries in a row before the reward is given up
+        scorer.submit(replace(request(str(number), "hard exit"), group_id="one"))
+    drain(scorer, 120.0)
+    for number in range(20):
+        scorer.submit(request(str(number), "hard exit"))
+    drain(scorer, 120.0)
+    said = re.findall(r"\(try (\d+) of (\d+)\)", caplog.text)
+    assert len(said) == scorer.num_replaced
+    assert all(int(one) <= int(of) for one, of in said)
+    assert ("2", "2") in said or ("1", "1") in said, "the last one where no more are worth it"
 
 
 def test_an_error_after_a_long_wait_is_as_bad_as_a_hang(make: Make) -> None:
@@ -226,8 +241,17 @@ def test_an_error_after_a_long_wait_is_as_bad_as_a_hang(make: Make) -> None:
         scorer.submit(request(str(number), "raise late"))
     replies = drain(scorer, 120.0)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
-    assert 0 in {reply.tries for reply in replies.values()}
-    assert sum(reply.tries for reply in replies.values()) < 12
+    assert sorted(reply.tries for reply in replies.values()) == [0] * 18 + [1] * 6, "one at a time after the first"
+
+
+def test_what_waited_behind_a_slow_failure_is_scored(make: Make) -> None:
+    scorer = make(timeout_s=1.0, tries=2)
+    for number in range(20):
+        scorer.submit(request(str(number), "raise late" if number == 1 else "7"))
+    replies = drain(scorer, 120.0)
+    assert [name for name, reply in replies.items() if reply.score is None] == ["1"]
+    assert {reply.tries for name, reply in replies.items() if name != "1"} == {1}
+    assert (replies["1"].tries, scorer.num_replaced) == (2, 0)
 
 
 def test_errors_at_once_are_tried_as_often_as_ever(make: Make) -> None:
