@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import benchmarks
-from rftstream.plugins import suggest
+from rftstream.config.registry import suggest
 
 KEYS = ("name", "unit", "ours", "reference", "reference_name", "ratio")
 RESULT = Path("bench.json")

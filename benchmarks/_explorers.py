@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from rftstream.clock import SystemClock
-from rftstream.runtime.runs import RunFolder, open_transport, read_config
-from rftstream.runtime.service import Service, build_service
+from rftstream.runs.folder import RunFolder, open_transport, read_config
+from rftstream.runs.services import build_service
+from rftstream.service.service import Service
 
 LONGEST_WAIT_S = 0.5
 
@@ -22,8 +23,14 @@ def main(run_dir: Path, first: int, count: int) -> None:
     transport = open_transport(config, folder)
     services: list[Service] = []
     for number in range(first, first + count):
-        service = build_service("explorer", config=config, folder=folder, transport=transport, clock=SystemClock(),
-                                process=f"explorer-{number}")  # fmt: skip
+        service = build_service(
+            "explorer",
+            config=config,
+            folder=folder,
+            transport=transport,
+            clock=SystemClock(),
+            process=f"explorer-{number}",
+        )
         service.start()
         services.append(service)
     for number in range(first, first + count):

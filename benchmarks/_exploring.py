@@ -14,28 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from rftstream import __version__, codec, config, ids
+from rftstream import __version__
 from rftstream.clock import SystemClock
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec, ids
+from rftstream.contracts.control import RunManifest
+from rftstream.contracts.messages import Message
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.messages import (
-    ChatMessage,
-    Message,
-    Problem,
-    Rollout,
-    RolloutIds,
-    RunManifest,
-    Sampling,
-    Task,
-    VersionName,
-)
-from rftstream.modelfolder import prepare_model
-from rftstream.models import ModelSpec
-from rftstream.rendering import open_renderer
-from rftstream.runtime.role import Log, RoleContext
-from rftstream.runtime.runs import RunFolder, create_log
-from rftstream.runtime.service import role_builder, service_of
-from rftstream.sections import RunConfig
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import open_renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.roles.build import role_builder, service_of
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.runs.services import role_context
+from rftstream.service.role import Log
+from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.publisher import publish
 from rftstream.weights.snapshot import RawTensor
 
@@ -58,7 +55,7 @@ class Load:
 
 
 def choose_model() -> tuple[dict[str, Any], str]:
-    from rftstream.convert import convert_smollm2
+    from rftstream.models.convert import convert_smollm2
 
     try:
         return {"path": str(convert_smollm2(CACHE / "SmolLM2-135M-Instruct"))}, "SmolLM2-135M"
@@ -68,12 +65,17 @@ def choose_model() -> tuple[dict[str, Any], str]:
 
 def make_load(model: dict[str, Any], threads: int, folder: str, policy: str, **options: Any) -> Load:
     """`options`: of the policy."""
-    run = config.from_dict({
-        "run": {"name": policy, "steps": 1}, "model": {**model, "dtype": "bfloat16"},
-        "tasksets": {"sums": {"source": "arithmetic"}}, "transport": {"partitions": PARTITIONS},
-        "explorer": {"policy": policy, "threads": threads, "max_concurrent": CONCURRENT},
-        "policies": {policy: {"batch_size": CONCURRENT, **options}}, "base": folder,
-    })  # fmt: skip
+    run = loader.from_dict(
+        {
+            "run": {"name": policy, "steps": 1},
+            "model": {**model, "dtype": "bfloat16"},
+            "tasksets": {"sums": {"source": "arithmetic"}},
+            "transport": {"partitions": PARTITIONS},
+            "explorer": {"policy": policy, "threads": threads, "max_concurrent": CONCURRENT},
+            "policies": {policy: {"batch_size": CONCURRENT, **options}},
+            "base": folder,
+        }
+    )
     chance = np.random.default_rng(0)
     lengths = np.exp(np.log(MEDIAN_TOKENS) + SIGMA * chance.standard_normal(NUM_GROUPS * GROUP_SIZE))
     lengths = lengths.astype(int).clip(1, MAX_TOKENS)
@@ -82,13 +84,23 @@ def make_load(model: dict[str, Any], threads: int, folder: str, policy: str, **o
         group, sibling = divmod(number, GROUP_SIZE)
         group_id = ids.group_id("sums", 0, group, 0)
         question = "".join(f"{one}+" for one in chance.integers(0, 99, size=8 + 2 * group).tolist()) + "1="
-        tasks.append(Task(
-            ids=RolloutIds(rollout_id=ids.rollout_id(group_id, sibling), group_id=group_id, taskset="sums",
-                           sibling=sibling, group_size=GROUP_SIZE, sequence=group, min_version=0),
-            problem=Problem(messages=(ChatMessage(role="user", content=question),), answer="0"),
-            sampling=Sampling(temperature=1.0, min_tokens=length, max_tokens=length), seed=number,
-            environment="single_turn",
-        ))  # fmt: skip
+        tasks.append(
+            Task(
+                ids=RolloutIds(
+                    rollout_id=ids.rollout_id(group_id, sibling),
+                    group_id=group_id,
+                    taskset="sums",
+                    sibling=sibling,
+                    group_size=GROUP_SIZE,
+                    sequence=group,
+                    min_version=0,
+                ),
+                problem=Problem(messages=(ChatMessage(role="user", content=question),), answer="0"),
+                sampling=Sampling(temperature=1.0, min_tokens=length, max_tokens=length),
+                seed=number,
+                environment="single_turn",
+            )
+        )
     renderer = open_renderer(prepare_model(run.model, Path(folder) / "model", 0))
     prompts = tuple(renderer.render(one.problem.messages) for one in tasks)
     return Load(run, tuple(tasks), prompts, tuple(lengths.tolist()))
@@ -106,11 +118,21 @@ def explore(load: Load, path: Path) -> float:
     def put(topic: str, partition: int, *messages: Message) -> None:
         producer.commit([codec.to_record(one, topic, partition, run=folder.run_id) for one in messages])
 
-    put("control", 0, RunManifest(
-        run=folder.run_id, created_at=clock.now(), config="", digests={"taskset.sums": ""}, seed=0, shares=1,
-        partitions=PARTITIONS, rftstream_version=__version__,
-    ))  # fmt: skip
-    context = RoleContext(config=load.run, folder=folder, clock=clock, transport=transport, process="explorer")
+    put(
+        "control",
+        0,
+        RunManifest(
+            run=folder.run_id,
+            created_at=clock.now(),
+            config="",
+            digests={"taskset.sums": ""},
+            seed=0,
+            shares=1,
+            partitions=PARTITIONS,
+            rftstream_version=__version__,
+        ),
+    )
+    context = role_context(config=load.run, folder=folder, clock=clock, transport=transport, process="explorer")
     spec = prepare_model(load.run.model, folder.model, load.run.run.seed)
     name = VersionName(trainer_epoch=1, version=0)
     weights = publish(context.open_store(), _weights(spec), name, spec.name, spec.dtype, resumed=True)
@@ -140,7 +162,7 @@ def explore(load: Load, path: Path) -> float:
 
 def _weights(spec: ModelSpec) -> Mapping[str, RawTensor]:
     from rftstream.backends.base import OptimizerSettings
-    from rftstream.backends.torch import TorchBackend
+    from rftstream.backends.torch.backend import TorchBackend
 
     backend = TorchBackend(TorchBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)
     backend.open()

@@ -15,35 +15,21 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import msgspec
 
-from rftstream import __version__, codec, ids
-from rftstream import config as configs
-from rftstream.messages import (
-    Array,
-    BatchManifest,
-    ChatMessage,
-    Experience,
-    GroupOutcome,
-    GroupResult,
-    LossKind,
-    Message,
-    Problem,
-    Rollout,
-    RolloutIds,
-    RolloutStatus,
-    RolloutSummary,
-    RunManifest,
-    Sampling,
-    Segment,
-    StepRecord,
-    Task,
-    Turn,
-    Verdict,
-    VerifiedRollout,
-    VersionName,
-    VersionSpan,
-)
-from rftstream.runtime.runs import OpenRun, RunFolder, create_log, open_transport
-from rftstream.transport.base import Headers, NewRecord, Position, TopicPartition
+from rftstream import __version__
+from rftstream.config import loader
+from rftstream.contracts import codec, ids
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.control import RunManifest
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.records import Headers, NewRecord, TopicPartition
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.contracts.versions import StepRecord, VersionName
+from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
+from rftstream.transport.base import Position
 
 NUM_PARTITIONS = 64
 NUM_SHARES = 2
@@ -116,18 +102,29 @@ class LongRun:
         self._records: list[NewRecord] = []
         one = next(_siblings(0))
         rollout = Rollout(
-            ids=one, status=RolloutStatus.completed, problem=PROBLEM, num_tokens=NUM_TOKENS, sampling=SAMPLING,
-            turns=(TURN,), segments=(SEGMENT,),
-        )  # fmt: skip
+            ids=one,
+            status=RolloutStatus.completed,
+            problem=PROBLEM,
+            num_tokens=NUM_TOKENS,
+            sampling=SAMPLING,
+            turns=(TURN,),
+            segments=(SEGMENT,),
+        )
         self._forms = [
             Form("tasks", Task(ids=one, problem=PROBLEM, sampling=SAMPLING, seed=7), run.run_id),
             Form("rollouts", rollout, run.run_id),
             Form("verified", VerifiedRollout(ids=one, rollout=rollout, verdict=VERDICT), run.run_id),
         ]
         manifest = RunManifest(
-            run=run.run_id, created_at=1.0, config="", digests={"taskset.sums": ""}, partitions=NUM_PARTITIONS,
-            shares=NUM_SHARES, seed=0, rftstream_version=__version__,
-        )  # fmt: skip
+            run=run.run_id,
+            created_at=1.0,
+            config="",
+            digests={"taskset.sums": ""},
+            partitions=NUM_PARTITIONS,
+            shares=NUM_SHARES,
+            seed=0,
+            rftstream_version=__version__,
+        )
         self._add("control", 0, manifest)
         self._add("steps", 0, self._step(resumed=True))
         self._commit()
@@ -171,11 +168,20 @@ class LongRun:
             form = self._experience(siblings[0].ids, batch, share)
             self._records += [form.record(share, one, b"%d" % batch) for one in siblings]
             self._count("batches", share, len(siblings))
-            self._add("batches", share, BatchManifest(
-                batch_sequence=batch, share=share, num_shares=NUM_SHARES, count=per_share * GROUP_SIZE,
-                digest="sha256:" + "0" * 64, groups=tuple(_group(sequence) for sequence in own),
-                num_groups=GROUPS_PER_BATCH, total_groups=self._trained_groups + GROUPS_PER_BATCH,
-            ))  # fmt: skip
+            self._add(
+                "batches",
+                share,
+                BatchManifest(
+                    batch_sequence=batch,
+                    share=share,
+                    num_shares=NUM_SHARES,
+                    count=per_share * GROUP_SIZE,
+                    digest="sha256:" + "0" * 64,
+                    groups=tuple(_group(sequence) for sequence in own),
+                    num_groups=GROUPS_PER_BATCH,
+                    total_groups=self._trained_groups + GROUPS_PER_BATCH,
+                ),
+            )
         for sequence in sequences:
             self._add("outcomes", 0, _outcome(sequence, GroupResult.batched, batch))
         self._num_batches += 1
@@ -185,9 +191,15 @@ class LongRun:
     def _experience(self, one: RolloutIds, batch: int, share: int) -> Form:
         """All of one batch and share say position 0: nobody who counts looks."""
         experience = Experience(
-            ids=one, batch_sequence=batch, share=share, position=0, loss_kind=LossKind.rl, segments=(SEGMENT,),
-            reward=1.0, sampling=SAMPLING,
-        )  # fmt: skip
+            ids=one,
+            batch_sequence=batch,
+            share=share,
+            position=0,
+            loss_kind=LossKind.rl,
+            segments=(SEGMENT,),
+            reward=1.0,
+            sampling=SAMPLING,
+        )
         return Form("batches", experience, self.run.run_id)
 
     def _step(self, *, resumed: bool = False) -> StepRecord:
@@ -195,9 +207,12 @@ class LongRun:
             name=VersionName(trainer_epoch=1, version=self._num_batches),
             batch_sequence=None if resumed else self._num_batches - 1,
             positions=tuple(self._offsets.get(TopicPartition("batches", share), 0) for share in range(NUM_SHARES)),
-            trained_groups=self._trained_groups, trained_rollouts=self._trained_groups * GROUP_SIZE,
-            weights_digest=None, metrics={"reward": 0.5}, resumed=resumed,
-        )  # fmt: skip
+            trained_groups=self._trained_groups,
+            trained_rollouts=self._trained_groups * GROUP_SIZE,
+            weights_digest=None,
+            metrics={"reward": 0.5},
+            resumed=resumed,
+        )
 
     def _add(self, topic: str, partition: int, message: Message) -> None:
         self._count(topic, partition, 1)
@@ -223,21 +238,35 @@ def _siblings(sequence: int) -> Iterator[RolloutIds]:
     group = _group(sequence)
     for sibling in range(GROUP_SIZE):
         yield RolloutIds(
-            rollout_id=ids.rollout_id(group, sibling), group_id=group, taskset="sums", sibling=sibling,
-            group_size=GROUP_SIZE, sequence=sequence, min_version=0,
-        )  # fmt: skip
+            rollout_id=ids.rollout_id(group, sibling),
+            group_id=group,
+            taskset="sums",
+            sibling=sibling,
+            group_size=GROUP_SIZE,
+            sequence=sequence,
+            min_version=0,
+        )
 
 
 def _outcome(sequence: int, result: GroupResult, batch: int | None) -> GroupOutcome:
     return GroupOutcome(
-        group_id=_group(sequence), taskset="sums", sequence=sequence, result=result, reason="made up",
+        group_id=_group(sequence),
+        taskset="sums",
+        sequence=sequence,
+        result=result,
+        reason="made up",
         batch_sequence=batch,
         rollouts=tuple(
-            RolloutSummary(rollout_id=one.rollout_id, num_tokens=NUM_TOKENS, status=RolloutStatus.completed,
-                           reward=float(one.sibling % 2), reason=None)
+            RolloutSummary(
+                rollout_id=one.rollout_id,
+                num_tokens=NUM_TOKENS,
+                status=RolloutStatus.completed,
+                reward=float(one.sibling % 2),
+                reason=None,
+            )
             for one in _siblings(sequence)
         ),
-    )  # fmt: skip
+    )
 
 
 def make(folder: Path, num_rollouts: int, *, servers: str | None = None) -> LongRun:
@@ -245,13 +274,18 @@ def make(folder: Path, num_rollouts: int, *, servers: str | None = None) -> Long
     transport: dict[str, Any] = {"partitions": NUM_PARTITIONS}
     if servers is not None:
         transport |= {"kind": "kafka", "servers": servers}
-    config = configs.from_dict({
-        "run": {"name": folder.name, "steps": 1_000_000_000}, "model": {"path": "fake"},
-        "tasksets": {"sums": {"source": "arithmetic"}}, "transport": transport, "trainer": {"shares": NUM_SHARES},
-    })  # fmt: skip
+    config = loader.from_dict(
+        {
+            "run": {"name": folder.name, "steps": 1_000_000_000},
+            "model": {"path": "fake"},
+            "tasksets": {"sums": {"source": "arithmetic"}},
+            "transport": transport,
+            "trainer": {"shares": NUM_SHARES},
+        }
+    )
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
-    run_folder.config_file.write_text(configs.to_toml(config), encoding="utf-8")
+    run_folder.config_file.write_text(loader.to_toml(config), encoding="utf-8")
     log = open_transport(config, run_folder, create=True)
     create_log(log, config)
     made = LongRun(OpenRun(run_folder, config, log))

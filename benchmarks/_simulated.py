@@ -17,20 +17,17 @@ from pathlib import Path
 import psutil
 
 from benchmarks._ideal import Plan
-from rftstream.messages import (
-    DesiredState,
-    Experience,
-    GroupOutcome,
-    GroupResult,
-    Message,
-    Rollout,
-    StepRecord,
-    Task,
-)
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.control import DesiredState
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import StepRecord
 from rftstream.policies.fake import made_up_tokens
-from rftstream.runtime.requests import ask_state
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import RunFolder, open_run
+from rftstream.runs.folder import RunFolder, open_run
+from rftstream.runs.requests import ask_state
+from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 MEAN_TOKENS = 60
@@ -82,15 +79,22 @@ def started(
     file = folder / f"{name}.toml"
     file.write_text(
         RUN_FILE.format(
-            name=name, plan=plan, explorers=0 if by_hand else explorers, concurrent=plan.slots // explorers,
-            partitions=partitions, mean_tokens=float(MEAN_TOKENS), sigma=SIGMA, max_tokens=MAX_TOKENS,
+            name=name,
+            plan=plan,
+            explorers=0 if by_hand else explorers,
+            concurrent=plan.slots // explorers,
+            partitions=partitions,
+            mean_tokens=float(MEAN_TOKENS),
+            sigma=SIGMA,
+            max_tokens=MAX_TOKENS,
         ),
         encoding="utf-8",
-    )  # fmt: skip
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "rftstream", "run", str(file), "--progress", "none", "--json"],
-        stdout=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     run_dir = folder / "runs" / name
     try:
         _until(lambda: RunFolder(run_dir).exists(), f"the run {name}", process)

@@ -18,7 +18,7 @@ import torch
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.base import OptimizerSettings
-from rftstream.models import ModelSpec
+from rftstream.models.spec import ModelSpec
 
 MAX_GRAD_NORM = 1.0
 
@@ -56,19 +56,35 @@ class TrlStep:
             return rewards
 
         settings = GRPOConfig(
-            output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, learning_rate=lr,
-            per_device_train_batch_size=rows_at_once, gradient_accumulation_steps=self._num_microbatches,
-            num_generations=2, max_completion_length=max(map(len, given["completion_ids"])), scale_rewards="none",
-            adam_beta1=optimizer.betas[0], adam_beta2=optimizer.betas[1], adam_epsilon=optimizer.eps,
-            weight_decay=optimizer.weight_decay, max_grad_norm=MAX_GRAD_NORM, report_to="none", disable_tqdm=True,
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            learning_rate=lr,
+            per_device_train_batch_size=rows_at_once,
+            gradient_accumulation_steps=self._num_microbatches,
+            num_generations=2,
+            max_completion_length=max(map(len, given["completion_ids"])),
+            scale_rewards="none",
+            adam_beta1=optimizer.betas[0],
+            adam_beta2=optimizer.betas[1],
+            adam_epsilon=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=MAX_GRAD_NORM,
+            report_to="none",
+            disable_tqdm=True,
             save_strategy="no",
-        )  # fmt: skip
+        )
         tokenizers: Any = AutoTokenizer
         self._inputs = [{"prompt": str(row.group)} for row in rows]
         self._trainer: Any = GRPOTrainer(
-            model=str(spec.folder), reward_funcs=reward, args=settings, train_dataset=Dataset.from_list(self._inputs),
-            processing_class=tokenizers.from_pretrained(spec.folder), rollout_func=rollouts,
-        )  # fmt: skip
+            model=str(spec.folder),
+            reward_funcs=reward,
+            args=settings,
+            train_dataset=Dataset.from_list(self._inputs),
+            processing_class=tokenizers.from_pretrained(spec.folder),
+            rollout_func=rollouts,
+        )
         self._trainer.create_optimizer()
         self._trainer.current_gradient_accumulation_steps = self._num_microbatches  # its loop would say so
 

@@ -58,11 +58,16 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
             name = what
         limits = (limit_s, None, LIMIT_MIB)
         for unit, ours, limit in zip(("s", "s of CPU", "MiB at most"), (took_s, cpu_s, peak_mib), limits, strict=True):
-            rows.append({
-                "name": f"audit: {name}", "unit": unit, "ours": ours, "reference": limit,
-                "reference_name": f"limit for {LIMIT_ROLLOUTS:,}" if limit else None,
-                "ratio": limit / ours if limit else None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "name": f"audit: {name}",
+                    "unit": unit,
+                    "ours": ours,
+                    "reference": limit,
+                    "reference_name": f"limit for {LIMIT_ROLLOUTS:,}" if limit else None,
+                    "ratio": limit / ours if limit else None,
+                }
+            )
     return rows
 
 
@@ -70,7 +75,7 @@ def _measured(arguments: list[str]) -> tuple[float, float, float, str]:
     """Seconds, seconds of CPU, peak MiB, and what it printed."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     code = (
-        "import resource, sys; from rftstream.cli import cli\n"
+        "import resource, sys; from rftstream.commands import cli\n"
         f"try: cli({arguments!r})\n"
         "finally: print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
     )

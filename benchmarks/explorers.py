@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks._ideal import Plan
 from benchmarks._simulated import MEAN_TOKENS, Flow, begin, flow_of, started, tokens_of
-from rftstream.messages import Experience
+from rftstream.contracts.batches import Experience
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 IN_A_PROCESS = 16
@@ -46,8 +46,16 @@ def run() -> list[dict[str, Any]]:
 
 
 def _rows(folder: Path, count: int) -> list[dict[str, Any]]:
-    plan = Plan(steps=1_000_000, groups_per_batch=count, group_size=GROUP_SIZE, max_staleness=MAX_STALENESS,
-                on_stale="drop", slots=PLACES * count, tokens_per_s=float(MEAN_TOKENS), step_s=0.2)  # fmt: skip
+    plan = Plan(
+        steps=1_000_000,
+        groups_per_batch=count,
+        group_size=GROUP_SIZE,
+        max_staleness=MAX_STALENESS,
+        on_stale="drop",
+        slots=PLACES * count,
+        tokens_per_s=float(MEAN_TOKENS),
+        step_s=0.2,
+    )
     with (
         started(folder, f"explorers-{count}", plan, explorers=count, partitions=64, by_hand=True) as (run_dir, process),
         _explorers(run_dir, count),
@@ -96,10 +104,19 @@ def _staleness(one: Experience) -> tuple[int, int]:
 @contextmanager
 def _explorers(run_dir: Path, count: int) -> Iterator[None]:
     processes = [
-        subprocess.Popen([sys.executable, "-m", "benchmarks._explorers", str(run_dir), str(first),
-                          str(min(IN_A_PROCESS, count - first))], start_new_session=True)
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks._explorers",
+                str(run_dir),
+                str(first),
+                str(min(IN_A_PROCESS, count - first)),
+            ],
+            start_new_session=True,
+        )
         for first in range(0, count, IN_A_PROCESS)
-    ]  # fmt: skip
+    ]
     try:
         yield
     finally:
@@ -109,8 +126,19 @@ def _explorers(run_dir: Path, count: int) -> Iterator[None]:
 
 
 def _row(
-    count: int, name: str, unit: str, ours: float, reference: float | None = None, which: str | None = None,
+    count: int,
+    name: str,
+    unit: str,
+    ours: float,
+    reference: float | None = None,
+    which: str | None = None,
     ratio: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    return {"name": f"explorers: {count}, {name}", "unit": unit, "ours": ours, "reference": reference,
-            "reference_name": which, "ratio": ratio}  # fmt: skip
+) -> dict[str, Any]:
+    return {
+        "name": f"explorers: {count}, {name}",
+        "unit": unit,
+        "ours": ours,
+        "reference": reference,
+        "reference_name": which,
+        "ratio": ratio,
+    }

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._exploring import CONCURRENT, MAX_TOKENS, Load, choose_model, explore, make_load
-from rftstream.modelfolder import prepare_model
-from rftstream.rendering import open_renderer
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import open_renderer
 
 
 def run() -> list[dict[str, Any]]:
@@ -26,11 +26,16 @@ def run() -> list[dict[str, Any]]:
             load = make_load(model, threads, folder, "hf")
             ours = sum(load.lengths[1:]) / explore(load, Path(folder) / "run")
             reference = sum(load.lengths) / _generate(load, Path(folder) / "model")
-        rows.append({
-            "name": f"hf: {name}, {threads} thread{'s' * (threads > 1)}, {CONCURRENT} at once", "unit": "tokens/s",
-            "ours": ours, "reference": reference, "reference_name": "generate of transformers",
-            "ratio": ours / reference,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": f"hf: {name}, {threads} thread{'s' * (threads > 1)}, {CONCURRENT} at once",
+                "unit": "tokens/s",
+                "ours": ours,
+                "reference": reference,
+                "reference_name": "generate of transformers",
+                "ratio": ours / reference,
+            }
+        )
     return rows
 
 
@@ -45,9 +50,14 @@ def _generate(load: Load, made: Path) -> float:
     model.eval()
     stops = sorted(open_renderer(spec).stop_token_ids)
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_TOKENS, pad_token_id=stops[0],
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=MAX_TOKENS,
+        pad_token_id=stops[0],
         suppress_tokens=stops,
-    )  # fmt: skip
+    )
     num_sampled = 0
     began = time.perf_counter()
     for start in range(0, len(load.prompts), CONCURRENT):
@@ -57,9 +67,11 @@ def _generate(load: Load, made: Path) -> float:
         mask = [[0] * (longest - len(one)) + [1] * len(one) for one in prompts]
         ends = longest + torch.tensor(lengths)
         tokens = model.generate(
-            input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), generation_config=settings,
+            input_ids=torch.tensor(rows),
+            attention_mask=torch.tensor(mask),
+            generation_config=settings,
             stopping_criteria=[lambda ids, scores, ends=ends: ids.shape[1] >= ends],
-        )  # fmt: skip
+        )
         num_sampled += sum(min(tokens.shape[1] - longest, length) for length in lengths)
         assert tokens.shape[1] == longest + max(lengths)
     took_s = time.perf_counter() - began

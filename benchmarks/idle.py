@@ -53,10 +53,16 @@ def run() -> list[dict[str, Any]]:
     without_verifiers = _percent_of_roles("verifier", {"explorer"})
     shown = {**without_verifiers, **without_explorers}
     return [
-        {"name": f"idle: CPU of a waiting {role}", "unit": "% of a core", "ours": percent, "reference": LIMIT_PERCENT,
-         "reference_name": "limit", "ratio": LIMIT_PERCENT / percent if percent else None}
+        {
+            "name": f"idle: CPU of a waiting {role}",
+            "unit": "% of a core",
+            "ours": percent,
+            "reference": LIMIT_PERCENT,
+            "reference_name": "limit",
+            "ratio": LIMIT_PERCENT / percent if percent else None,
+        }
         for role, percent in sorted(shown.items())
-    ]  # fmt: skip
+    ]
 
 
 def _percent_of_roles(absent: str, expected: set[str]) -> dict[str, float]:
@@ -71,8 +77,11 @@ def _waiting_run(absent: str) -> Iterator[psutil.Process]:
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
         (Path(folder) / "idle.toml").write_text(RUN_FILE, encoding="utf-8")
         command = [sys.executable, "-m", "rftstream", "run", f"{folder}/idle.toml", "--run-dir", f"{folder}/run"]
-        process = subprocess.Popen([*command, "--set", f"{absent}.count=0", "--progress", "none"],
-                                   stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            [*command, "--set", f"{absent}.count=0", "--progress", "none"],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             yield psutil.Process(process.pid)
         finally:

@@ -25,11 +25,12 @@ from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPartition
 
 from benchmarks.log import HEADERS, NUM_PARTITIONS, Load
-from rftstream.sections import TransportSection
-from rftstream.transport.base import NewRecord, Position, TopicSettings
-from rftstream.transport.kafka import KafkaTransport
-from rftstream.transport.kafka_links import BACKOFF_MS
-from rftstream.transport.kafka_producer import BATCH_BYTES
+from rftstream.config.sections import TransportSection
+from rftstream.contracts.records import NewRecord
+from rftstream.transport.base import Position, TopicSettings
+from rftstream.transport.kafka.connection import BACKOFF_MS
+from rftstream.transport.kafka.producer import BATCH_BYTES
+from rftstream.transport.kafka.transport import KafkaTransport
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "kafka"
 REPETITIONS = 5
@@ -64,8 +65,10 @@ def run() -> list[dict[str, Any]]:
 def _start(folder: Path) -> str:
     started = subprocess.run(
         [sys.executable, str(SCRIPT), "start", "--dir", str(folder), "--owner", str(os.getpid())],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return started.stdout.splitlines()[-1]
 
 
@@ -79,9 +82,13 @@ def _in_turn(ours: Callable[[str], float], bare: Callable[[str], float]) -> tupl
 
 def _row(name: str, unit: str, ours: float, bare: float) -> dict[str, Any]:
     return {
-        "name": name, "unit": unit, "ours": ours, "reference": bare, "reference_name": "kafka-python alone",
+        "name": name,
+        "unit": unit,
+        "ours": ours,
+        "reference": bare,
+        "reference_name": "kafka-python alone",
         "ratio": ours / bare,
-    }  # fmt: skip
+    }
 
 
 def _values(load: Load) -> list[bytes]:
@@ -99,10 +106,12 @@ def _filled(servers: str, name: str, load: Load) -> KafkaTransport:
     producer.start()
     values = _values(load)
     for start in range(0, load.num_records, 256):
-        producer.commit([
-            NewRecord("rollouts", number % NUM_PARTITIONS, b"%d" % number, values[number % 16], HEADERS)
-            for number in range(start, min(start + 256, load.num_records))
-        ])  # fmt: skip
+        producer.commit(
+            [
+                NewRecord("rollouts", number % NUM_PARTITIONS, b"%d" % number, values[number % 16], HEADERS)
+                for number in range(start, min(start + 256, load.num_records))
+            ]
+        )
     return transport
 
 
@@ -143,13 +152,23 @@ def _bare(servers: str, name: str, load: Load) -> float:
     transport = _filled(servers, name, load)
     source, target = f"{name}.rollouts", f"{name}.verified"
     consumer = KafkaConsumer(
-        source, bootstrap_servers=servers, group_id=f"{name}.verifier", isolation_level="read_committed",
-        enable_auto_commit=False, auto_offset_reset="none", fetch_max_bytes=16 << 20, max_partition_fetch_bytes=2 << 20,
-    )  # fmt: skip
+        source,
+        bootstrap_servers=servers,
+        group_id=f"{name}.verifier",
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        fetch_max_bytes=16 << 20,
+        max_partition_fetch_bytes=2 << 20,
+    )
     producer = KafkaProducer(
-        bootstrap_servers=servers, transactional_id=f"{name}.bare", compression_type="zstd",
-        retry_backoff_ms=BACKOFF_MS, batch_size=BATCH_BYTES, max_request_size=64 << 20,
-    )  # fmt: skip
+        bootstrap_servers=servers,
+        transactional_id=f"{name}.bare",
+        compression_type="zstd",
+        retry_backoff_ms=BACKOFF_MS,
+        batch_size=BATCH_BYTES,
+        max_request_size=64 << 20,
+    )
     producer.init_transactions()
     waiting: list[Any] = []
 

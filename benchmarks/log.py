@@ -19,8 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rftstream.transport.base import NewRecord, Position, TopicPartition, TopicSettings
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.transport.base import Position, TopicSettings
+from rftstream.transport.embedded.transport import EmbeddedTransport
 
 NUM_PARTITIONS = 8
 REPETITIONS = 7

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from benchmarks.idle import _role
-from rftstream.runtime.runs import OpenRun, open_run
+from rftstream.runs.folder import OpenRun, open_run
 
 PATIENCE_S = 600.0
 SETTLED_S = 5.0
@@ -84,10 +84,16 @@ def run() -> list[dict[str, Any]]:
         many, many_records = _peaks(load, max_staleness=9)
         name = f"memory: {load.name}, {few_records} or {many_records} in front of a stopped trainer"
         rows += [
-            {"name": f"{name}, peak of the {role}", "unit": "MiB", "ours": many[role], "reference": few[role],
-             "reference_name": "a tenth of the backlog", "ratio": many[role] / few[role]}
+            {
+                "name": f"{name}, peak of the {role}",
+                "unit": "MiB",
+                "ours": many[role],
+                "reference": few[role],
+                "reference_name": "a tenth of the backlog",
+                "ratio": many[role] / few[role],
+            }
             for role in sorted(many.keys() & few.keys() - {"trainer"})
-        ]  # fmt: skip
+        ]
     return rows
 
 
@@ -116,11 +122,14 @@ def _peaks(load: Load, *, max_staleness: int) -> tuple[Mapping[str, float], int]
 def _run(folder: Path, load: Load, max_staleness: int) -> Iterator[tuple[psutil.Process, OpenRun]]:
     (folder / "memory.toml").write_text(
         RUN_FILE.format(
-            tokens=load.tokens, context=load.tokens + 64, group_size=load.group_size, body_bytes=load.body_bytes,
+            tokens=load.tokens,
+            context=load.tokens + 64,
+            group_size=load.group_size,
+            body_bytes=load.body_bytes,
             max_staleness=max_staleness,
         ),
         encoding="utf-8",
-    )  # fmt: skip
+    )
     command = [sys.executable, "-m", "rftstream", "run", f"{folder}/memory.toml", "--run-dir", f"{folder}/run"]
     process = subprocess.Popen([*command, "--progress", "none"], stdout=subprocess.DEVNULL, start_new_session=True)
     supervisor = psutil.Process(process.pid)

@@ -21,8 +21,9 @@ from typing import Any
 
 import psutil
 
-from rftstream.runtime.runs import RunFolder, open_run
-from rftstream.transport.base import Reader, Record, Transport
+from rftstream.contracts.records import Record
+from rftstream.runs.folder import RunFolder, open_run
+from rftstream.transport.base import Reader, Transport
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "kafka"
 REPETITIONS = 3
@@ -31,9 +32,13 @@ LIMIT_S = 120.0
 """Then it has not recovered."""
 
 WRITES = {
-    "feeder": "tasks", "explorer": "rollouts", "verifier": "verified", "buffer": "batches", "trainer": "steps",
+    "feeder": "tasks",
+    "explorer": "rollouts",
+    "verifier": "verified",
+    "buffer": "batches",
+    "trainer": "steps",
     "evaluator": "evals",
-}  # fmt: skip
+}
 """Role -> the topic that only it writes."""
 
 RUN_FILE = """
@@ -173,8 +178,10 @@ def _run(folder: Path, name: str, more: str = "") -> Iterator[tuple[Path, Transp
     file.write_text(RUN_FILE.format(name=name) + more, encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", "rftstream", "run", str(file), "--progress", "none", "--json"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     run_dir = folder / "runs" / name
     try:
         while not RunFolder(run_dir).exists():
@@ -198,8 +205,10 @@ def _cluster(folder: Path) -> Iterator[str]:
     command = [sys.executable, str(SCRIPT)]
     started = subprocess.run(
         [*command, "start", "--nodes", "3", "--dir", str(folder), "--owner", str(os.getpid())],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     try:
         yield started.stdout.splitlines()[-1]
     finally:
@@ -208,6 +217,10 @@ def _cluster(folder: Path) -> Iterator[str]:
 
 def _row(name: str, seconds: float, log: str) -> dict[str, Any]:
     return {
-        "name": name, "unit": "s", "ours": seconds, "reference": AIM_S[log], "reference_name": "aim",
+        "name": name,
+        "unit": "s",
+        "ours": seconds,
+        "reference": AIM_S[log],
+        "reference_name": "aim",
         "ratio": AIM_S[log] / seconds,
-    }  # fmt: skip
+    }

@@ -25,11 +25,23 @@ def run() -> list[dict[str, Any]]:
         rewards.append(reward)
     took_s, reward = statistics.median(seconds), statistics.median(rewards)
     return [
-        {"name": "run: examples/arithmetic.toml, wall time", "unit": "s", "ours": took_s, "reference": LIMIT_S,
-         "reference_name": "limit", "ratio": LIMIT_S / took_s},
-        {"name": "run: examples/arithmetic.toml, reward of the last tenth", "unit": "", "ours": reward,
-         "reference": LEARNED, "reference_name": "expected at least", "ratio": reward / LEARNED},
-    ]  # fmt: skip
+        {
+            "name": "run: examples/arithmetic.toml, wall time",
+            "unit": "s",
+            "ours": took_s,
+            "reference": LIMIT_S,
+            "reference_name": "limit",
+            "ratio": LIMIT_S / took_s,
+        },
+        {
+            "name": "run: examples/arithmetic.toml, reward of the last tenth",
+            "unit": "",
+            "ours": reward,
+            "reference": LEARNED,
+            "reference_name": "expected at least",
+            "ratio": reward / LEARNED,
+        },
+    ]
 
 
 def _whole_run() -> tuple[float, float]:

@@ -19,10 +19,18 @@ import numpy as np
 
 from benchmarks._ideal import Plan, ideal_s
 from benchmarks._simulated import MEAN_TOKENS, Flow, begin, flow_of, started, tokens_of
-from rftstream.ids import derive_seed
+from rftstream.contracts.ids import derive_seed
 
-SYNCHRONOUS = Plan(steps=24, groups_per_batch=8, group_size=4, max_staleness=0, on_stale="wait", slots=32,
-                   tokens_per_s=MEAN_TOKENS / 0.4, step_s=0.4)  # fmt: skip
+SYNCHRONOUS = Plan(
+    steps=24,
+    groups_per_batch=8,
+    group_size=4,
+    max_staleness=0,
+    on_stale="wait",
+    slots=32,
+    tokens_per_s=MEAN_TOKENS / 0.4,
+    step_s=0.4,
+)
 """A completion of mean length takes as long as a step: over a long time engine and trainer are equally busy."""
 WAIT = replace(SYNCHRONOUS, max_staleness=6)
 DROP = replace(SYNCHRONOUS, max_staleness=12, on_stale="drop")
@@ -57,11 +65,17 @@ def run() -> list[dict[str, Any]]:
         *_speedups("wait", sync, wait),
         *_speedups("drop", sync, drop),
         _row("groups expired, wait", "%", 100 * wait.expired_share, 0.0, "limit", None),
-        _row("groups expired, drop", "%", 100 * drop.expired_share, 100 * EXPIRED_LIMIT, "limit",
-             EXPIRED_LIMIT / drop.expired_share if drop.expired_share else None),
+        _row(
+            "groups expired, drop",
+            "%",
+            100 * drop.expired_share,
+            100 * EXPIRED_LIMIT,
+            "limit",
+            EXPIRED_LIMIT / drop.expired_share if drop.expired_share else None,
+        ),
         *_bias("wait", wait),
         *_bias("drop", drop),
-    ]  # fmt: skip
+    ]
 
 
 def _measure(folder: Path, name: str, plan: Plan) -> Measured:
@@ -75,9 +89,10 @@ def _measure(folder: Path, name: str, plan: Plan) -> Measured:
             ideal_s=ideal_s(plan, _lengths(flow)),
             expired_share=flow.expired_share,
             admitted_T=[tokens_of(one.seed) for one in flow.tasks],
-            trained_T=[int(sum(segment.loss_mask.numpy().sum() for segment in one.segments))
-                       for one in flow.experiences],
-        )  # fmt: skip
+            trained_T=[
+                int(sum(segment.loss_mask.numpy().sum() for segment in one.segments)) for one in flow.experiences
+            ],
+        )
 
 
 def _lengths(flow: Flow) -> Callable[[int, int], int]:
@@ -104,11 +119,25 @@ def _bias(name: str, one: Measured) -> list[dict[str, Any]]:
     rows = []
     for label, measure in measures.items():
         trained, admitted = measure(one.trained_T), measure(one.admitted_T)
-        rows.append(_row(f"tokens of trained rollouts, {label}, {name}", "", trained, admitted, "of admitted ones",
-                         trained / admitted))  # fmt: skip
+        rows.append(
+            _row(
+                f"tokens of trained rollouts, {label}, {name}",
+                "",
+                trained,
+                admitted,
+                "of admitted ones",
+                trained / admitted,
+            )
+        )
     return rows
 
 
 def _row(name: str, unit: str, ours: float, reference: float, which: str, ratio: float | None) -> dict[str, Any]:
-    return {"name": f"sync_async: {name}", "unit": unit, "ours": ours, "reference": reference, "reference_name": which,
-            "ratio": ratio}  # fmt: skip
+    return {
+        "name": f"sync_async: {name}",
+        "unit": unit,
+        "ours": ours,
+        "reference": reference,
+        "reference_name": which,
+        "ratio": ratio,
+    }

@@ -29,15 +29,15 @@ from torch import Tensor
 
 from benchmarks._exploring import choose_model
 from benchmarks._trl import TrlStep, installed
-from rftstream import config
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
-from rftstream.backends.torch import TorchBackend
+from rftstream.backends.torch.backend import TorchBackend
+from rftstream.config import loader
 from rftstream.core.logprobs import token_logprobs
 from rftstream.core.packing import pad_rows, split_microbatches
-from rftstream.modelfolder import prepare_model
-from rftstream.models import ModelSpec
+from rftstream.models.folder import prepare_model
+from rftstream.models.spec import ModelSpec
 
 LENGTHS = tuple(range(64, 513, 64))
 NUM_PROMPT = 32
@@ -52,10 +52,14 @@ def run() -> list[dict[str, Any]]:
     model, name = choose_model()
     threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
-        run_ = config.from_dict({
-            "run": {"name": "train", "steps": 1}, "model": model, "tasksets": {"sums": {"source": "arithmetic"}},
-            "base": folder,
-        })  # fmt: skip
+        run_ = loader.from_dict(
+            {
+                "run": {"name": "train", "steps": 1},
+                "model": model,
+                "tasksets": {"sums": {"source": "arithmetic"}},
+                "base": folder,
+            }
+        )
         spec = prepare_model(run_.model, Path(folder) / "model", 0, threads=threads)
         seconds, peaks, vocabulary, width = _steps(spec, folder)
         total = sum(LENGTHS)
@@ -66,15 +70,31 @@ def run() -> list[dict[str, Any]]:
             _row(f"{label}, padded", "tokens/s", padded, bare, "bare torch loop", padded / bare),
             _row(f"{label}, packed", "tokens/s", packed, bare, "bare torch loop", packed / bare),
             _row(f"{label}, packed", "tokens/s", packed, padded, "padded", packed / padded),
-            _row(f"{label}, packed: peak of a step", "MB", peaks["packed"], peaks["bare"], "bare torch loop",
-                 peaks["bare"] / peaks["packed"]),
-            *([
-                _row(f"{label}, packed", "tokens/s", packed, speeds["trl"], TRL, packed / speeds["trl"]),
-                _row(f"{label}, packed: peak of a step", "MB", peaks["packed"], peaks["trl"], TRL,
-                     peaks["trl"] / peaks["packed"]),
-            ] if "trl" in speeds else []),
+            _row(
+                f"{label}, packed: peak of a step",
+                "MB",
+                peaks["packed"],
+                peaks["bare"],
+                "bare torch loop",
+                peaks["bare"] / peaks["packed"],
+            ),
+            *(
+                [
+                    _row(f"{label}, packed", "tokens/s", packed, speeds["trl"], TRL, packed / speeds["trl"]),
+                    _row(
+                        f"{label}, packed: peak of a step",
+                        "MB",
+                        peaks["packed"],
+                        peaks["trl"],
+                        TRL,
+                        peaks["trl"] / peaks["packed"],
+                    ),
+                ]
+                if "trl" in speeds
+                else []
+            ),
             *_head(width, vocabulary),
-        ]  # fmt: skip
+        ]
 
 
 def _row(name: str, unit: str, ours: float, reference: float, which: str, ratio: float) -> dict[str, Any]:
@@ -83,8 +103,9 @@ def _row(name: str, unit: str, ours: float, reference: float, which: str, ratio:
 
 def _steps(spec: ModelSpec, folder: str) -> tuple[dict[str, float], dict[str, float], int, int]:
     """Seconds and megabytes of each side, and the sizes of the head."""
-    plan = UpdatePlan(lr=LR, minibatches=1, updates_per_batch=1, max_grad_norm=1.0,
-                      tokens_per_microbatch=TOKENS_PER_MICROBATCH)  # fmt: skip
+    plan = UpdatePlan(
+        lr=LR, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=TOKENS_PER_MICROBATCH
+    )
     grpo = Grpo(Grpo.Config(correction="none"))
     sides: dict[str, Callable[[], float]] = {}
     bare = _Bare(spec)
@@ -92,8 +113,9 @@ def _steps(spec: ModelSpec, folder: str) -> tuple[dict[str, float], dict[str, fl
     rows = _rows(vocabulary)
     sides["bare"] = lambda: bare.step(rows)
     for which in ("padded", "packed"):
-        backend = TorchBackend(TorchBackend.Config(packing=which == "packed"), model=spec,
-                               optimizer=OptimizerSettings(), seed=0)  # fmt: skip
+        backend = TorchBackend(
+            TorchBackend.Config(packing=which == "packed"), model=spec, optimizer=OptimizerSettings(), seed=0
+        )
         backend.open()
         sides[which] = lambda backend=backend: backend.update(rows, grpo, plan).metrics["grad_norm"]  # type: ignore[misc]
     if installed():
@@ -110,8 +132,12 @@ def _steps(spec: ModelSpec, folder: str) -> tuple[dict[str, float], dict[str, fl
             norms.setdefault(which, norm)
     # all did the same: the first gradients agree
     assert all(abs(norm / norms["bare"] - 1) < 1e-3 for norm in norms.values()), norms
-    return ({which: min(found) for which, found in seconds.items()},
-            {which: min(found[1:]) for which, found in peaks.items()}, vocabulary, width)  # fmt: skip
+    return (
+        {which: min(found) for which, found in seconds.items()},
+        {which: min(found[1:]) for which, found in peaks.items()},
+        vocabulary,
+        width,
+    )
 
 
 def _rows(vocabulary: int) -> list[TrainingRow]:
@@ -120,10 +146,15 @@ def _rows(vocabulary: int) -> list[TrainingRow]:
     for number, length in enumerate(chance.permutation(LENGTHS).tolist()):
         mask = np.ones(length, np.float32)
         mask[:NUM_PROMPT] = 0
-        rows.append(TrainingRow(
-            token_ids=chance.integers(0, vocabulary, length).astype(np.int32), loss_mask=mask,
-            behavior_logprobs=-3 * mask, advantages=mask if number % 2 else -mask, group=number // 2,
-        ))  # fmt: skip
+        rows.append(
+            TrainingRow(
+                token_ids=chance.integers(0, vocabulary, length).astype(np.int32),
+                loss_mask=mask,
+                behavior_logprobs=-3 * mask,
+                advantages=mask if number % 2 else -mask,
+                group=number // 2,
+            )
+        )
     return rows
 
 
@@ -192,10 +223,16 @@ def _head(width: int, vocabulary: int) -> list[dict[str, Any]]:
     name = f"train: logprobs of {HEAD_TOKENS:,} tokens of {vocabulary:,}, {HEAD_CHUNK_BYTES >> 20} MB of logits at once"
     which = "log_softmax of all"
     return [
-        _row(f"{name}: peak", "MB", found["chunked"][1], found["whole"][1], which,
-             found["whole"][1] / found["chunked"][1]),
+        _row(
+            f"{name}: peak",
+            "MB",
+            found["chunked"][1],
+            found["whole"][1],
+            which,
+            found["whole"][1] / found["chunked"][1],
+        ),
         _row(name, "s", found["chunked"][0], found["whole"][0], which, found["whole"][0] / found["chunked"][0]),
-    ]  # fmt: skip
+    ]
 
 
 def _measured(work: Callable[[], float]) -> tuple[float, float, float]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._exploring import CONCURRENT, Load, choose_model, explore, make_load
-from rftstream.modelfolder import prepare_model
-from rftstream.rendering import open_renderer
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import open_renderer
 
 ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
 """Compiling takes longer than measuring."""
@@ -33,10 +33,16 @@ def run() -> list[dict[str, Any]]:
         num_tokens = sum(load.lengths[1:])
         ours = num_tokens / explore(load, Path(folder) / "run")
         reference = num_tokens / _generate(load, Path(folder) / "model")
-    return [{
-        "name": f"vllm: {name}, {threads} threads, {CONCURRENT} at once", "unit": "tokens/s", "ours": ours,
-        "reference": reference, "reference_name": "LLM.generate of vLLM", "ratio": ours / reference,
-    }]  # fmt: skip
+    return [
+        {
+            "name": f"vllm: {name}, {threads} threads, {CONCURRENT} at once",
+            "unit": "tokens/s",
+            "ours": ours,
+            "reference": reference,
+            "reference_name": "LLM.generate of vLLM",
+            "ratio": ours / reference,
+        }
+    ]
 
 
 def _generate(load: Load, made: Path) -> float:
@@ -46,15 +52,29 @@ def _generate(load: Load, made: Path) -> float:
     spec = prepare_model(load.run.model, made, load.run.run.seed)
     renderer = open_renderer(spec)
     llm: Any = LLM(
-        model=str(spec.folder), dtype=spec.dtype, max_model_len=renderer.context, max_num_seqs=CONCURRENT,
-        logprobs_mode="processed_logprobs", disable_log_stats=True, **ENGINE,
-    )  # fmt: skip
+        model=str(spec.folder),
+        dtype=spec.dtype,
+        max_model_len=renderer.context,
+        max_num_seqs=CONCURRENT,
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        **ENGINE,
+    )
     stops = sorted(renderer.stop_token_ids)
     settings = [
-        SamplingParams(temperature=1.0, seed=seed, min_tokens=length, max_tokens=length, stop_token_ids=stops,
-                       ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False)
+        SamplingParams(
+            temperature=1.0,
+            seed=seed,
+            min_tokens=length,
+            max_tokens=length,
+            stop_token_ids=stops,
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+        )
         for seed, length in enumerate(load.lengths)
-    ]  # fmt: skip
+    ]
     prompts: list[Any] = [{"prompt_token_ids": list(one)} for one in load.prompts]
     llm.generate(prompts[:1], settings[:1], use_tqdm=False)
     began = time.perf_counter()

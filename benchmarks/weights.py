@@ -21,17 +21,18 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from rftstream import config
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.clock import SystemClock
-from rftstream.convert import convert_smollm2
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError
-from rftstream.messages import ChatMessage, VersionName, WeightsAnnounced
-from rftstream.modelfolder import prepare_model
+from rftstream.models.convert import convert_smollm2
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import Policy
-from rftstream.rendering import open_renderer
-from rftstream.sections import RunConfig
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor, data_view
@@ -66,8 +67,16 @@ def run() -> list[dict[str, Any]]:
             last = measure(model, lr, Path(folder) / f"{lr:g}")
             ours, others = (last.full_bytes / statistics.mean(one) for one in (last.delta_bytes, last.others_bytes))
             share = 100 * statistics.mean(last.changed_share)
-            rows.append(_row(f"{name}, lr {lr:g} ({share:.2f} % changed): times smaller than full", "x", ours, others,
-                             "gaps + new values, zstd-19", ours / others))  # fmt: skip
+            rows.append(
+                _row(
+                    f"{name}, lr {lr:g} ({share:.2f} % changed): times smaller than full",
+                    "x",
+                    ours,
+                    others,
+                    "gaps + new values, zstd-19",
+                    ours / others,
+                )
+            )
             rows += _times(f"{name}, lr {lr:g}", last, Path(folder))
     return rows
 
@@ -88,8 +97,14 @@ def _times(name: str, found: Measured, folder: Path) -> list[dict[str, Any]]:
 def _row(
     name: str, unit: str, ours: float, reference: float | None, which: str | None, ratio: float | None
 ) -> dict[str, Any]:
-    return {"name": f"weights: {name}", "unit": unit, "ours": ours, "reference": reference, "reference_name": which,
-            "ratio": ratio}  # fmt: skip
+    return {
+        "name": f"weights: {name}",
+        "unit": unit,
+        "ours": ours,
+        "reference": reference,
+        "reference_name": which,
+        "ratio": ratio,
+    }
 
 
 def measure(model: Mapping[str, Any], lr: float, folder: Path) -> Measured:
@@ -145,7 +160,7 @@ def num_bytes_of_others(before: np.ndarray, state: np.ndarray) -> int:
 
 
 def _versions(model: Mapping[str, Any], lr: float, folder: Path) -> Iterator[Mapping[str, RawTensor]]:
-    from rftstream.backends.torch import TorchBackend
+    from rftstream.backends.torch.backend import TorchBackend
 
     run = _config(model, folder)
     spec = prepare_model(run.model, folder / "model", run.run.seed, threads=2)
@@ -166,10 +181,14 @@ def _versions(model: Mapping[str, Any], lr: float, folder: Path) -> Iterator[Map
 
 
 def _config(model: Mapping[str, Any], folder: Path) -> RunConfig:
-    return config.from_dict({
-        "run": {"name": "weights", "steps": 1}, "model": {**model, "dtype": "bfloat16"},
-        "tasksets": {"sums": {"source": "arithmetic"}}, "base": str(folder),
-    })  # fmt: skip
+    return loader.from_dict(
+        {
+            "run": {"name": "weights", "steps": 1},
+            "model": {**model, "dtype": "bfloat16"},
+            "tasksets": {"sums": {"source": "arithmetic"}},
+            "base": str(folder),
+        }
+    )
 
 
 def _policy(model: Mapping[str, Any], folder: Path) -> Policy:
@@ -192,16 +211,26 @@ def _rows(run: RunConfig, folder: Path, chance: np.random.Generator) -> list[Tra
             answer = left + right if good else int(chance.integers(0, 198))
             said = renderer.render((ChatMessage(role="assistant", content=f"{answer}"),))
             mask = np.asarray([0.0] * len(prompt) + [1.0] * len(said), np.float32)
-            rows.append(TrainingRow(
-                token_ids=np.asarray([*prompt, *said], np.int32), loss_mask=mask, behavior_logprobs=0 * mask,
-                advantages=mask if good else -mask, group=group,
-            ))  # fmt: skip
+            rows.append(
+                TrainingRow(
+                    token_ids=np.asarray([*prompt, *said], np.int32),
+                    loss_mask=mask,
+                    behavior_logprobs=0 * mask,
+                    advantages=mask if good else -mask,
+                    group=group,
+                )
+            )
     return rows
 
 
 def _with_logprobs(row: TrainingRow, behavior_logprobs: np.ndarray) -> TrainingRow:
-    return TrainingRow(token_ids=row.token_ids, loss_mask=row.loss_mask, behavior_logprobs=behavior_logprobs,
-                       advantages=row.advantages, group=row.group)  # fmt: skip
+    return TrainingRow(
+        token_ids=row.token_ids,
+        loss_mask=row.loss_mask,
+        behavior_logprobs=behavior_logprobs,
+        advantages=row.advantages,
+        group=row.group,
+    )
 
 
 def _model() -> tuple[dict[str, Any], str]:

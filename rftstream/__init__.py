@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rftstream.version import __version__
 
 if TYPE_CHECKING:
-    from rftstream.config import load as load_config
-    from rftstream.runtime.launch import run
+    from rftstream.config.loader import load as load_config
+    from rftstream.launch.launch import run
 
 __all__ = ["__version__", "load_config", "run"]
 
@@ -16,11 +16,11 @@ __all__ = ["__version__", "load_config", "run"]
 def __getattr__(name: str) -> Any:
     """`rftstream.run` and `rftstream.load_config`, imported when first used: nothing starts on import."""
     if name == "run":
-        from rftstream.runtime.launch import run
+        from rftstream.launch.launch import run
 
         return run
     if name == "load_config":
-        from rftstream.config import load
+        from rftstream.config.loader import load
 
         return load
     raise AttributeError(f"module 'rftstream' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """`python -m rftstream`."""
 
-from rftstream.cli import main
+from rftstream.commands import main
 
 if __name__ == "__main__":
     main()

@@ -37,9 +37,17 @@ import errno
 ENDS_THE_RUN = frozenset({2, 3, 4, 6})
 """Exit codes of workers after which nobody starts them again, and the run ends. 5 is another one's role."""
 
-REFUSED_BY_SYSTEM = frozenset({
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
-})  # fmt: skip
+REFUSED_BY_SYSTEM = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+    }
+)
 """What the system answers about a path that is wrong or without rights: the same however often it is asked. A full
 disk, too many open files or a lost connection may pass."""
 

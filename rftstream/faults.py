@@ -31,9 +31,18 @@ from rftstream.errors import ConfigError
 VARIABLE = "RFTSTREAM_FAULTS"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 POINTS = (
-    "before_start", "after_start", "before_commit", "in_commit", "after_commit", "object_written",
-    "before_checkpoints", "checkpoint_files_written", "checkpoint_manifest_written", "trim_said", "trim_log_done",
-)  # fmt: skip
+    "before_start",
+    "after_start",
+    "before_commit",
+    "in_commit",
+    "after_commit",
+    "object_written",
+    "before_checkpoints",
+    "checkpoint_files_written",
+    "checkpoint_manifest_written",
+    "trim_said",
+    "trim_log_done",
+)
 
 _armed: Callable[[str], None] | None = None
 

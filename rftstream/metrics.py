@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from rftstream.messages import GroupResult, RolloutStatus, UnscorableReason
-
 REGISTRY = CollectorRegistry(auto_describe=True)
 """One per process; the worker's port serves it."""
 PROCESS = ProcessCollector(registry=REGISTRY)
@@ -81,13 +79,16 @@ GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], r
 ADMITTED = Gauge("rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
 MAX_STALENESS = Gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.", registry=REGISTRY)
 WITHOUT_SIGNAL = Gauge(
-    "rftstream_steps_without_signal", "Steps in a row, until now, in which no group had a spread of rewards.",
+    "rftstream_steps_without_signal",
+    "Steps in a row, until now, in which no group had a spread of rewards.",
     registry=REGISTRY,
-)  # fmt: skip
+)
 STEPS = Counter(
-    "rftstream_steps", "Batches that this trainer dealt with: trained, or skipped for a NaN.", ["result"],
+    "rftstream_steps",
+    "Batches that this trainer dealt with: trained, or skipped for a NaN.",
+    ["result"],
     registry=REGISTRY,
-)  # fmt: skip
+)
 DISK_FREE = Gauge("rftstream_disk_free_bytes", "Room on the disk of the run folder.", ["role"], registry=REGISTRY)
 TRAIN = Gauge("rftstream_train", "The last StepRecord's metrics, by name.", ["metric"], registry=REGISTRY)
 EVALUATION = Gauge(
@@ -99,33 +100,7 @@ EVALUATION = Gauge(
 
 
 def begin(role: str) -> None:
-    """What can happen to a role is there from its start with 0: a rate sees the first event, and a panel has data."""
+    """Makes the metrics of any role start with 0: a rate sees the first event, and a panel has data."""
     for result in ("committed", "aborted", "lost", "refused"):
         TRANSACTIONS.labels(role, result)
     DEAD.labels(role, "undecodable")
-    match role:
-        case "explorer":
-            REBALANCES.labels(role)
-            SAMPLED_TOKENS.labels(role)
-            for result in ("saved", "resumed", "lost"):
-                PARTIAL_TOKENS.labels(result)
-            WEIGHTS_SECONDS.labels(role)
-            HELD_UP_SECONDS.labels(role)
-            for status in RolloutStatus:
-                ROLLOUTS.labels(str(status))
-        case "verifier":
-            REBALANCES.labels(role)
-            VERDICTS.labels("scored")
-            for reason in UnscorableReason:
-                VERDICTS.labels(str(reason))
-                DEAD.labels(role, str(reason))
-        case "buffer":
-            for decided in GroupResult:
-                GROUPS.labels(str(decided))
-        case "trainer":
-            WEIGHTS_SECONDS.labels(role)
-            HELD_UP_SECONDS.labels(role)
-            for result in ("trained", "skipped"):
-                STEPS.labels(result)
-        case "evaluator":
-            WEIGHTS_SECONDS.labels(role)

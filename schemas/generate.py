@@ -1,4 +1,4 @@
-"""Writes `schemas/<contract>.json` from the text of `rftstream/messages.py`, or tells whether they agree.
+"""Writes `schemas/<contract>.json` from the text of the messages in `rftstream/contracts`, or tells whether they agree.
 
     python schemas/generate.py [--check]
 
@@ -10,17 +10,39 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-MESSAGES = HERE.parent / "rftstream" / "messages.py"
+CONTRACTS = HERE.parent / "rftstream" / "contracts"
+STAGES = (
+    "arrays",
+    "tasks",
+    "rollouts",
+    "verdicts",
+    "demonstrations",
+    "feedback",
+    "batches",
+    "outcomes",
+    "versions",
+    "control",
+    "dead",
+    "messages",
+)
+"""Modules of rftstream/contracts that declare messages, and the one with their table."""
 VERSIONS: dict[str, int] = {
-    "batch_manifest": 2, "demonstration": 2, "group_outcome": 2, "partial_rollout": 2, "run_manifest": 2,
-    "step_record": 2, "tasks_ended": 2, "weights_announced": 3,
-}  # fmt: skip
-"""Contract -> its version, where that is not 1; as in `rftstream/codec.py`."""
+    "batch_manifest": 2,
+    "demonstration": 2,
+    "group_outcome": 2,
+    "partial_rollout": 2,
+    "run_manifest": 2,
+    "step_record": 2,
+    "tasks_ended": 2,
+    "weights_announced": 3,
+}
+"""Contract -> its version, where that is not 1; as in `rftstream/contracts/codec.py`."""
 
 Schema = dict[str, Any]
 
@@ -98,7 +120,9 @@ REFINEMENTS: dict[str, dict[str, Schema]] = {
         }
     },
 }
-"""Type -> field ("" for the type itself) -> what its schema says beyond the type; more in `rftstream/invariants.py`."""
+"""Type -> field ("" for the type itself) -> what its schema says beyond the type.
+
+More in `rftstream/contracts/rules.py`."""
 
 BINARY: Schema = {
     "description": "Bytes. On the wire msgpack bin; in the readable twins an object with their base64.",
@@ -110,11 +134,11 @@ BINARY: Schema = {
 }
 
 
-class Source:
-    """The classes of messages.py, as text."""
+class Declarations:
+    """The classes of messages, as text."""
 
     def __init__(self, text: str) -> None:
-        tree = ast.parse(text)
+        tree = ast.parse(re.sub(r"^from __future__ [^\n]*$", "", text, flags=re.MULTILINE))
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.contracts = next(
             {
@@ -221,7 +245,7 @@ def _described(node: ast.ClassDef, kind: type) -> list[tuple[Any, str]]:
     for field, below in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(field, kind):
             if not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)):
-                raise SystemExit(f"{MESSAGES.name}:{field.lineno}: {node.name} has a field without a line under it")
+                raise SystemExit(f"rftstream/contracts:{field.lineno}: {node.name} has a field without a line under it")
             found.append((field, _flat(below.value.value)))
     return found
 
@@ -238,8 +262,8 @@ def _flat(text: Any) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """Path -> text of each schema, as messages.py has it now."""
-    source = Source(MESSAGES.read_text(encoding="utf-8"))
+    """Path -> text of each schema, as the messages are declared now."""
+    source = Declarations("\n".join((CONTRACTS / f"{stage}.py").read_text(encoding="utf-8") for stage in STAGES))
     return {
         HERE / f"{contract}.json": json.dumps(source.schema(contract), indent=2, ensure_ascii=False) + "\n"
         for contract in source.contracts
@@ -252,7 +276,10 @@ def main(arguments: list[str]) -> int:
     surplus = [path for path in HERE.glob("*.json") if path not in wanted]
     if "--check" in arguments:
         for path in [*stale, *surplus]:
-            print(f"schemas/{path.name}: not what messages.py says; run python schemas/generate.py and read the diff")
+            print(
+                f"schemas/{path.name}: not what rftstream/contracts says; run python schemas/generate.py, "
+                "and read the diff"
+            )
         return 1 if stale or surplus else 0
     for path in stale:
         path.write_text(wanted[path], encoding="utf-8")

@@ -22,14 +22,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftstream import config
+from rftstream.config import loader
+from rftstream.config.registry import suggest
 from rftstream.errors import ConfigError
-from rftstream.modelfolder import CONVERTED
-from rftstream.plugins import suggest
-from rftstream.runtime.observer import read_control
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import OpenRun, RunFolder, find_run, open_run
-from rftstream.views.history import History, read_history
+from rftstream.models.folder import CONVERTED
+from rftstream.queries.history import History, read_history
+from rftstream.runs.folder import OpenRun, RunFolder, find_run, open_run
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
 from scripts import experiments, side_by_side
 from scripts.experiments import (
     EVALUATION,
@@ -98,7 +98,7 @@ def _finish(run_file: Path) -> int:
     try:
         folder, _ = find_run(run_file)
     except ConfigError:  # there is none yet
-        model = Path(config.load([run_file]).model.path or "")
+        model = Path(loader.load([run_file]).model.path or "")
         if (kind := CONVERTED.get(model.name)) and (code := _rftstream("convert", kind, model)):
             return code
         return _rftstream("run", run_file)
@@ -116,9 +116,14 @@ def _draw(run_file: Path, picture: Path) -> int:
 
 
 def measure(
-    chosen: Sequence[Experiment], seeds: Sequence[int], *, missing: bool = False, runs: Path = RUNS,
-    measured: Path = MEASURED, call: Call | None = None,
-) -> int:  # fmt: skip
+    chosen: Sequence[Experiment],
+    seeds: Sequence[int],
+    *,
+    missing: bool = False,
+    runs: Path = RUNS,
+    measured: Path = MEASURED,
+    call: Call | None = None,
+) -> int:
     """One seed of all before the next one of any. One that fails is told, and the others are measured all the same."""
     failed = 0
     for seed in seeds:
@@ -131,8 +136,10 @@ def measure(
                 if not code:
                     print(f"curves: {folder.path} was stopped; the same command goes on with it", file=sys.stderr)
                     return 1
-                print(f"curves: {experiment.name}, seed {seed}: failed with exit code {code}; see {folder.path}",
-                      file=sys.stderr)  # fmt: skip
+                print(
+                    f"curves: {experiment.name}, seed {seed}: failed with exit code {code}; see {folder.path}",
+                    file=sys.stderr,
+                )
                 failed = code
                 continue
             write_row(measured, row)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import rftstream
-from rftstream.cli.options import can_dim
+from rftstream.commands.options import can_dim
+from rftstream.contracts.versions import EvalResult
 from rftstream.errors import RftError
-from rftstream.messages import EvalResult
-from rftstream.modelfolder import END
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import OpenRun, open_run
-from rftstream.views.said import DIM, NOT_DIM
+from rftstream.models.folder import END
+from rftstream.queries.shown_completions import DIM, NOT_DIM
+from rftstream.runs.folder import OpenRun, open_run
+from rftstream.service.role import Log
 
 RUN_FILE = Path(__file__).parent.parent / "examples" / "arithmetic.toml"
 NUM_SHOWN = 6
@@ -39,9 +39,10 @@ def main() -> int:
 
 def learned(run: OpenRun) -> str:
     results: list[EvalResult] = [
-        received.message for received in Log(run.transport).messages("evals")
+        received.message
+        for received in Log(run.transport).messages("evals")
         if isinstance(received.message, EvalResult)
-    ]  # fmt: skip
+    ]
     first, last = results[0], results[-1]
     before, after = (_first_answers(run, result) for result in (first, last))
     lines = [f"{'':10}{f'version {first.name.version}':>16}{f'version {last.name.version}':>16}"]
@@ -70,12 +71,14 @@ def _first_answers(run: OpenRun, result: EvalResult) -> dict[str, str]:
 
 def next_commands(run_dir: Path) -> str:
     command, folder = _shown(Path(sys.executable).with_name("rftstream")), _shown(run_dir)
-    return "\n".join([
-        "Go on with:",
-        f"  {command} audit {folder}    what became of every rollout",
-        f"  {command} plot {folder}     reward, lengths, staleness, loss as pictures",
-        f"  {command} resume {folder} --set run.steps=300    some more training",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "Go on with:",
+            f"  {command} audit {folder}    what became of every rollout",
+            f"  {command} plot {folder}     reward, lengths, staleness, loss as pictures",
+            f"  {command} resume {folder} --set run.steps=300    some more training",
+        ]
+    )
 
 
 def _shown(path: Path) -> str:

@@ -102,17 +102,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             f"staleness/{eta}/{loss}",
             {"feeder.max_staleness": eta, **FOR_STALENESS, **own_settings("grpo", options)},
         )
-        for eta in STALENESS for loss, options in LOSSES.items()
+        for eta in STALENESS
+        for loss, options in LOSSES.items()
     ),
-)  # fmt: skip
+)
 
 
 def names() -> list[str]:
     """What can be picked: experiments, and what several of them begin with."""
     found = dict.fromkeys(
-        "/".join(parts[:length]) for one in EXPERIMENTS for parts in [one.name.split("/")]
+        "/".join(parts[:length])
+        for one in EXPERIMENTS
+        for parts in [one.name.split("/")]
         for length in range(1, len(parts) + 1)
-    )  # fmt: skip
+    )
     return list(found)
 
 

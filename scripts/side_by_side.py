@@ -28,12 +28,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream import __version__, config
-from rftstream.messages import WeightsAnnounced
-from rftstream.modelfolder import CONVERTED
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import open_run
-from rftstream.views.history import read_history
+from rftstream import __version__
+from rftstream.config import loader
+from rftstream.contracts.versions import WeightsAnnounced
+from rftstream.models.folder import CONVERTED
+from rftstream.queries.history import read_history
+from rftstream.runs.folder import open_run
+from rftstream.service.role import Log
 from scripts.experiments import ROOT, Experiment
 from scripts.trl_side import EVALUATIONS, Look
 
@@ -151,9 +152,14 @@ def select(picks: Sequence[str]) -> list[Comparison]:
 
 
 def measure(
-    chosen: Sequence[Comparison], seeds: Sequence[int], *, missing: bool = False, runs: Path,
-    measured: Path = MEASURED, call: Call | None = None,
-) -> int:  # fmt: skip
+    chosen: Sequence[Comparison],
+    seeds: Sequence[int],
+    *,
+    missing: bool = False,
+    runs: Path,
+    measured: Path = MEASURED,
+    call: Call | None = None,
+) -> int:
     """All sides of a seed before the next one. The exit code of the side that failed."""
     for one in chosen:
         if code := _get_model(one, call or _python):
@@ -164,8 +170,10 @@ def measure(
                     continue
                 folder = runs / f"{one.name}-{side}-seed{seed}-{one.digest(side)}"
                 if code := _see_to_its_end(one, side, seed, folder, call or _python):
-                    print(f"curves: {one.name}: {side}, seed {seed}: failed with exit code {code}; see {folder}",
-                          file=sys.stderr)  # fmt: skip
+                    print(
+                        f"curves: {one.name}: {side}, seed {seed}: failed with exit code {code}; see {folder}",
+                        file=sys.stderr,
+                    )
                     return code
                 row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
                 write_row(measured, row)
@@ -175,7 +183,7 @@ def measure(
 
 def _get_model(one: Comparison, call: Call) -> int:
     """Where the run file has one of those that `rftstream convert` makes."""
-    model = Path(config.load([one.run_file]).model.path or "")
+    model = Path(loader.load([one.run_file]).model.path or "")
     kind = CONVERTED.get(model.name)
     return 0 if kind is None or model.is_dir() else call(["-m", "rftstream", "convert", kind, str(model)])
 
@@ -194,10 +202,16 @@ def _see_to_its_end(one: Comparison, side: str, seed: int, folder: Path, call: C
         return code
     curve = read_curve(one, side, folder / "run", started_at)
     row = {
-        "name": one.name, "side": side, "seed": seed, "of": one.digest(side), "curve": curve,
-        "seconds": round(ended_at - started_at, 1), "by": versions(side), "cores": os.cpu_count(),
+        "name": one.name,
+        "side": side,
+        "seed": seed,
+        "of": one.digest(side),
+        "curve": curve,
+        "seconds": round(ended_at - started_at, 1),
+        "by": versions(side),
+        "cores": os.cpu_count(),
         "load_before": round(load, 1),
-    }  # fmt: skip
+    }
     (folder / "row.json").write_text(json.dumps(row), encoding="utf-8")
     return 0
 
@@ -242,12 +256,14 @@ def looks_of(log: Log, evaluation: str) -> list[Look]:
     """When a version was in the store. Nothing stands still for its evaluation."""
     announced = {
         message.name: message.announced_at
-        for _, message in log.in_force("weights") if isinstance(message, WeightsAnnounced)
-    }  # fmt: skip
+        for _, message in log.in_force("weights")
+        if isinstance(message, WeightsAnnounced)
+    }
     return [
         Look(one.name.version, announced[one.name], 0.0, one.metrics["mean"])
-        for one in read_history(log).evaluations if one.evaluation == evaluation
-    ]  # fmt: skip
+        for one in read_history(log).evaluations
+        if one.evaluation == evaluation
+    ]
 
 
 def own_seconds(looks: Sequence[Look], started_at: float) -> list[list[float]]:
@@ -303,7 +319,7 @@ def draw(one: Comparison, rows: Rows, picture: Path | None = None) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from rftstream.views.panels import COLORS, INK
+    from rftstream.queries.panels import COLORS, INK
 
     figure = Figure(figsize=(11, 3.6), dpi=110, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
@@ -311,8 +327,13 @@ def draw(one: Comparison, rows: Rows, picture: Path | None = None) -> None:
         for side in one.sides:
             found = [row for seed in sorted({row["seed"] for row in rows}) if (row := find_row(rows, one, side, seed))]
             for number, row in enumerate(found):
-                ax.plot([look[column] for look in row["curve"]], [look[2] for look in row["curve"]], linewidth=1.6,
-                        color=COLORS[SIDES.index(side)], label="_" if number else side)  # fmt: skip
+                ax.plot(
+                    [look[column] for look in row["curve"]],
+                    [look[2] for look in row["curve"]],
+                    linewidth=1.6,
+                    color=COLORS[SIDES.index(side)],
+                    label="_" if number else side,
+                )
         ax.axhline(one.target, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))
         ax.set(xlabel=label, ylim=(0, 1.02), xlim=(0, None))
         ax.spines[["top", "right"]].set_visible(False)

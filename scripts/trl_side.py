@@ -21,14 +21,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream import config, plugins
-from rftstream.ids import derive_seed
-from rftstream.messages import Problem, Sampling
-from rftstream.modelfolder import prepare_model
+from rftstream.config import loader, registry
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.ids import derive_seed
+from rftstream.contracts.tasks import Problem, Sampling
+from rftstream.data.tasksets.open import open_taskset, order
+from rftstream.models.folder import prepare_model
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.resolve import build_reward
-from rftstream.sections import RunConfig
-from rftstream.tasksets.open import open_taskset, order
 
 EVALUATIONS = "evaluations.jsonl"
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         import torch
 
         torch.set_num_threads(given.threads)
-    train(config.load([given.run_file], sets=given.sets), given.evaluation, given.folder)
+    train(loader.load([given.run_file], sets=given.sets), given.evaluation, given.folder)
     return 0
 
 
@@ -75,9 +75,12 @@ def train(run: RunConfig, evaluation: str, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(spec.folder, padding_side="left")
     tokenizer.chat_template = spec.chat_template or tokenizer.chat_template
     trainer = GRPOTrainer(
-        model=str(spec.folder), args=settings(run, folder), processing_class=tokenizer, reward_funcs=reward(run),
+        model=str(spec.folder),
+        args=settings(run, folder),
+        processing_class=tokenizer,
+        reward_funcs=reward(run),
         train_dataset=Dataset.from_list([columns(one) for one in problems(run)]),
-    )  # fmt: skip
+    )
     trainer.add_callback(_evaluations(run, evaluation, tokenizer, folder / EVALUATIONS))
     trainer.train()
 
@@ -107,13 +110,21 @@ def reward(run: RunConfig) -> RewardFunction:
     composite = build_reward(section.reward, run, section=section)
 
     def scored(prompts: list[Any], completions: list[Any], answer: list[str], info: list[str], **_: Any) -> list[float]:
-        found = composite.score_all([
-            RewardInput(
-                completion=said[-1]["content"], answer=right, prompt=asked[-1]["content"], messages=(*asked, *said),
-                info=json.loads(known), data_source="", num_tokens=0, truncated=False,
-            )
-            for asked, said, right, known in zip(prompts, completions, answer, info, strict=True)
-        ])  # fmt: skip
+        found = composite.score_all(
+            [
+                RewardInput(
+                    completion=said[-1]["content"],
+                    answer=right,
+                    prompt=asked[-1]["content"],
+                    messages=(*asked, *said),
+                    info=json.loads(known),
+                    data_source="",
+                    num_tokens=0,
+                    truncated=False,
+                )
+                for asked, said, right, known in zip(prompts, completions, answer, info, strict=True)
+            ]
+        )
         for one in found:
             if isinstance(one, BaseException):
                 raise one
@@ -127,23 +138,41 @@ def settings(run: RunConfig, folder: Path) -> Any:
     from trl import GRPOConfig
 
     trainer, feeder, sampling = run.trainer, run.feeder, run.sampling
-    part = plugins.resolve("algorithm", trainer.algorithm)
-    grpo = plugins.build_config(part, run.algorithms.get(trainer.algorithm), where=f"algorithms.{trainer.algorithm}")
+    part = registry.resolve("algorithm", trainer.algorithm)
+    grpo = registry.build_config(part, run.algorithms.get(trainer.algorithm), where=f"algorithms.{trainer.algorithm}")
     return GRPOConfig(
-        output_dir=str(folder), max_steps=run.run.steps, seed=run.run.seed, shuffle_dataset=False,
-        per_device_train_batch_size=feeder.groups_per_batch * feeder.group_size, gradient_accumulation_steps=1,
+        output_dir=str(folder),
+        max_steps=run.run.steps,
+        seed=run.run.seed,
+        shuffle_dataset=False,
+        per_device_train_batch_size=feeder.groups_per_batch * feeder.group_size,
+        gradient_accumulation_steps=1,
         num_generations=feeder.group_size,
-        max_completion_length=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+        max_completion_length=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
         top_k=sampling.top_k,
-        loss_type={"token": "dapo", "sequence": "grpo"}[grpo.normalise], beta=grpo.kl_coef, epsilon=grpo.clip_low,
-        epsilon_high=grpo.clip_high, scale_rewards="group",
-        learning_rate=trainer.lr, lr_scheduler_type=trainer.lr_schedule, warmup_steps=trainer.warmup_steps,
-        adam_beta1=trainer.adam_betas[0], adam_beta2=trainer.adam_betas[1], adam_epsilon=trainer.adam_eps,
-        weight_decay=trainer.weight_decay, max_grad_norm=trainer.max_grad_norm,
-        use_cpu=True, bf16=run.backends.get("torch", {}).get("autocast") == "bfloat16", gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32"}, save_strategy="no", report_to="none",
+        loss_type={"token": "dapo", "sequence": "grpo"}[grpo.normalise],
+        beta=grpo.kl_coef,
+        epsilon=grpo.clip_low,
+        epsilon_high=grpo.clip_high,
+        scale_rewards="group",
+        learning_rate=trainer.lr,
+        lr_scheduler_type=trainer.lr_schedule,
+        warmup_steps=trainer.warmup_steps,
+        adam_beta1=trainer.adam_betas[0],
+        adam_beta2=trainer.adam_betas[1],
+        adam_epsilon=trainer.adam_eps,
+        weight_decay=trainer.weight_decay,
+        max_grad_norm=trainer.max_grad_norm,
+        use_cpu=True,
+        bf16=run.backends.get("torch", {}).get("autocast") == "bfloat16",
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32"},
+        save_strategy="no",
+        report_to="none",
         disable_tqdm=True,
-    )  # fmt: skip
+    )
 
 
 # --------------------------------------------------------------------------------------------- evaluations
@@ -157,7 +186,7 @@ def _evaluations(run: RunConfig, name: str, tokenizer: Any, file: Path) -> Any:
     taskset = open_taskset(name, section, run)
     number = len(taskset) if section.num_tasks is None else min(section.num_tasks, len(taskset))
     held_out = [columns(taskset.problem(index)) for index in range(number) for _ in range(section.n)]
-    sampling = config.sampling_for(run, section.sampling, where=f"evaluations.{name}.sampling")
+    sampling = loader.sampling_for(run, section.sampling, where=f"evaluations.{name}.sampling")
     score = reward(run)
 
     class Evaluations(TrainerCallback):
@@ -172,9 +201,11 @@ def _evaluations(run: RunConfig, name: str, tokenizer: Any, file: Path) -> Any:
             began = time.time()
             said = answers(model, tokenizer, [one["prompt"] for one in held_out], sampling)
             rewards = score(
-                [one["prompt"] for one in held_out], said, [one["answer"] for one in held_out],
+                [one["prompt"] for one in held_out],
+                said,
+                [one["answer"] for one in held_out],
                 [one["info"] for one in held_out],
-            )  # fmt: skip
+            )
             look = Look(version, began, time.time() - began, sum(rewards) / len(rewards))
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(look)) + "\n")
@@ -193,9 +224,13 @@ def answers(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampli
     model.eval()
     with torch.no_grad():
         ids = model.generate(
-            input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=sampling.max_tokens,
-            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, **chance or {"do_sample": False},
-        )  # fmt: skip
+            input_ids=asked["input_ids"],
+            attention_mask=asked["attention_mask"],
+            max_new_tokens=sampling.max_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            **chance or {"do_sample": False},
+        )
     model.train()
     said = tokenizer.batch_decode(ids[:, asked["input_ids"].shape[1] :], skip_special_tokens=True)
     return [[{"role": "assistant", "content": one}] for one in said]

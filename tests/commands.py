@@ -8,7 +8,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from rftstream.cli import cli
+from rftstream.commands import cli
 
 RUN_FILE = """
 [run]

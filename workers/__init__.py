@@ -1,13 +1,4 @@
 """Composition roots: one short module per role, whose `build(context)` picks the parts that the run file names.
 
-Nothing is imported here; `rftstream.runtime.service.role_names` is the one reader of this table.
+Nothing is imported here. The declaration of each role names its module (`RoleSpec.build`).
 """
-
-ROLES = {
-    "feeder": "workers.feeder:build",
-    "explorer": "workers.explorer:build",
-    "verifier": "workers.verifier:build",
-    "buffer": "workers.buffer:build",
-    "trainer": "workers.trainer:build",
-    "evaluator": "workers.evaluator:build",
-}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rftstream.roles.buffer import BufferStep
-from rftstream.runtime.role import Role, RoleContext
-from rftstream.stages import Stages
+from rftstream.config.stages import Stages
+from rftstream.roles.buffer import BUFFER
+from rftstream.roles.buffer.step import BufferStep
+from rftstream.service.role import Role, RoleContext
 from workers.parts import demonstrations
 
 
@@ -20,10 +21,4 @@ def build(context: RoleContext) -> Role:
         stages=stages,
         experts=demonstrations(context),
     )
-    return Role(
-        name="buffer",
-        consumes=("verified",),
-        follows=("control", "experts", "steps"),
-        produces=("batches", "outcomes", "dead"),
-        step=step,
-    )
+    return Role(spec=BUFFER, step=step)

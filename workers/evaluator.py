@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rftstream.roles.evaluator import EvaluatorStep, build_evaluation
-from rftstream.runtime.role import Role, RoleContext
-from rftstream.tasksets.open import open_taskset
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.roles.evaluator import EVALUATOR
+from rftstream.roles.evaluator.step import EvaluatorStep, build_evaluation
+from rftstream.service.role import Role, RoleContext
 from workers.parts import follower, model_spec, own_renderers, scorer, turn_loop
 
 
@@ -30,4 +31,4 @@ def build(context: RoleContext) -> Role:
         store=store,
         clock=context.clock,
     )
-    return Role(name="evaluator", consumes=("weights",), follows=("control",), produces=("evals",), step=step)
+    return Role(spec=EVALUATOR, step=step)

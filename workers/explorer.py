@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rftstream.roles.explorer import ExplorerStep
-from rftstream.roles.partials import Partials
-from rftstream.roles.stored import StoredRollouts
-from rftstream.roles.underway import Later
-from rftstream.runtime.role import Role, RoleContext
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.explorer.partials import Partials
+from rftstream.roles.explorer.step import ExplorerStep
+from rftstream.roles.explorer.stored import StoredRollouts
+from rftstream.roles.trainer.pending_update import DeferredExecutor
+from rftstream.service.role import Role, RoleContext
 from workers.parts import follower, model_spec, own_renderers, turn_loop
 
 STORE_PATIENCE_S = 5.0
@@ -30,13 +31,6 @@ def build(context: RoleContext) -> Role:
         partials=Partials(context.transport),
         process=context.process,
         clock=context.clock,
-        fetching=Later() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights"),
+        fetching=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights"),
     )
-    return Role(
-        name="explorer",
-        consumes=("tasks",),
-        follows=("weights", "outcomes"),
-        produces=("rollouts", "partials", "dead"),
-        step=step,
-        keeps="partials",
-    )
+    return Role(spec=EXPLORER, step=step)

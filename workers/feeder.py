@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from rftstream.algorithms.demands import has_greedy_sibling
-from rftstream.config import sampling_for
-from rftstream.rendering import open_renderer
-from rftstream.roles.feeder import FeederStep, Source
-from rftstream.runtime.manifest import check_same_run, data_digests, make_manifest
-from rftstream.runtime.role import Role, RoleContext
-from rftstream.tasksets.open import open_taskset
+from rftstream.algorithms.requirements import has_greedy_sibling
+from rftstream.config.loader import sampling_for
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.models.rendering import open_renderer
+from rftstream.roles.feeder import FEEDER
+from rftstream.roles.feeder.step import FeederStep, Source
+from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
+from rftstream.service.role import Role, RoleContext
 from workers.parts import context_length, model_spec, own_renderers
 
 
@@ -47,6 +48,4 @@ def build(context: RoleContext) -> Role:
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
         clock=context.clock,
     )
-    return Role(
-        name="feeder", consumes=(), follows=("steps", "outcomes", "control"), produces=("tasks", "control"), step=step
-    )
+    return Role(spec=FEEDER, step=step)

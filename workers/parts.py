@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.stages import taken_kinds
+from rftstream.contracts.tasks import Problem
 from rftstream.environments.base import Environment
-from rftstream.messages import Problem
-from rftstream.modelfolder import for_section, prepare_model
-from rftstream.models import ModelSpec
+from rftstream.models.folder import for_section, prepare_model
+from rftstream.models.rendering import Renderer, open_renderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
-from rftstream.rendering import Renderer, open_renderer
 from rftstream.rewards.base import Scorer
-from rftstream.roles.demonstrations import Experts
-from rftstream.roles.held_out import HeldOut
-from rftstream.roles.training import Training
-from rftstream.roles.turn_loop import TurnLoop
-from rftstream.runtime.role import RoleContext
-from rftstream.sections import EvaluationSection, RunConfig, TasksetSection
-from rftstream.stages import taken_kinds
+from rftstream.roles.buffer.demonstrations import DemonstrationQueue
+from rftstream.roles.explorer.turn_loop import TurnLoop
+from rftstream.roles.trainer.held_out import HeldOut
+from rftstream.roles.trainer.training import Training
+from rftstream.service.role import RoleContext
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.store import ObjectStore
@@ -64,7 +64,7 @@ def own_renderers(
     return {name: open_renderer(own) for name, own in specs.items() if own is not spec}
 
 
-def demonstrations(context: RoleContext) -> Experts | None:
+def demonstrations(context: RoleContext) -> DemonstrationQueue | None:
     """For the buffer, if the run learns from any. ConfigError if its algorithm takes none."""
     config, section = context.config, context.config.experts
     if section is None or config.run.imported_versions is not None:
@@ -72,10 +72,15 @@ def demonstrations(context: RoleContext) -> Experts | None:
     spec = model_spec(context)
     renderer = open_renderer(spec)
     passes = section.passes or (1 if config.experts_alone else None)
-    return Experts(
-        section, seed=config.run.seed, passes=passes, kinds=taken_kinds(config), renderer=renderer,
-        context=context_length(spec, renderer), clock=context.clock,
-    )  # fmt: skip
+    return DemonstrationQueue(
+        section,
+        seed=config.run.seed,
+        passes=passes,
+        kinds=taken_kinds(config),
+        renderer=renderer,
+        context=context_length(spec, renderer),
+        clock=context.clock,
+    )
 
 
 def held_out(context: RoleContext, training: Training) -> HeldOut | None:

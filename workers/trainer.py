@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rftstream.roles.trainer import TrainerStep
-from rftstream.roles.training import build_training
-from rftstream.roles.underway import Inline
-from rftstream.runtime.role import Role, RoleContext
+from rftstream.roles.trainer import TRAINER
+from rftstream.roles.trainer.pending_update import Inline
+from rftstream.roles.trainer.step import TrainerStep
+from rftstream.roles.trainer.training import build_training
+from rftstream.service.role import Role, RoleContext
 from workers.parts import held_out, model_spec
 
 
@@ -25,11 +26,4 @@ def build(context: RoleContext) -> Role:
         clock=context.clock,
         compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
     )
-    return Role(
-        name="trainer",
-        consumes=("batches",),
-        follows=("evals", "control"),
-        produces=("weights", "steps", "control"),
-        step=step,
-        after_the_end=step.after_the_end,
-    )
+    return Role(spec=TRAINER, step=step, after_the_end=step.after_the_end)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rftstream.roles.verifier import VerifierStep
-from rftstream.runtime.role import Role, RoleContext
+from rftstream.roles.verifier import VERIFIER
+from rftstream.roles.verifier.step import VerifierStep
+from rftstream.service.role import Role, RoleContext
 from workers.parts import scorer
 
 
@@ -15,4 +16,4 @@ def build(context: RoleContext) -> Role:
         max_dead_share=settings.max_dead_share,
         clock=context.clock,
     )
-    return Role(name="verifier", consumes=("rollouts",), follows=(), produces=("verified", "dead"), step=step)
+    return Role(spec=VERIFIER, step=step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pages.source import table
-from rftstream.cli import COMMANDS, cli
+from rftstream.commands import COMMANDS, cli
 
 
 def commands() -> str:

@@ -12,14 +12,14 @@ from msgspec import Meta
 from pages.source import field_docs, find_class, first_paragraph, table, tree
 from pages.types import in_words, toml
 from pages.words import WORDS
-from rftstream import config, plugins
-from rftstream import sections as declared
 from rftstream.algorithms.settings import CriticConfig
+from rftstream.config import loader, registry
+from rftstream.config import sections as declared
+from rftstream.config.registry import KINDS
+from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
-from rftstream.messages import Sampling
-from rftstream.plugins import KINDS
 from rftstream.policies.server_updates import UpdateRequest
-from rftstream.views.listing import config_body
+from rftstream.queries.listing import config_body
 
 HEAD = ("key", "value", "default", "meaning")
 NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
@@ -28,15 +28,21 @@ SUBTABLES = {"model": {"make": declared.MakeModel, "lora": declared.LoraSection}
 TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
 """Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
 SEVERAL: dict[str, type] = {
-    "tasksets": declared.TasksetSection, "evaluations": declared.EvaluationSection, "stages": declared.StageSection,
-}  # fmt: skip
+    "tasksets": declared.TasksetSection,
+    "evaluations": declared.EvaluationSection,
+    "stages": declared.StageSection,
+}
 """Sections of which a run file may have more than one."""
 SHARED = "rftstream.algorithms.settings"
 """Module with the settings that several algorithms have: they stand once, and not with each of them."""
 NAMESPACE = {
-    "Annotated": Annotated, "Literal": Literal, "Meta": Meta, "Any": Any, "CriticConfig": CriticConfig,
+    "Annotated": Annotated,
+    "Literal": Literal,
+    "Meta": Meta,
+    "Any": Any,
+    "CriticConfig": CriticConfig,
     "UpdateRequest": UpdateRequest,
-}  # fmt: skip
+}
 
 
 def sections() -> str:
@@ -44,7 +50,7 @@ def sections() -> str:
 
 
 def part_settings() -> str:
-    parts = [(kind, _part(kind, name, where)) for kind in KINDS for name, where in plugins.table(kind).items()]
+    parts = [(kind, _part(kind, name, where)) for kind in KINDS for name, where in registry.table(kind).items()]
     first = next(number for number, (kind, _) in enumerate(parts) if kind == "algorithm")
     texts = [text for _, text in parts]
     return "\n\n".join([*texts[:first], _shared(), *texts[first:]])
@@ -129,7 +135,7 @@ def _sampling_range(name: str) -> str | None:
     for wrong in (-1, 0, 2):
         settings = dataclasses.replace(Sampling(), **{name: wrong}) if name != "stop" else Sampling()
         try:
-            config.check_sampling(settings, where="sampling")
+            loader.check_sampling(settings, where="sampling")
         except ConfigError as error:
             expected = str(error).partition("expected ")[2].removesuffix(" (0 is off)")
             if str(error).startswith(f"sampling.{name}:"):
@@ -148,10 +154,9 @@ def _shared() -> str:
 
 def _inherits(where: str) -> list[str]:
     """Whose settings an algorithm shares, in words."""
-    config_class = plugins.import_path(where, what="docs").Config
+    config_class = registry.import_path(where, what="docs").Config
     shared = [cls for cls in config_class.__mro__ if cls.__module__ == SHARED]
-    return [(cls.__doc__ or "").partition(":")[0].rstrip(".").replace("Of", "of")
-            for cls in reversed(shared)]  # fmt: skip
+    return [(cls.__doc__ or "").partition(":")[0].rstrip(".").replace("Of", "of") for cls in reversed(shared)]
 
 
 def _part(kind: str, name: str, where: str) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
 import schemas
-import workers
 from pages.source import field_docs, find_class, table, tree
-from rftstream import codec
-from rftstream.messages import MESSAGES
-from rftstream.topics import TOPICS
+from rftstream.contracts import codec
+from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.topics import TOPICS
+from rftstream.roles import role_specs
 
 GOLDEN = Path(schemas.__file__).parent / "golden"
 WIDTHS = {"partitions": "P", "shares": "S", "one": "1"}
@@ -116,14 +115,8 @@ def messages() -> str:
 
 
 def role_topics() -> dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
-    """Role -> topics that it consumes, follows and produces, as its module in `workers` declares them."""
-    found = {}
-    for name, where in workers.ROLES.items():
-        calls = [node for node in ast.walk(tree(where.partition(":")[0])) if isinstance(node, ast.Call)]
-        call = next(node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "Role")
-        given = {one.arg: one.value for one in call.keywords}
-        found[name] = tuple(ast.literal_eval(given[key]) for key in ("consumes", "follows", "produces"))
-    return found  # type: ignore[return-value]
+    """Role -> topics that it consumes, follows and produces, as its declaration says."""
+    return {spec.name: (spec.consumes, spec.follows, spec.produces) for spec in role_specs()}
 
 
 def _fields(schema: dict[str, Any]) -> str:
@@ -158,6 +151,7 @@ def _kind(field: dict[str, Any]) -> str:
 
 
 def _enum(name: str, schema: dict[str, Any]) -> str:
-    found = find_class(tree("rftstream.messages").body, name)
+    modules = {cls.__module__ for cls in MESSAGES.values()} | {"rftstream.contracts.arrays"}
+    found = next((cls for module in sorted(modules) if (cls := find_class(tree(module).body, name))), None)
     docs = field_docs(found.body) if found else {}
     return table(("value", "meaning"), [(f"`{value}`", docs.get(value, "")) for value in schema["enum"]])

@@ -35,11 +35,14 @@ def algorithms(rows: Rows | None = None) -> str:
     for name, options in ALGORITHMS.items():
         found = runs(rows, f"algorithms/{name}")
         learned = [one["held_out"][0] < CHANCE and one["held_out"][1] > LEARNED for one in found.values()]
-        lines.append((
-            f"`{name}`", ", ".join(f"`{key} = {_toml(value)}`" for key, value in options.items()) or "-",
-            *(_from_to(found.get(seed)) for seed in SEEDS),
-            f"{sum(learned)} of {len(learned)}" if found else "-",
-        ))  # fmt: skip
+        lines.append(
+            (
+                f"`{name}`",
+                ", ".join(f"`{key} = {_toml(value)}`" for key, value in options.items()) or "-",
+                *(_from_to(found.get(seed)) for seed in SEEDS),
+                f"{sum(learned)} of {len(learned)}" if found else "-",
+            )
+        )
     return table(("algorithm", "own settings", *(f"seed {seed}" for seed in SEEDS), "runs that learned"), lines)
 
 
@@ -49,10 +52,14 @@ def staleness(rows: Rows | None = None) -> str:
     lines = []
     for eta in STALENESS:
         found = {loss: runs(rows, f"staleness/{eta}/{loss}") for loss in LOSSES}
-        lines.append((
-            str(eta), *(_ends(found[loss]) for loss in LOSSES), _points(found["decoupled"], fresh),
-            ", ".join(_reached(found[loss]) for loss in LOSSES),
-        ))  # fmt: skip
+        lines.append(
+            (
+                str(eta),
+                *(_ends(found[loss]) for loss in LOSSES),
+                _points(found["decoupled"], fresh),
+                ", ".join(_reached(found[loss]) for loss in LOSSES),
+            )
+        )
     head = ("`feeder.max_staleness`", *LOSSES, "decoupled, points from 0", f"staleness reached: {', '.join(LOSSES)}")
     return table(head, lines)
 
@@ -83,8 +90,13 @@ def _times(row: Mapping[str, Any] | None, target: float) -> tuple[str, ...]:
         return (NOT_YET, *4 * ("-",))
     version, seconds = side_by_side.reached(row, target) or ("-", None)
     (_, ready_s, _), (_, ended_s, last) = row["curve"][0], row["curve"][-1]
-    return (f"{ready_s:.0f}", "never" if seconds is None else f"{seconds:.0f}", str(version), f"{ended_s:.0f}",
-            f"{last:.2f}")  # fmt: skip
+    return (
+        f"{ready_s:.0f}",
+        "never" if seconds is None else f"{seconds:.0f}",
+        str(version),
+        f"{ended_s:.0f}",
+        f"{last:.2f}",
+    )
 
 
 def runs(rows: Rows, name: str) -> Runs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 
 from pages.source import table
-from rftstream.plugins import KINDS
-from rftstream.views.listing import SETTINGS
+from rftstream.config.registry import KINDS
+from rftstream.queries.listing import SETTINGS
 
 FOLDERS = {"policy": "policies"}
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rftstream.messages import Experience, Segment
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.rollouts import Segment
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,9 +29,9 @@ from rftstream.algorithms.base import (
     spread_needed,
 )
 from rftstream.algorithms.scored import masked_fraction
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import Experience
 from rftstream.errors import ConfigError
-from rftstream.messages import Experience
-from rftstream.sections import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ COUNTS = ("num_", "groups_without_signal")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TasksetAlgorithm:
     """An algorithm and what it is for."""
 
     algorithm: Algorithm
@@ -59,7 +59,7 @@ class Part:
 
 
 class ByTaskset:
-    def __init__(self, rest: Part, others: Sequence[Part]) -> None:
+    def __init__(self, rest: TasksetAlgorithm, others: Sequence[TasksetAlgorithm]) -> None:
         """`rest`: also of demonstrations and pairs."""
         self.parts = (rest, *others)
         self._numbers = {name: number for number, part in enumerate(self.parts) for name in part.tasksets}
@@ -89,8 +89,10 @@ class ByTaskset:
             if reference_logprobs is not None and "reference_rewards" in part.algorithm.needs:
                 own, values = part.algorithm.prepare(experiences, reference_logprobs[len(rows) : len(rows) + len(own)])
             metrics[part.label] = values
-            rows += [replace(row, group=num_groups + row.group, additions={**row.additions, BY: _all(row, number)})
-                     for row in own]  # fmt: skip
+            rows += [
+                replace(row, group=num_groups + row.group, additions={**row.additions, BY: _all(row, number)})
+                for row in own
+            ]
             num_groups = 1 + max((row.group for row in rows), default=-1)
         whole = _of_batch(metrics)
         if "masked_fraction" in whole:
@@ -114,7 +116,7 @@ class ByTaskset:
                 refined[place] = row
         return _alike(refined), _of_batch(metrics)
 
-    def _split(self, batch: Sequence[Experience]) -> Iterator[tuple[int, Part, list[Experience]]]:
+    def _split(self, batch: Sequence[Experience]) -> Iterator[tuple[int, TasksetAlgorithm, list[Experience]]]:
         for number, part in enumerate(self.parts):
             own = [one for one in batch if self._number_of(one) == number]
             if own:
@@ -134,8 +136,9 @@ class ByTaskset:
         for number in sorted({int(one) for one in numbers_B.tolist()}):
             part, places = self.parts[number], (numbers_B == number).nonzero()[:, 0]
             own = _select(rows, places)
-            loss, sums = part.algorithm.loss(policy_logprobs_BT[places], own, denominators if number == 0 else
-                                             _without_experts(denominators))  # fmt: skip
+            loss, sums = part.algorithm.loss(
+                policy_logprobs_BT[places], own, denominators if number == 0 else _without_experts(denominators)
+            )
             losses.append(loss)
             if own.entropy_BT is not None:
                 sums = {"entropy": own.entropy_BT.detach().sum(), **sums}
@@ -174,7 +177,7 @@ def build_algorithm(config: RunConfig, where: str = "trainer.algorithm") -> Algo
     built: list[Algorithm] = [part(options) for part, options in kinds]
     if len(built) == 1:
         return built[0]
-    rest, *others = [Part(one, tuple(names)) for one, names in zip(built, tasksets, strict=True)]
+    rest, *others = [TasksetAlgorithm(one, tuple(names)) for one, names in zip(built, tasksets, strict=True)]
     return ByTaskset(rest, others)
 
 
@@ -189,10 +192,11 @@ def _alike(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, ...]:
     have it."""
     names = {name for row in rows for name in row.additions}
     return tuple(
-        replace(row, additions={**{name: _all(row, 0.0) for name in sorted(names - row.additions.keys())},
-                                **row.additions})
+        replace(
+            row, additions={**{name: _all(row, 0.0) for name in sorted(names - row.additions.keys())}, **row.additions}
+        )
         for row in rows
-    )  # fmt: skip
+    )
 
 
 def _number(row: TrainingRow) -> int:
@@ -252,7 +256,9 @@ def _means(weighed: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, fl
         values = [(weight, own[name]) for weight, own in weighed if name in own]
         total = sum(weight for weight, _ in values)
         largest = name.startswith("max_") or name.endswith("_max")
-        whole[name] = max(value for _, value in values) if largest or not total else (
-            sum(weight * value for weight, value in values) / total
-        )  # fmt: skip
+        whole[name] = (
+            max(value for _, value in values)
+            if largest or not total
+            else (sum(weight * value for weight, value in values) / total)
+        )
     return whole

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, stratum_of, training_row
-from rftstream.messages import Experience, LossKind
+from rftstream.contracts.batches import Experience, LossKind
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +48,10 @@ class Dpo:
             for segment in one.segments:
                 row = training_row(segment, one.weight, 1.0, pair, 0, stratum_of(one))
                 sign = 1.0 if one.pair == "chosen" else -1.0
-                additions = {"pair": np.full(len(row.token_ids), pair, np.float32),
-                             "sign": np.full(len(row.token_ids), sign, np.float32)}  # fmt: skip
+                additions = {
+                    "pair": np.full(len(row.token_ids), pair, np.float32),
+                    "sign": np.full(len(row.token_ids), sign, np.float32),
+                }
                 rows.append(replace(row, additions=additions))
         sides = {(row.group, float(row.additions["sign"][0])) for row in rows if row.loss_mask.any()}
         whole = {pair for pair in numbers.values() if {(pair, 1.0), (pair, -1.0)} <= sides}
@@ -69,10 +71,16 @@ class Dpo:
             raise ValueError("dpo: got no reference_logprobs_BT, expected some")
         pairs_B, signs_B = rows.additions["pair"][:, 0].long(), rows.additions["sign"][:, 0]
         return preference_loss(
-            policy_logprobs_BT, rows.reference_logprobs_BT, pairs_B, signs_B, rows.advantages_BT[:, 0],
-            rows.loss_mask_BT, beta=self.config.beta, label_smoothing=self.config.label_smoothing,
+            policy_logprobs_BT,
+            rows.reference_logprobs_BT,
+            pairs_B,
+            signs_B,
+            rows.advantages_BT[:, 0],
+            rows.loss_mask_BT,
+            beta=self.config.beta,
+            label_smoothing=self.config.label_smoothing,
             num_pairs=denominators.num_groups,
-        )  # fmt: skip
+        )
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """Sums over pairs come divided by tokens; each is a mean over pairs."""

@@ -35,6 +35,11 @@ class Dppo(GroupRelative, PolicyGradient):
         from rftstream.core.losses import binary_divergence_losses
 
         return binary_divergence_losses(
-            policy_BT, rows.behavior_logprobs_BT, rows.advantages_BT, rows.loss_mask_BT,
-            max_rise=self.config.max_rise, max_fall=self.config.max_fall, square_coef=self.config.square_coef,
-        )  # fmt: skip
+            policy_BT,
+            rows.behavior_logprobs_BT,
+            rows.advantages_BT,
+            rows.loss_mask_BT,
+            max_rise=self.config.max_rise,
+            max_fall=self.config.max_fall,
+            square_coef=self.config.square_coef,
+        )

@@ -33,12 +33,19 @@ class GiGpo(Grpo):
         """What a turn led to is the rollout's reward times this for each turn after it. 0.95: the paper."""
 
     def token_advantages(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
+        self,
+        scored: ScoredBatch,
+        rows: Sequence[TrainingRow],
+        advantages_N: np.ndarray,
+        rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:  # fmt: skip
+    ) -> list[np.ndarray]:
         result = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
-        turns = [(row, start, end) for row, segment in enumerate(scored.segments)
-                 for start, end in sampled_runs(segment.loss_mask.numpy())]  # fmt: skip
+        turns = [
+            (row, start, end)
+            for row, segment in enumerate(scored.segments)
+            for start, end in sampled_runs(segment.loss_mask.numpy())
+        ]
         owners_K = np.asarray([scored.owners_R[row] for row, _, _ in turns], dtype=np.int64)
         returns_K = rewards_N[owners_K] * self.config.discount ** _turns_after(owners_K)
         states: dict[tuple[int, bytes], int] = {}

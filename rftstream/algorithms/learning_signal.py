@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rftstream.algorithms.base import Spread
-from rftstream.sections import RunConfig
+from rftstream.config.sections import RunConfig
 
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
 """Metric of a step: so many steps in a row, itself included, had no learning signal."""

@@ -28,11 +28,15 @@ class MaxRl(Clipped):
         super().__init__(config)
         odd = [key for key in ("overlong_share", "kl_coef") if getattr(config, key)]
         if odd and not (odd == ["kl_coef"] and config.kl_in == "loss"):
-            raise ConfigError(f"algorithms.maxrl.{odd[0]}: could make a reward negative, expected 0; maxrl divides by "
-                              "the mean reward of a group")  # fmt: skip
+            raise ConfigError(
+                f"algorithms.maxrl.{odd[0]}: could make a reward negative, expected 0; maxrl divides by "
+                "the mean reward of a group"
+            )
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         if (rewards_N < 0).any():
-            raise ConfigError(f"trainer.algorithm: maxrl got a reward of {rewards_N.min():g}, expected none below 0; "
-                              "shift the rewards, or go on with another algorithm")  # fmt: skip
+            raise ConfigError(
+                f"trainer.algorithm: maxrl got a reward of {rewards_N.min():g}, expected none below 0; "
+                "shift the rewards, or go on with another algorithm"
+            )
         return compute_likelihood_advantages(rewards_N, groups_N)

@@ -18,7 +18,7 @@ from msgspec import Meta
 from rftstream.algorithms.base import Denominators, MicroBatch, Spread, TrainingRow
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.sft import demonstration_rows, token_mean_loss
-from rftstream.messages import Experience, LossKind
+from rftstream.contracts.batches import Experience, LossKind
 
 if TYPE_CHECKING:
     import torch
@@ -58,11 +58,19 @@ class Mix:
         mu = self.mu(batch[0].batch_sequence) if batch else 0.0
         # a demonstration has no version that sampled it, and its rows need what the others of their micro-batch have
         rows = tuple(
-            replace(row, group=row.group + first_group,
-                    additions={**{name: _all(row, 0.0) for name in self._grpo.added}, **row.additions,
-                               "expert": _all(row, flag), "mu": _all(row, mu)})
-            for flag, first_group, some in ((0.0, 0, usual), (1.0, num_groups, experts)) for row in some
-        )  # fmt: skip
+            replace(
+                row,
+                group=row.group + first_group,
+                additions={
+                    **{name: _all(row, 0.0) for name in self._grpo.added},
+                    **row.additions,
+                    "expert": _all(row, flag),
+                    "mu": _all(row, mu),
+                },
+            )
+            for flag, first_group, some in ((0.0, 0, usual), (1.0, num_groups, experts))
+            for row in some
+        )
         return rows, {**metrics, "num_demonstrations": float(len({row.group for row in experts})), "mu": mu}
 
     def loss(
@@ -76,16 +84,21 @@ class Mix:
         explored, metrics = self._grpo.loss(
             policy_logprobs_BT,
             replace(rows, loss_mask_BT=usual_BT),
-            replace(denominators, num_tokens=denominators.num_tokens - num_tokens,
-                    num_rows=denominators.num_rows - num_rows),
-        )  # fmt: skip
+            replace(
+                denominators, num_tokens=denominators.num_tokens - num_tokens, num_rows=denominators.num_rows - num_rows
+            ),
+        )
         weights_BT = rows.advantages_BT
         if self.phi:
             weights_BT = weights_BT * phi_weights(policy_logprobs_BT, own_BT)
         imitated, more = imitation_loss(
-            policy_logprobs_BT, weights_BT, own_BT, normalise=self.config.normalise, num_tokens=num_tokens,
+            policy_logprobs_BT,
+            weights_BT,
+            own_BT,
+            normalise=self.config.normalise,
+            num_tokens=num_tokens,
             num_rows=num_rows,
-        )  # fmt: skip
+        )
         metrics |= {
             "usual_tokens": usual_BT.sum(),
             "expert_nll": more["nll"],

@@ -21,9 +21,9 @@ from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import GrpoConfig
+from rftstream.contracts.batches import Experience
 from rftstream.core.distillation import compute_teacher_gaps
 from rftstream.errors import ConfigError
-from rftstream.messages import Experience
 
 TEACHER = "teacher_logprobs"
 """Addition of an experience: float32, of the tokens of all segments, one after the other."""
@@ -47,16 +47,18 @@ class Opd(Grpo):
         return np.asarray(self.config.reward_weight * super().advantages(rewards_N, groups_N))
 
     def token_advantages(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
+        self,
+        scored: ScoredBatch,
+        rows: Sequence[TrainingRow],
+        advantages_N: np.ndarray,
+        rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:  # fmt: skip
+    ) -> list[np.ndarray]:
         base_R = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
         limit = self.config.max_gap
         return [base_T + np.clip(gaps_T, -limit, limit) for base_T, gaps_T in zip(base_R, _gaps(scored), strict=True)]
 
-    def describe(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
-    ) -> dict[str, float]:  # fmt: skip
+    def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
         trained = [row.loss_mask > 0 for row in rows]
         gaps = np.concatenate([gaps_T[kept] for gaps_T, kept in zip(_gaps(scored), trained, strict=True)])
         given = np.concatenate([row.advantages[kept] for row, kept in zip(rows, trained, strict=True)])

@@ -22,9 +22,10 @@ import numpy as np
 from rftstream.algorithms.base import Denominators, MicroBatch, Spread, TrainingRow
 from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored, of_trained_tokens
 from rftstream.algorithms.settings import ClippedConfig, CorrectedConfig, PolicyGradientConfig
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.rollouts import Segment
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.errors import ConfigError
-from rftstream.messages import Experience, Segment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,19 +98,30 @@ class PolicyGradient:
 
     def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:
         """The micro-batch's share of the loss."""
-        from rftstream.core.masks import weigh
+        from rftstream.core.masks import reduce_loss
 
-        return weigh(losses_BT, rows.loss_mask_BT, self.normalise, num_tokens=denominators.num_tokens,
-                     num_rows=denominators.num_rows)  # fmt: skip
+        return reduce_loss(
+            losses_BT,
+            rows.loss_mask_BT,
+            self.normalise,
+            num_tokens=denominators.num_tokens,
+            num_rows=denominators.num_rows,
+        )
 
     def token_advantages(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
+        self,
+        scored: ScoredBatch,
+        rows: Sequence[TrainingRow],
+        advantages_N: np.ndarray,
+        rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:  # fmt: skip
+    ) -> list[np.ndarray]:
         """Of each row, [T]; `rewards_N`: what `advantages_N` were made of; `kl_R`: the divergence at each token, which
         both have in them already unless `takes_kl_by_token`."""
-        return [np.full(len(row.token_ids), advantages_N[owner], dtype=np.float32)
-                for row, owner in zip(rows, scored.owners_R, strict=True)]  # fmt: skip
+        return [
+            np.full(len(row.token_ids), advantages_N[owner], dtype=np.float32)
+            for row, owner in zip(rows, scored.owners_R, strict=True)
+        ]
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
         """More arrays [T] of a row, for `loss`: at least those that are `added`."""
@@ -118,9 +130,7 @@ class PolicyGradient:
         ages_T = _ages(segment, experience.batch_sequence)
         return {AGE_WEIGHT: (self.config.staleness_decay**ages_T).astype(np.float32)}
 
-    def describe(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
-    ) -> dict[str, float]:  # fmt: skip
+    def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
         """More metrics of a batch, whose rows have their advantages."""
         return {}
 
@@ -162,7 +172,7 @@ class PolicyGradient:
     ) -> tuple[Any, dict[str, Any]]:
         from rftstream.core.corrections import mismatch_sums
         from rftstream.core.kl import count_clamped_kl, estimate_kl
-        from rftstream.core.masks import keep
+        from rftstream.core.masks import apply_mask
 
         config, mask_BT = self.config, rows.loss_mask_BT
         old_BT = self.old_logprobs(policy_logprobs_BT, rows)
@@ -171,23 +181,25 @@ class PolicyGradient:
         weights_BT, of_weights = self.weights(policy_logprobs_BT, old_BT, rows)
         metrics |= more | of_weights
         if weights_BT is not None:
-            losses_BT = losses_BT * keep(weights_BT.detach(), mask_BT)
+            losses_BT = losses_BT * apply_mask(weights_BT.detach(), mask_BT)
         if AGE_WEIGHT in self.added:
-            age_weights_BT = keep(rows.additions[AGE_WEIGHT], mask_BT)
+            age_weights_BT = apply_mask(rows.additions[AGE_WEIGHT], mask_BT)
             losses_BT, metrics[AGE_WEIGHT] = losses_BT * age_weights_BT, age_weights_BT.sum()
         parts = {"policy_loss": losses_BT.detach().sum()}
         if config.entropy_coefficient:
             if rows.entropy_BT is None:
                 raise ValueError(f"{self.name}: got no entropy_BT, expected one since entropy_coefficient is set")
-            bonus_BT = config.entropy_coefficient * keep(rows.entropy_BT, mask_BT)
+            bonus_BT = config.entropy_coefficient * apply_mask(rows.entropy_BT, mask_BT)
             losses_BT = losses_BT - bonus_BT
             parts["entropy_loss"] = -bonus_BT.detach().sum()
         if "reference_logprobs" in self.needs:
             if rows.reference_logprobs_BT is None:
                 raise ValueError(f"{self.name}: got no reference_logprobs_BT, expected some since kl_coef is set")
             between = (policy_logprobs_BT, rows.reference_logprobs_BT, mask_BT)
-            how: dict[str, Any] = {"estimator": config.kl_estimator,
-                                   "old_logprobs_BT": old_BT if config.kl_unbiased else None}  # fmt: skip
+            how: dict[str, Any] = {
+                "estimator": config.kl_estimator,
+                "old_logprobs_BT": old_BT if config.kl_unbiased else None,
+            }
             kl_BT = estimate_kl(*between, **how)
             losses_BT = losses_BT + config.kl_coef * kl_BT
             metrics["kl"], metrics["kl_clamped"] = kl_BT.detach().sum(), count_clamped_kl(*between, **how)
@@ -224,9 +236,11 @@ class PolicyGradient:
             return torch.from_numpy(np.concatenate(arrays).astype(np.float64))[None]
 
         kl_1T = estimate_kl(
-            flat([row.behavior_logprobs for row in rows]), flat(reference_logprobs),
-            flat([row.loss_mask for row in rows]), estimator=self.config.kl_estimator,
-        )  # fmt: skip
+            flat([row.behavior_logprobs for row in rows]),
+            flat(reference_logprobs),
+            flat([row.loss_mask for row in rows]),
+            estimator=self.config.kl_estimator,
+        )
         ends = np.cumsum([len(row.token_ids) for row in rows])[:-1]
         return np.split(kl_1T[0].numpy(), ends)
 
@@ -252,9 +266,14 @@ class CorrectedPolicyGradient(PolicyGradient):
         if self._bounds is not None:
             outside, low, high = self._bounds
             weights_BT, metrics = corrections.importance_weights(
-                old_BT, rows.behavior_logprobs_BT, mask_BT, outside=outside, low=low, high=high,
+                old_BT,
+                rows.behavior_logprobs_BT,
+                mask_BT,
+                outside=outside,
+                low=low,
+                high=high,
                 level=config.correction_level,
-            )  # fmt: skip
+            )
         if config.sequence_mask is not None:
             since_BT = rows.behavior_logprobs_BT if config.sequence_mask_from == "behavior" else old_BT
             kept_BT, more = corrections.sequence_mask(
@@ -305,14 +324,20 @@ class Clipped(CorrectedPolicyGradient):
             )
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        from rftstream.core.losses import clip_losses
+        from rftstream.core.losses import clipped_surrogate_losses
 
         config = self.config
         since_BT = rows.behavior_logprobs_BT if config.ratio_from == "behavior" else old_BT
-        return clip_losses(
-            policy_BT, since_BT, rows.advantages_BT, rows.loss_mask_BT, clip_low=config.clip_low,
-            clip_high=config.clip_high, dual_clip=config.dual_clip, level=self.clip_level,
-        )  # fmt: skip
+        return clipped_surrogate_losses(
+            policy_BT,
+            since_BT,
+            rows.advantages_BT,
+            rows.loss_mask_BT,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            level=self.clip_level,
+        )
 
 
 def _ages(segment: Segment, version: int) -> np.ndarray:

@@ -51,12 +51,18 @@ class Ppo(Clipped):
         self.critic = config.critic
 
     def token_advantages(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
+        self,
+        scored: ScoredBatch,
+        rows: Sequence[TrainingRow],
+        advantages_N: np.ndarray,
+        rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:  # fmt: skip
+    ) -> list[np.ndarray]:
         """The reward of each token, until `estimate` knows the values."""
-        result = [np.zeros(len(row.token_ids)) if kl_R is None else -self.config.kl_coef * kl_R[number]
-                  for number, row in enumerate(rows)]  # fmt: skip
+        result = [
+            np.zeros(len(row.token_ids)) if kl_R is None else -self.config.kl_coef * kl_R[number]
+            for number, row in enumerate(rows)
+        ]
         last = {owner: number for number, owner in enumerate(scored.owners_R.tolist()) if rows[number].loss_mask.any()}
         for owner, number in last.items():
             result[number][np.flatnonzero(rows[number].loss_mask)[-1]] += rewards_N[owner]
@@ -84,22 +90,29 @@ class Ppo(Clipped):
             "value_explained_variance": explained_variance(said, returns),
         }
         return tuple(
-            replace(row, advantages=advantages_T.astype(np.float32),
-                    additions={**row.additions, VALUES: values_T, RETURNS: returns_T.astype(np.float32)})
+            replace(
+                row,
+                advantages=advantages_T.astype(np.float32),
+                additions={**row.additions, VALUES: values_T, RETURNS: returns_T.astype(np.float32)},
+            )
             for row, advantages_T, returns_T, values_T in zip(rows, advantages_R, returns_R, values, strict=True)
-        ), metrics  # fmt: skip
+        ), metrics
 
     def value_loss(self, values_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
         """Mean over all trained tokens."""
         from rftstream.core.losses import value_losses
-        from rftstream.core.masks import weigh
+        from rftstream.core.masks import reduce_loss
 
         losses_BT, metrics = value_losses(
-            values_BT, rows.additions[VALUES], rows.additions[RETURNS], rows.loss_mask_BT,
+            values_BT,
+            rows.additions[VALUES],
+            rows.additions[RETURNS],
+            rows.loss_mask_BT,
             clip=self.critic.value_clip or None,
-        )  # fmt: skip
-        return weigh(losses_BT, rows.loss_mask_BT, "token", num_tokens=denominators.num_tokens,
-                     num_rows=denominators.num_rows), metrics  # fmt: skip
+        )
+        return reduce_loss(
+            losses_BT, rows.loss_mask_BT, "token", num_tokens=denominators.num_tokens, num_rows=denominators.num_rows
+        ), metrics
 
 
 def _by_row(

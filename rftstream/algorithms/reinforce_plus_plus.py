@@ -38,11 +38,16 @@ class ReinforcePlusPlus(Clipped):
         return center_on_group_mean(rewards_N, groups_N) if self.config.group_baseline else rewards_N
 
     def token_advantages(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray, rewards_N: np.ndarray,
+        self,
+        scored: ScoredBatch,
+        rows: Sequence[TrainingRow],
+        advantages_N: np.ndarray,
+        rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:  # fmt: skip
-        returns_R = [np.full(len(row.token_ids), advantages_N[owner])
-                     for row, owner in zip(rows, scored.owners_R, strict=True)]  # fmt: skip
+    ) -> list[np.ndarray]:
+        returns_R = [
+            np.full(len(row.token_ids), advantages_N[owner]) for row, owner in zip(rows, scored.owners_R, strict=True)
+        ]
         if kl_R is not None:
             later_R = _later_divergence(scored, kl_R)
             returns_R = [one - self.config.kl_coef * later for one, later in zip(returns_R, later_R, strict=True)]

@@ -41,9 +41,7 @@ class ReMax(Clipped):
     def rollout_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray) -> np.ndarray:
         return compute_baseline_advantages(rewards_N, scored.groups_N, _greedy(scored))
 
-    def describe(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
-    ) -> dict[str, float]:  # fmt: skip
+    def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
         greedy_N = _greedy(scored)
         without = set(scored.groups_N.tolist()) - set(scored.groups_N[greedy_N].tolist())
         metrics = {"groups_without_baseline": float(len(without))}

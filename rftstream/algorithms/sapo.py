@@ -34,6 +34,10 @@ class Sapo(GroupRelative, CorrectedPolicyGradient):
         from rftstream.core.losses import soft_gate_losses
 
         return soft_gate_losses(
-            policy_BT, old_BT, rows.advantages_BT, rows.loss_mask_BT, tau_positive=self.config.tau_positive,
+            policy_BT,
+            old_BT,
+            rows.advantages_BT,
+            rows.loss_mask_BT,
+            tau_positive=self.config.tau_positive,
             tau_negative=self.config.tau_negative,
-        )  # fmt: skip
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, stratum_of, training_row
-from rftstream.messages import Experience, LossKind
+from rftstream.contracts.batches import Experience, LossKind
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +40,13 @@ class Sft:
         from rftstream.core.imitation import imitation_loss
 
         return imitation_loss(
-            policy_logprobs_BT, rows.advantages_BT, rows.loss_mask_BT, normalise=self.config.normalise,
-            num_tokens=denominators.num_tokens, num_rows=denominators.num_rows,
-        )  # fmt: skip
+            policy_logprobs_BT,
+            rows.advantages_BT,
+            rows.loss_mask_BT,
+            normalise=self.config.normalise,
+            num_tokens=denominators.num_tokens,
+            num_rows=denominators.num_rows,
+        )
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         return dict(means)

@@ -40,9 +40,7 @@ class Topr(PolicyGradient):
         """How far each rollout's reward is above the baseline: nothing is compared inside a group."""
         return np.asarray(rewards_N - self.config.baseline)
 
-    def describe(
-        self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray
-    ) -> dict[str, float]:  # fmt: skip
+    def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
         return {"imitated_share": float((advantages_N >= 0).mean())}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:

@@ -4,7 +4,7 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.backe
 """
 
 BACKENDS = {
-    "torch": "rftstream.backends.torch:TorchBackend",
-    "deepspeed": "rftstream.backends.deepspeed:DeepSpeedBackend",
+    "torch": "rftstream.backends.torch.backend:TorchBackend",
+    "deepspeed": "rftstream.backends.deepspeed.backend:DeepSpeedBackend",
     "fake": "rftstream.backends.fake:FakeBackend",
 }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rftstream.algorithms.settings import CriticConfig
-    from rftstream.models import ModelSpec
+    from rftstream.models.spec import ModelSpec
     from rftstream.weights.snapshot import RawTensor
 
 

@@ -14,11 +14,11 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from rftstream import fakemodel
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.errors import ConfigError
-from rftstream.models import ModelSpec
+from rftstream.models.spec import ModelSpec
+from rftstream.policies import fake_model
 from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 STATE_FILE = "fake.json"
@@ -65,8 +65,9 @@ class FakeBackend:
                 total.update(np.ascontiguousarray(array).tobytes())
         self._chain = total.digest()
         self._change_filler(self._config.elements // 8)
-        return Update(metrics={"loss": -gradient, "grad_norm": abs(gradient), "num_tokens": num_tokens,
-                               "skill": self._skill})  # fmt: skip
+        return Update(
+            metrics={"loss": -gradient, "grad_norm": abs(gradient), "num_tokens": num_tokens, "skill": self._skill}
+        )
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """As likely as its skill makes a right answer, whatever the tokens are."""
@@ -79,15 +80,18 @@ class FakeBackend:
     def served_tensors(self) -> Mapping[str, RawTensor]:
         skill = np.asarray([self._skill], dtype=np.float32)
         return {
-            fakemodel.FILLER: fakemodel.serve(self._filler, self._spec.dtype),
-            fakemodel.SKILL: fakemodel.serve(skill, self._spec.dtype),
+            fake_model.FILLER: fake_model.serve(self._filler, self._spec.dtype),
+            fake_model.SKILL: fake_model.serve(skill, self._spec.dtype),
         }
 
     def save(self, folder: Path) -> None:
         state = {
-            "backend": "fake", "num_batches": self._num_batches, "skill": self._skill, "chain": self._chain.hex(),
+            "backend": "fake",
+            "num_batches": self._num_batches,
+            "skill": self._skill,
+            "chain": self._chain.hex(),
             "filler": self._filler.tolist(),
-        }  # fmt: skip
+        }
         (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
@@ -119,9 +123,9 @@ class FakeBackend:
             return max(advantage, 0.0) * 0.5
         prompt = bytes(row.token_ids[:first].tolist()).decode(errors="replace")
         text = bytes(token for token in row.token_ids[sampled_T].tolist() if token).decode(errors="replace")
-        answer = fakemodel.solve(prompt)
+        answer = fake_model.solve(prompt)
         right = advantage > 0 if answer is None else text.strip() == answer
-        return advantage * (float(right) - fakemodel.right_probability(self._skill, prompt))
+        return advantage * (float(right) - fake_model.right_probability(self._skill, prompt))
 
     def _change_filler(self, count: int) -> None:
         """New values at `count` places, both derived from the chain; the values are exact in every served dtype."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import rftstream
+from rftstream.version import __version__
 
 LIBRARIES = ("numpy", "torch", "transformers")
 FORMULAS = "2"
@@ -19,9 +19,17 @@ log-ratios cut off where nothing is exponentiated, too."""
 
 
 PEAK_TFLOPS = {
-    "B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
-    "L40": 181.0, "L4": 121.0, "RTX 4090": 165.0,
-}  # fmt: skip
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "RTX 4090": 165.0,
+}
 """Dense products of bfloat16 by their maker's data sheets; the first name that a device's contains."""
 
 
@@ -37,8 +45,7 @@ def peak_tflops(device: str) -> float | None:
 def computed_with(device: str, threads: int) -> dict[str, str]:
     """Of this process. Where torch is not loaded nothing is said of what it would find."""
     torch: Any = sys.modules.get("torch")
-    found = {"rftstream": rftstream.__version__, "formulas": FORMULAS, **_libraries(), "device": device,
-             "threads": str(threads)}  # fmt: skip
+    found = {"rftstream": __version__, "formulas": FORMULAS, **_libraries(), "device": device, "threads": str(threads)}
     found["machine"] = platform.machine()
     if torch is not None:
         found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()

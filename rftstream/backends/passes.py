@@ -15,15 +15,22 @@ from torch import Tensor
 
 from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow, is_expert
 from rftstream.backends.base import UpdatePlan
-from rftstream.backends.inputs import Inputs, make_inputs
-from rftstream.backends.network import Network
+from rftstream.backends.torch.inputs import Inputs, make_inputs
+from rftstream.backends.torch.network import Network
 from rftstream.core.packing import split_microbatches, split_minibatches
 from rftstream.errors import ConfigError
 
-PROVIDED = frozenset({
-    "entropy", "proximal_logprobs", "no_proximal_logprobs", "reference_logprobs", "reference_rewards", "row_logprobs",
-    "whole_groups",
-})  # fmt: skip
+PROVIDED = frozenset(
+    {
+        "entropy",
+        "proximal_logprobs",
+        "no_proximal_logprobs",
+        "reference_logprobs",
+        "reference_rewards",
+        "row_logprobs",
+        "whole_groups",
+    }
+)
 """What an algorithm may need of a backend that works by this."""
 
 
@@ -51,9 +58,14 @@ class Passes:
     """Forward and backward passes of one batch, and what they add up to."""
 
     def __init__(
-        self, network: Network, rows: Sequence[TrainingRow], plan: UpdatePlan, device: torch.device, *,
+        self,
+        network: Network,
+        rows: Sequence[TrainingRow],
+        plan: UpdatePlan,
+        device: torch.device,
+        *,
         whole_groups: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`whole_groups`: rows of a group are in one micro-batch."""
         self._network, self._device = network, device
         self._flops = 0.0

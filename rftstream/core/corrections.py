@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rftstream.core.masks import check_rows, keep
+from rftstream.core.masks import apply_mask, check_rows
 from rftstream.core.ratios import MAX_LOG_RATIO, Level, clamped, count_clamped, exact_log_ratios, log_ratios
 
 ROUNDING = 0.01
@@ -57,9 +57,9 @@ def importance_weights(
         weights_BT = torch.where(outside_BT, torch.zeros_like(rho_BT), rho_BT)
     else:
         raise ValueError(f"importance_weights: got outside {outside!r}, expected 'clamp' or 'drop'")
-    weights_BT = keep(weights_BT, loss_mask_BT)
+    weights_BT = apply_mask(weights_BT, loss_mask_BT)
     name = "importance_clamped" if outside == "clamp" else "importance_dropped"
-    num_outside = keep(outside_BT.to(rho_BT.dtype), loss_mask_BT).sum()
+    num_outside = apply_mask(outside_BT.to(rho_BT.dtype), loss_mask_BT).sum()
     return weights_BT, {"importance_weight": weights_BT.sum(), name: num_outside}
 
 
@@ -80,8 +80,8 @@ def tapered_sequence_weights(
     check_rows("tapered_sequence_weights", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT)
     exact_B1 = exact_log_ratios(policy_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT, level="sequence")
     ratio_B1 = clamped(exact_B1).exp()
-    bad_BT = keep(advantages_BT.detach(), loss_mask_BT) < 0
-    weights_BT = keep(torch.where(bad_BT, ratio_B1.clamp(max=cap), torch.ones_like(ratio_B1)), loss_mask_BT)
+    bad_BT = apply_mask(advantages_BT.detach(), loss_mask_BT) < 0
+    weights_BT = apply_mask(torch.where(bad_BT, ratio_B1.clamp(max=cap), torch.ones_like(ratio_B1)), loss_mask_BT)
     at_cap_BT = bad_BT & (exact_B1 > math.log(cap) + math.log1p(ROUNDING))
     return weights_BT, {
         "taper_weight": torch.where(bad_BT, weights_BT, torch.zeros_like(weights_BT)).sum(),
@@ -107,9 +107,9 @@ def sequence_mask(
     """
     check_rows("sequence_mask", policy_logprobs=policy_logprobs_BT, advantages=advantages_BT)
     gap_B1 = -exact_log_ratios(policy_logprobs_BT.detach(), denominator_logprobs_BT, loss_mask_BT, level="geometric")
-    bad_BT = keep(advantages_BT.detach(), loss_mask_BT) < 0
+    bad_BT = apply_mask(advantages_BT.detach(), loss_mask_BT) < 0
     dropped_BT = (bad_BT & (gap_B1 > threshold)).to(loss_mask_BT.dtype)
-    return keep(1 - dropped_BT, loss_mask_BT), {"sequences_dropped": dropped_BT.sum()}
+    return apply_mask(1 - dropped_BT, loss_mask_BT), {"sequences_dropped": dropped_BT.sum()}
 
 
 def second_moment_mask(log_ratios_N: np.ndarray, threshold: float) -> np.ndarray:
@@ -140,7 +140,7 @@ def mismatch_sums(old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_ma
     """
     exact_BT = exact_log_ratios(old_logprobs_BT.detach(), behavior_logprobs_BT, loss_mask_BT)
     near_BT = exact_BT.clamp(max=MAX_LOG_RATIO)
-    rho_BT = keep(clamped(exact_BT).exp(), loss_mask_BT)
+    rho_BT = apply_mask(clamped(exact_BT).exp(), loss_mask_BT)
     return {
         "mismatch_k3": (near_BT.expm1() - near_BT).sum(),
         "rho": rho_BT.sum(),
@@ -167,7 +167,15 @@ def interpolate_logprobs(
 
     Nothing is clamped. All arrays: float [B, T]. Returns float [B, T] without gradient, 0 at masked positions.
     """
-    check_rows("interpolate_logprobs", policy_logprobs=policy_logprobs_BT, behavior_logprobs=behavior_logprobs_BT,
-               share=share_BT, loss_mask=loss_mask_BT)  # fmt: skip
-    policy_BT, behavior_BT = keep(policy_logprobs_BT.detach(), loss_mask_BT), keep(behavior_logprobs_BT, loss_mask_BT)
-    return behavior_BT + keep(share_BT, loss_mask_BT) * (policy_BT - behavior_BT)
+    check_rows(
+        "interpolate_logprobs",
+        policy_logprobs=policy_logprobs_BT,
+        behavior_logprobs=behavior_logprobs_BT,
+        share=share_BT,
+        loss_mask=loss_mask_BT,
+    )
+    policy_BT, behavior_BT = (
+        apply_mask(policy_logprobs_BT.detach(), loss_mask_BT),
+        apply_mask(behavior_logprobs_BT, loss_mask_BT),
+    )
+    return behavior_BT + apply_mask(share_BT, loss_mask_BT) * (policy_BT - behavior_BT)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rftstream.core.masks import check_rows, keep, positive, weigh
+from rftstream.core.masks import apply_mask, check_rows, positive, reduce_loss
 
 
 def imitation_loss(
@@ -24,10 +24,10 @@ def imitation_loss(
     loss (0 when everything is masked) and sums over unmasked tokens: nll, probability.
     """
     check_rows("imitation_loss", policy_logprobs=policy_logprobs_BT, weights=weights_BT, loss_mask=loss_mask_BT)
-    kept_BT = keep(policy_logprobs_BT, loss_mask_BT)
-    losses_BT = -keep(weights_BT.detach(), loss_mask_BT) * kept_BT
-    loss = weigh(losses_BT, loss_mask_BT, normalise, num_tokens=num_tokens, num_rows=num_rows)
-    probability_BT = keep(kept_BT.detach().exp(), loss_mask_BT)
+    kept_BT = apply_mask(policy_logprobs_BT, loss_mask_BT)
+    losses_BT = -apply_mask(weights_BT.detach(), loss_mask_BT) * kept_BT
+    loss = reduce_loss(losses_BT, loss_mask_BT, normalise, num_tokens=num_tokens, num_rows=num_rows)
+    probability_BT = apply_mask(kept_BT.detach().exp(), loss_mask_BT)
     return loss, {"nll": -kept_BT.detach().sum(), "probability": probability_BT.sum()}
 
 
@@ -35,8 +35,8 @@ def phi_weights(policy_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
     """phi = p (1 - p), largest where the policy is undecided: what it knows already and what it finds absurd count
     little (CHORD, arXiv 2508.11408). A constant, float [B, T], 0 at masked positions."""
     check_rows("phi_weights", policy_logprobs=policy_logprobs_BT, loss_mask=loss_mask_BT)
-    probability_BT = keep(policy_logprobs_BT.detach(), loss_mask_BT).exp()
-    return keep(probability_BT * (1 - probability_BT), loss_mask_BT)
+    probability_BT = apply_mask(policy_logprobs_BT.detach(), loss_mask_BT).exp()
+    return apply_mask(probability_BT * (1 - probability_BT), loss_mask_BT)
 
 
 def preference_loss(
@@ -65,9 +65,15 @@ def preference_loss(
             f"preference_loss: got beta {beta} and label_smoothing {label_smoothing}, expected beta above 0 and "
             "label_smoothing in [0, 1]"
         )
-    check_rows("preference_loss", policy_logprobs=policy_logprobs_BT, reference_logprobs=reference_logprobs_BT,
-               loss_mask=loss_mask_BT)  # fmt: skip
-    log_ratio_BT = keep(policy_logprobs_BT, loss_mask_BT) - keep(reference_logprobs_BT.detach(), loss_mask_BT)
+    check_rows(
+        "preference_loss",
+        policy_logprobs=policy_logprobs_BT,
+        reference_logprobs=reference_logprobs_BT,
+        loss_mask=loss_mask_BT,
+    )
+    log_ratio_BT = apply_mask(policy_logprobs_BT, loss_mask_BT) - apply_mask(
+        reference_logprobs_BT.detach(), loss_mask_BT
+    )
     rewards_B = beta * log_ratio_BT.sum(dim=1)
     numbers_P, places_B = torch.unique(pairs_B, return_inverse=True)
     signed_B, zeros_P = signs_B.to(rewards_B.dtype), rewards_B.new_zeros(len(numbers_P))

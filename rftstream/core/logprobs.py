@@ -83,9 +83,14 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor | None, bias_V: Tensor | None, token_ids_N: Tensor,
-        temperatures_N: Tensor | None, settings: _Settings,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor | None,
+        bias_V: Tensor | None,
+        token_ids_N: Tensor,
+        temperatures_N: Tensor | None,
+        settings: _Settings,
+    ) -> tuple[Tensor, Tensor]:
         logprobs_N, entropy_N, logsumexp_N = (
             torch.empty(len(hidden_ND), dtype=settings.exact, device=hidden_ND.device) for _ in range(3)
         )

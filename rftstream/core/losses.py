@@ -14,14 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rftstream.core.masks import check_rows, keep
+from rftstream.core.masks import apply_mask, check_rows
 from rftstream.core.ratios import Level, clamped, count_clamped, exact_log_ratios
 
 NO_ADVANTAGE = 1e-8
 """An advantage of at most this size is that of rounding: whether its token is clipped is not counted."""
 
 
-def clip_losses(
+def clipped_surrogate_losses(
     policy_logprobs_BT: Tensor,
     old_logprobs_BT: Tensor,
     advantages_BT: Tensor,
@@ -44,9 +44,12 @@ def clip_losses(
     clip_low and clip_high at least 0, dual_clip above 1. Metrics: clip_fraction (tokens that have an advantage, and
     lost their gradient to the clip), ratio, ratio_clamped.
     """
-    _check("clip_losses", clip_low=(clip_low, clip_low >= 0, "at least 0"),
-           clip_high=(clip_high, clip_high >= 0, "at least 0"),
-           dual_clip=(dual_clip, dual_clip is None or dual_clip > 1, "more than 1"))  # fmt: skip
+    _check(
+        "clip_losses",
+        clip_low=(clip_low, clip_low >= 0, "at least 0"),
+        clip_high=(clip_high, clip_high >= 0, "at least 0"),
+        dual_clip=(dual_clip, dual_clip is None or dual_clip > 1, "more than 1"),
+    )
     advantages_BT = _constant("clip_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
     ratio_BT, num_clamped = _ratios(policy_logprobs_BT, old_logprobs_BT, loss_mask_BT, level)
     plain_BT = -ratio_BT * advantages_BT
@@ -57,9 +60,9 @@ def clip_losses(
         bound_BT = -dual_clip * advantages_BT
         cut_BT = cut_BT | ((advantages_BT < 0) & (losses_BT > bound_BT))
         losses_BT = torch.where(advantages_BT < 0, torch.minimum(losses_BT, bound_BT), losses_BT)
-    return keep(losses_BT, loss_mask_BT), {
+    return apply_mask(losses_BT, loss_mask_BT), {
         "clip_fraction": _count(cut_BT & (advantages_BT.abs() > NO_ADVANTAGE), loss_mask_BT),
-        "ratio": keep(ratio_BT.detach(), loss_mask_BT).sum(),
+        "ratio": apply_mask(ratio_BT.detach(), loss_mask_BT).sum(),
         "ratio_clamped": num_clamped,
     }
 
@@ -67,7 +70,7 @@ def clip_losses(
 def policy_gradient_losses(policy_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
     """Policy gradient without a ratio: l = -A logp_theta. REINFORCE (Williams 1992)."""
     advantages_BT = _constant("policy_gradient_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
-    return -advantages_BT * keep(policy_logprobs_BT, loss_mask_BT)
+    return -advantages_BT * apply_mask(policy_logprobs_BT, loss_mask_BT)
 
 
 def cispo_losses(
@@ -88,9 +91,12 @@ def cispo_losses(
     _check("cispo_losses", max_ratio=(max_ratio, max_ratio > 0, "more than 0"))
     ratio_BT, num_clamped = _ratios(policy_logprobs_BT.detach(), old_logprobs_BT, loss_mask_BT)
     losses_BT = policy_gradient_losses(policy_logprobs_BT, advantages_BT, loss_mask_BT) * ratio_BT.clamp(max=max_ratio)
-    cut_BT = (ratio_BT > max_ratio) & (keep(advantages_BT.detach(), loss_mask_BT).abs() > NO_ADVANTAGE)
-    return losses_BT, {"clip_fraction": _count(cut_BT, loss_mask_BT), "ratio": keep(ratio_BT, loss_mask_BT).sum(),
-                       "ratio_clamped": num_clamped}  # fmt: skip
+    cut_BT = (ratio_BT > max_ratio) & (apply_mask(advantages_BT.detach(), loss_mask_BT).abs() > NO_ADVANTAGE)
+    return losses_BT, {
+        "clip_fraction": _count(cut_BT, loss_mask_BT),
+        "ratio": apply_mask(ratio_BT, loss_mask_BT).sum(),
+        "ratio_clamped": num_clamped,
+    }
 
 
 def soft_gate_losses(
@@ -109,8 +115,11 @@ def soft_gate_losses(
 
     Both tau above 0. Metrics: ratio, ratio_clamped.
     """
-    _check("soft_gate_losses", tau_positive=(tau_positive, tau_positive > 0, "more than 0"),
-           tau_negative=(tau_negative, tau_negative > 0, "more than 0"))  # fmt: skip
+    _check(
+        "soft_gate_losses",
+        tau_positive=(tau_positive, tau_positive > 0, "more than 0"),
+        tau_negative=(tau_negative, tau_negative > 0, "more than 0"),
+    )
     advantages_BT = _constant("soft_gate_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
     ratio_BT, num_clamped = _ratios(policy_logprobs_BT, old_logprobs_BT, loss_mask_BT)
     tau_BT = torch.full_like(ratio_BT, tau_negative).masked_fill(advantages_BT > 0, tau_positive)
@@ -118,8 +127,10 @@ def soft_gate_losses(
     # sigmoid(x) = 1 - sigmoid(-x), whose gradient keeps its digits where sigmoid(x) rounds to 1
     near_BT = torch.sigmoid(torch.where(x_BT > 0, -x_BT, x_BT))
     gate_BT = 4 / tau_BT * torch.where(x_BT > 0, 1 - near_BT, near_BT)
-    return -gate_BT * advantages_BT, {"ratio": keep(ratio_BT.detach(), loss_mask_BT).sum(),
-                                      "ratio_clamped": num_clamped}  # fmt: skip
+    return -gate_BT * advantages_BT, {
+        "ratio": apply_mask(ratio_BT.detach(), loss_mask_BT).sum(),
+        "ratio_clamped": num_clamped,
+    }
 
 
 def ratio_losses(
@@ -130,8 +141,10 @@ def ratio_losses(
     Metrics: ratio, ratio_clamped."""
     advantages_BT = _constant("ratio_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
     ratio_BT, num_clamped = _ratios(policy_logprobs_BT, behavior_logprobs_BT, loss_mask_BT)
-    return -ratio_BT * advantages_BT, {"ratio": keep(ratio_BT.detach(), loss_mask_BT).sum(),
-                                       "ratio_clamped": num_clamped}  # fmt: skip
+    return -ratio_BT * advantages_BT, {
+        "ratio": apply_mask(ratio_BT.detach(), loss_mask_BT).sum(),
+        "ratio_clamped": num_clamped,
+    }
 
 
 def squared_regression_losses(
@@ -152,8 +165,8 @@ def squared_regression_losses(
     advantages_B1 = advantages_BT.sum(dim=1, keepdim=True) / lengths_B1
     losses_B1 = (advantages_B1 - tau * x_B1).square() / (2 * tau)
     shape = loss_mask_BT.shape
-    return keep(losses_B1.expand(shape), loss_mask_BT), {
-        "regression_log_ratio": keep(x_B1.detach().expand(shape), loss_mask_BT).sum()
+    return apply_mask(losses_B1.expand(shape), loss_mask_BT), {
+        "regression_log_ratio": apply_mask(x_B1.detach().expand(shape), loss_mask_BT).sum()
     }
 
 
@@ -177,20 +190,26 @@ def binary_divergence_losses(
     max_rise, max_fall and square_coef at least 0. Metrics: clip_fraction (dropped tokens that have an advantage),
     ratio, ratio_clamped.
     """
-    _check("binary_divergence_losses", max_rise=(max_rise, max_rise >= 0, "at least 0"),
-           max_fall=(max_fall, max_fall >= 0, "at least 0"),
-           square_coef=(square_coef, square_coef >= 0, "at least 0"))  # fmt: skip
+    _check(
+        "binary_divergence_losses",
+        max_rise=(max_rise, max_rise >= 0, "at least 0"),
+        max_fall=(max_fall, max_fall >= 0, "at least 0"),
+        square_coef=(square_coef, square_coef >= 0, "at least 0"),
+    )
     advantages_BT = _constant("binary_divergence_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
     log_ratio_BT = exact_log_ratios(policy_logprobs_BT, behavior_logprobs_BT, loss_mask_BT)
     ratio_BT = clamped(log_ratio_BT).exp()
-    now_BT, then_BT = (keep(one.detach(), loss_mask_BT).exp() for one in (policy_logprobs_BT, behavior_logprobs_BT))
-    gone_BT = torch.where(advantages_BT > 0, now_BT - then_BT > max_rise,
-                          (advantages_BT < 0) & (now_BT - then_BT < -max_fall))  # fmt: skip
+    now_BT, then_BT = (
+        apply_mask(one.detach(), loss_mask_BT).exp() for one in (policy_logprobs_BT, behavior_logprobs_BT)
+    )
+    gone_BT = torch.where(
+        advantages_BT > 0, now_BT - then_BT > max_rise, (advantages_BT < 0) & (now_BT - then_BT < -max_fall)
+    )
     kept_BT = torch.where(gone_BT, torch.zeros_like(ratio_BT), ratio_BT)
     losses_BT = -kept_BT * advantages_BT + square_coef * log_ratio_BT.square()
     return losses_BT, {
         "clip_fraction": _count(gone_BT & (advantages_BT.abs() > NO_ADVANTAGE), loss_mask_BT),
-        "ratio": keep(ratio_BT.detach(), loss_mask_BT).sum(),
+        "ratio": apply_mask(ratio_BT.detach(), loss_mask_BT).sum(),
         "ratio_clamped": count_clamped(log_ratio_BT, loss_mask_BT),
     }
 
@@ -207,8 +226,8 @@ def value_losses(
     """
     _check("value_losses", clip=(clip, clip is None or clip > 0, "more than 0"))
     check_rows("value_losses", values=values_BT, old_values=old_values_BT, returns=returns_BT, loss_mask=loss_mask_BT)
-    values_BT = keep(values_BT, loss_mask_BT)
-    old_BT, returns_BT = (keep(one.detach(), loss_mask_BT) for one in (old_values_BT, returns_BT))
+    values_BT = apply_mask(values_BT, loss_mask_BT)
+    old_BT, returns_BT = (apply_mask(one.detach(), loss_mask_BT) for one in (old_values_BT, returns_BT))
     plain_BT = (values_BT - returns_BT).square()
     if clip is None:
         return plain_BT / 2, {"value_clip_share": torch.zeros_like(plain_BT).sum()}
@@ -220,7 +239,7 @@ def value_losses(
 def _constant(where: str, policy_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
     """The advantages at unmasked tokens, of the right shape and without gradient."""
     check_rows(where, policy_logprobs=policy_logprobs_BT, advantages=advantages_BT, loss_mask=loss_mask_BT)
-    return keep(advantages_BT.detach(), loss_mask_BT)
+    return apply_mask(advantages_BT.detach(), loss_mask_BT)
 
 
 def _ratios(

@@ -8,12 +8,14 @@ from torch import Tensor
 FLOATS = frozenset({torch.float32, torch.float64})
 
 
-def keep(values_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+def apply_mask(values_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
     """The values where the mask is set, else 0 with no gradient."""
     return torch.where(loss_mask_BT > 0, values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device))
 
 
-def weigh(losses_BT: Tensor, loss_mask_BT: Tensor, normalise: str, *, num_tokens: float, num_rows: float) -> Tensor:
+def reduce_loss(
+    losses_BT: Tensor, loss_mask_BT: Tensor, normalise: str, *, num_tokens: float, num_rows: float
+) -> Tensor:
     """One number from the losses of tokens; the denominators are those of the whole optimizer step.
 
     token: sum_it m_it l_it / num_tokens.  sequence: sum_i (sum_t m_it l_it / sum_t m_it) / num_rows, rows without an

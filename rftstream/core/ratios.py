@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from rftstream.core.masks import check_rows, keep
+from rftstream.core.masks import apply_mask, check_rows
 
 Level = Literal["token", "sequence", "geometric"]
 
@@ -25,9 +25,15 @@ def exact_log_ratios(
     Arrays: float [B, T], masked positions may hold anything. The gradient goes through the numerator alone; 0 at masked
     positions, and for rows without an unmasked token.
     """
-    check_rows("log_ratios", numerator_logprobs=numerator_logprobs_BT, denominator_logprobs=denominator_logprobs_BT,
-               loss_mask=loss_mask_BT)  # fmt: skip
-    found_BT = keep(numerator_logprobs_BT, loss_mask_BT) - keep(denominator_logprobs_BT.detach(), loss_mask_BT)
+    check_rows(
+        "log_ratios",
+        numerator_logprobs=numerator_logprobs_BT,
+        denominator_logprobs=denominator_logprobs_BT,
+        loss_mask=loss_mask_BT,
+    )
+    found_BT = apply_mask(numerator_logprobs_BT, loss_mask_BT) - apply_mask(
+        denominator_logprobs_BT.detach(), loss_mask_BT
+    )
     if level == "sequence":
         found_BT = found_BT.sum(dim=1, keepdim=True)
     elif level == "geometric":

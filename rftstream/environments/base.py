@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rftstream.messages import ChatMessage, Problem
+from rftstream.contracts.tasks import ChatMessage, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

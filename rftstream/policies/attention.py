@@ -43,7 +43,12 @@ def attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **settings
         )
     output = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling,
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    )
     return output.transpose(1, 2).contiguous(), None

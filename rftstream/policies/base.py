@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rftstream.messages import Sampling, VersionName, VersionSpan
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.versions import VersionName
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +103,10 @@ def without_tokens(request: SampleRequest, reason: str, error: str | None) -> Co
     import numpy as np
 
     return Completion(
-        request_id=request.request_id, token_ids=np.zeros(0, np.int32), behavior_logprobs=np.zeros(0, np.float32),
-        versions=(), finish_reason=reason, error=error,
-    )  # fmt: skip
+        request_id=request.request_id,
+        token_ids=np.zeros(0, np.int32),
+        behavior_logprobs=np.zeros(0, np.float32),
+        versions=(),
+        finish_reason=reason,
+        error=error,
+    )

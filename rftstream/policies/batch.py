@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rftstream.messages import VersionName, VersionSpan
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import Renderer
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.cache import LayerStates, RowCache
 from rftstream.policies.prompts import Block, TokenIds
 from rftstream.policies.sampling import Sampler, SamplingTable
-from rftstream.rendering import Renderer
 
 ARRAYS = (
     "_limits_B",
@@ -34,7 +35,7 @@ ARRAYS = (
 )
 
 
-class Batch:
+class DecodingBatch:
     """Requests that are decoded together."""
 
     def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, max_rows: int) -> None:

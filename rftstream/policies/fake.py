@@ -16,12 +16,14 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from rftstream import fakemodel
 from rftstream.clock import Clock
-from rftstream.messages import ChatMessage, VersionName, VersionSpan
-from rftstream.models import ModelSpec
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.policies import fake_model
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import RawTensor
 
 
@@ -66,7 +68,7 @@ class FakePolicy:
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         self._advance()
         if self._config.answer_depends_on == "weights":  # else any model's will do
-            self._skill = fakemodel.read_skill(tensors, where=f"weights {name.trainer_epoch}/{name.version}")
+            self._skill = fake_model.read_skill(tensors, where=f"weights {name.trainer_epoch}/{name.version}")
         self._version = name
 
     def submit(self, request: SampleRequest) -> None:
@@ -111,16 +113,22 @@ class FakePolicy:
         seed, config, before = request.seed, self._config, request.num_sampled
         own = len(request.token_ids) - before
         prompt = self._renderer.decode(request.token_ids[:own])
-        answer = fakemodel.solve(prompt) or "0"
+        answer = fake_model.solve(prompt) or "0"
         wished = max(made_up_tokens(config.mean_tokens, config.sigma, seed), len(answer) + 1)
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
         length = max(min(wished, before + room), 0)
-        fails = fakemodel.uniform(seed, "fails") < config.fail_share
+        fails = fake_model.uniform(seed, "fails") < config.fail_share
         one = _Sampling(
-            request=request, prompt=prompt, answer=answer, wished=wished, started_at=self._clock.now(), fails=fails,
-            length=max(length if not fails else length // 2, before), num_tokens=before,
-        )  # fmt: skip
+            request=request,
+            prompt=prompt,
+            answer=answer,
+            wished=wished,
+            started_at=self._clock.now(),
+            fails=fails,
+            length=max(length if not fails else length // 2, before),
+            num_tokens=before,
+        )
         if before > one.chosen_at:
             one.right = request.token_ids[own + one.chosen_at] == self._ids(one)[one.chosen_at]
         return one
@@ -143,17 +151,17 @@ class FakePolicy:
         """Whether the answer is right: by the weights that its last digit comes from."""
         one.share = self._config.right_share
         if self._config.answer_depends_on == "weights":
-            one.share = fakemodel.right_probability(self._skill, one.prompt)
+            one.share = fake_model.right_probability(self._skill, one.prompt)
         if one.request.num_sampled <= one.chosen_at:
             request = one.request
-            luck = 0.5 if request.sampling.temperature == 0 else fakemodel.uniform(request.seed, "right")
+            luck = 0.5 if request.sampling.temperature == 0 else fake_model.uniform(request.seed, "right")
             one.right = luck < one.share
 
     def _ids(self, one: _Sampling) -> tuple[int, ...]:
         """The whole completion, as far as it is decided: a wrong answer differs in its last digit."""
         answer = one.answer
         if not one.right:
-            last = (int(answer[-1]) + 1 + int(9 * fakemodel.uniform(one.request.seed, "wrong"))) % 10
+            last = (int(answer[-1]) + 1 + int(9 * fake_model.uniform(one.request.seed, "wrong"))) % 10
             answer = answer[:-1] + str(last)  # as long as the right one, since lengths are decided before
         text = answer.rjust(one.wished - 1)
         ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)
@@ -175,7 +183,7 @@ class FakePolicy:
     def _logprob(self, one: _Sampling, place: int) -> float:
         if place == one.chosen_at and one.share is not None:
             return math.log(max(one.share if one.right else 1 - one.share, 1e-9))
-        return -0.5 * fakemodel.uniform(one.request.seed, place)
+        return -0.5 * fake_model.uniform(one.request.seed, place)
 
     def _complete(self, one: _Sampling) -> Completion:
         ids = self._ids(one)
@@ -187,7 +195,7 @@ def made_up_tokens(mean_tokens: float, sigma: float, seed: int) -> int:
     """How long the completion of this seed is, but for the room that it has and the answer that it needs."""
     if not mean_tokens:
         return 0
-    normal = NormalDist().inv_cdf(fakemodel.uniform(seed, "length"))
+    normal = NormalDist().inv_cdf(fake_model.uniform(seed, "length"))
     return round(math.exp(math.log(mean_tokens) - sigma**2 / 2 + sigma * normal))
 
 

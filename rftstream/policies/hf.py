@@ -22,20 +22,20 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import PolicyError
-from rftstream.messages import VersionName
-from rftstream.modelfolder import loading
-from rftstream.models import ModelSpec
+from rftstream.models.folder import loading
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.served import check_tensors
-from rftstream.rendering import Renderer
 from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rftstream.policies.batch import Batch
+    from rftstream.policies.batch import DecodingBatch
     from rftstream.policies.prompts import Block, TokenIds
 
 
@@ -68,9 +68,11 @@ class HfPolicy:
         loader: Any = AutoModelForCausalLM
         with loading(model):
             self._model = loader.from_pretrained(
-                model.folder, dtype=getattr(torch, model.dtype), attn_implementation=attention.register(),
+                model.folder,
+                dtype=getattr(torch, model.dtype),
+                attn_implementation=attention.register(),
                 use_safetensors=True,
-            )  # fmt: skip
+            )
         self._model.to(model.device)
         self._model.eval()
         self._device = torch.device(model.device)
@@ -86,7 +88,7 @@ class HfPolicy:
         self._waiting: deque[SampleRequest] = deque()
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
-        self._batch: Batch | None = None
+        self._batch: DecodingBatch | None = None
         self._missed = 0
         """Tokens that requests which wait could have had, in the places that were free."""
 
@@ -184,7 +186,7 @@ class HfPolicy:
     def _let_in(self) -> None:
         """Requests whose prompts are known join at once. Others wait until computing their prompts, which costs about
         a step whatever their number, costs the batch less than their waiting has."""
-        from rftstream.policies.batch import Batch
+        from rftstream.policies.batch import DecodingBatch
 
         batch = self._batch
         num_rows = batch.num_rows if batch is not None else 0
@@ -198,7 +200,7 @@ class HfPolicy:
             requests.append(request)
             which.append(number)
         if by_block and batch is None:
-            batch = self._batch = Batch(self._renderer, self._stop_ids, self._device, self._config.batch_size)
+            batch = self._batch = DecodingBatch(self._renderer, self._stop_ids, self._device, self._config.batch_size)
         for block, (requests, which) in by_block.items():
             assert batch is not None
             batch.join(requests, block, np.asarray(which))
@@ -243,12 +245,14 @@ class HfPolicy:
             token_ids_UL[row, longest - len(prompt) :] = prompt
         columns_1L = torch.arange(longest, device=self._device)[None]
         cache: Any = DynamicCache()
-        logits_UV = self._forward({
-            "input_ids": torch.from_numpy(token_ids_UL).to(self._device),
-            "position_ids": (columns_1L - starts_U1).clamp(min=0),
-            "attention_mask": columns_1L >= starts_U1,
-            "past_key_values": cache,
-        })  # fmt: skip
+        logits_UV = self._forward(
+            {
+                "input_ids": torch.from_numpy(token_ids_UL).to(self._device),
+                "position_ids": (columns_1L - starts_U1).clamp(min=0),
+                "attention_mask": columns_1L >= starts_U1,
+                "past_key_values": cache,
+            }
+        )
         states = [(layer.keys, layer.values) for layer in cache.layers]
         return Block(prompts=prompts, states=states, logits_UV=logits_UV)
 
@@ -276,14 +280,14 @@ class HfPolicy:
         if (batch := self._left()) is not None:
             batch.logits_BV = self._forward(batch.inputs())
 
-    def _sample(self, batch: Batch) -> list[Completion]:
+    def _sample(self, batch: DecodingBatch) -> list[Completion]:
         """One token of each row."""
         finished = batch.sample(len(self._versions) - 1)
         done = [batch.completion(row, reason, self._versions) for row, reason in finished]
         self._left()
         return done
 
-    def _left(self) -> Batch | None:
+    def _left(self) -> DecodingBatch | None:
         """The batch without the rows that are done."""
         if self._batch is not None:
             self._batch.leave()

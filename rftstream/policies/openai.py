@@ -23,13 +23,14 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import PolicyError
-from rftstream.messages import VersionName, VersionSpan
-from rftstream.models import ModelSpec
-from rftstream.modelserver import Again, Call, ModelServer, Refused, Unreachable
+from rftstream.models.rendering import Renderer
+from rftstream.models.server_client import Call, ModelServer, Refused, RetryableError, Unreachable
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.server_updates import ServerUpdates, UpdateRequest
-from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
@@ -70,16 +71,26 @@ class OpenAiPolicy:
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self._config, self._renderer = config, renderer
         self._server = ModelServer(
-            config.url, "completions", api_key=config.api_key, timeout_s=config.timeout_s, tries=config.tries,
+            config.url,
+            "completions",
+            api_key=config.api_key,
+            timeout_s=config.timeout_s,
+            tries=config.tries,
             section="policies.openai",
-        )  # fmt: skip
+        )
         self._stop_ids = sorted(renderer.stop_token_ids)
         self._updates: ServerUpdates | None = None
         if config.update is not None:
             self._updates = ServerUpdates(
-                config.update, folder=config.update_folder, url=config.url, api_key=config.api_key,
-                timeout_s=config.timeout_s, tries=config.tries, section="policies.openai", model=model,
-            )  # fmt: skip
+                config.update,
+                folder=config.update_folder,
+                url=config.url,
+                api_key=config.api_key,
+                timeout_s=config.timeout_s,
+                tries=config.tries,
+                section="policies.openai",
+                model=model,
+            )
         self._version: VersionName | None = None
         """That the server has."""
         self._next: VersionName | None = None
@@ -154,7 +165,7 @@ class OpenAiPolicy:
                 self._num_asked -= 1
             if isinstance(told, VersionName):
                 self._updated(told)
-            elif isinstance(told, Again):
+            elif isinstance(told, RetryableError):
                 assert call is not None
                 self._ask_again(call, told)
             elif call is None or self._active.get(call.request.request_id) is call:
@@ -199,7 +210,7 @@ class OpenAiPolicy:
         if self._next == name:
             self._next = None
 
-    def _ask_again(self, call: _Call, error: Again) -> None:
+    def _ask_again(self, call: _Call, error: RetryableError) -> None:
         """When the server has its weights again."""
         self._num_lost += 1
         if self._num_lost > self._config.tries * self._config.batch_size:
@@ -213,19 +224,29 @@ class OpenAiPolicy:
         """What is off is left out: servers refuse fields that they do not know."""
         sampling = request.sampling
         optional = {
-            "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0),
+            "top_k": (sampling.top_k, 0),
+            "min_p": (sampling.min_p, 0.0),
             "presence_penalty": (sampling.presence_penalty, 0.0),
             "frequency_penalty": (sampling.frequency_penalty, 0.0),
             "repetition_penalty": (sampling.repetition_penalty, 1.0),
-            "min_tokens": (max(sampling.min_tokens - request.num_sampled, 0), 0), "stop": (list(sampling.stop), []),
-        }  # fmt: skip
+            "min_tokens": (max(sampling.min_tokens - request.num_sampled, 0), 0),
+            "stop": (list(sampling.stop), []),
+        }
         return {
-            "model": self._config.model, "prompt": list(request.token_ids), "max_tokens": room,
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "seed": _seed(request), "logprobs": 1,
-            "stop_token_ids": self._stop_ids, "skip_special_tokens": False, "return_token_ids": True,
+            "model": self._config.model,
+            "prompt": list(request.token_ids),
+            "max_tokens": room,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": _seed(request),
+            "logprobs": 1,
+            "stop_token_ids": self._stop_ids,
+            "skip_special_tokens": False,
+            "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            **{name: value for name, (value, off) in optional.items() if value != off}, **self._config.extra,
-        }  # fmt: skip
+            **{name: value for name, (value, off) in optional.items() if value != off},
+            **self._config.extra,
+        }
 
     # ------------------------------------------------------------------------------------------ in a thread each
 
@@ -235,7 +256,7 @@ class OpenAiPolicy:
         ask = self._server.ask if self._updates is None else self._server.ask_once
         try:
             told: _Told = _completion(call.request, ask(call.body, call), version)
-        except Again as error:
+        except RetryableError as error:
             told = without_tokens(call.request, "error", str(error)) if call.cancelled.is_set() else error
         except Refused as error:
             told = without_tokens(call.request, "error", str(error))
@@ -255,7 +276,7 @@ class OpenAiPolicy:
             self._told.put((None, name))
 
 
-_Told = Completion | VersionName | Again | PolicyError
+_Told = Completion | VersionName | RetryableError | PolicyError
 """What a thread has to say."""
 
 
@@ -285,9 +306,12 @@ def _completion(request: SampleRequest, answer: Mapping[str, Any], version: Vers
         raise Refused(f"the server ended it: {reason}")
     span = VersionSpan(start=0, count=len(token_ids), trainer_epoch=version.trainer_epoch, version=version.version)
     return Completion(
-        request_id=request.request_id, token_ids=np.asarray(token_ids, np.int32),
-        behavior_logprobs=np.asarray(values, np.float32), versions=(span,) if token_ids else (), finish_reason=reason,
-    )  # fmt: skip
+        request_id=request.request_id,
+        token_ids=np.asarray(token_ids, np.int32),
+        behavior_logprobs=np.asarray(values, np.float32),
+        versions=(span,) if token_ids else (),
+        finish_reason=reason,
+    )
 
 
 def _token_id(token: str) -> int:

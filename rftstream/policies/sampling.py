@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rftstream.messages import Sampling
+from rftstream.contracts.tasks import Sampling
 
 BLOCK = 256
 """Tokens that are cumulated together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rftstream.errors import WeightsError
-from rftstream.models import ModelSpec
+from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
 Parameters = Mapping[str, tuple[str, tuple[int, ...]]]

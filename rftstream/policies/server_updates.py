@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rftstream import modelserver
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.messages import VersionName
-from rftstream.modelfolder import copy_companions
-from rftstream.models import ModelSpec
-from rftstream.modelserver import Call, ModelServer, Refused, Unreachable
+from rftstream.models import server_client
+from rftstream.models.folder import copy_companions
+from rftstream.models.server_client import Call, ModelServer, Refused, Unreachable
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.snapshot import RawTensor, write_snapshot
@@ -51,17 +51,25 @@ KNOWN: Mapping[str, Sequence[UpdateRequest]] = {
 HINTS = {
     "vllm": "vLLM has this endpoint when it is started with VLLM_SERVER_DEV_MODE=1",
     "vllm-cpu": "vLLM has this when it is started with VLLM_SERVER_DEV_MODE=1 and "
-                "--worker-extension-cls rftstream.policies.vllm_worker.WeightsReceiver",
-}  # fmt: skip
+    "--worker-extension-cls rftstream.policies.vllm_worker.WeightsReceiver",
+}
 
 
 class ServerUpdates:
     """`write`, then `send`, which may be called in another thread, when the server has nothing else to do."""
 
     def __init__(
-        self, update: str | Sequence[UpdateRequest], *, folder: str | None, url: str, api_key: str | None,
-        timeout_s: float, tries: int, section: str, model: ModelSpec,
-    ) -> None:  # fmt: skip
+        self,
+        update: str | Sequence[UpdateRequest],
+        *,
+        folder: str | None,
+        url: str,
+        api_key: str | None,
+        timeout_s: float,
+        tries: int,
+        section: str,
+        model: ModelSpec,
+    ) -> None:
         """`folder`: where the folders of versions are made; default: the one for temporary files. ConfigError if
         there is none."""
         self._requests = KNOWN[update] if isinstance(update, str) else update
@@ -105,7 +113,7 @@ class ServerUpdates:
     def _ask(self, server: ModelServer, body: dict[str, Any], call: Call) -> None:
         """Again where it could not be done yet: a cache is not emptied while a request is just being put away."""
         for number in range(self._tries):
-            if number and call.cancelled.wait(modelserver.PAUSE_S * 2 ** (number - 1)):
+            if number and call.cancelled.wait(server_client.PAUSE_S * 2 ** (number - 1)):
                 break
             answer = server.ask(body, call)
             if answer.get("success", True) is not False:

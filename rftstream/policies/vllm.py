@@ -20,15 +20,15 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream.clock import Clock
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, RftError
-from rftstream.messages import VersionName
-from rftstream.modelfolder import check_loadable
-from rftstream.models import ModelSpec
+from rftstream.models.folder import check_loadable
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm_engine import Engine, SharedFile, label_of, remembers
-from rftstream.rendering import Renderer
 from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.snapshot import RawTensor
 

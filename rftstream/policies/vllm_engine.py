@@ -12,38 +12,57 @@ import hashlib
 import os
 import queue
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from rftstream.config.registry import suggest
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, PolicyError, RftError
-from rftstream.messages import Sampling, VersionName, VersionSpan
-from rftstream.models import ModelSpec
-from rftstream.plugins import suggest
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import RawTensor, write_snapshot
-
-if TYPE_CHECKING:
-    from rftstream.policies.vllm import VllmPolicy
-
-    Config = VllmPolicy.Config
 
 CPU_CACHE_BYTES = 1 << 30
 """Of keys and values, on a CPU: vLLM's own default is nearly all of the machine's memory."""
 
 OURS = {
-    "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype", "max_model_len": "model.context",
-    "max_num_seqs": "policies.vllm.batch_size", "enable_sleep_mode": "policies.vllm.sleep_after_s",
-    "logprobs_mode": None, "worker_extension_cls": None,
-}  # fmt: skip
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "model.context",
+    "max_num_seqs": "policies.vllm.batch_size",
+    "enable_sleep_mode": "policies.vllm.sleep_after_s",
+    "logprobs_mode": None,
+    "worker_extension_cls": None,
+}
 """Arguments of the engine that follow from elsewhere -> the setting; None: from what a policy is."""
+
+
+class EngineSettings(Protocol):
+    """The settings of `[policies.vllm]` that the engine reads (`VllmPolicy.Config` says what each means)."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def in_flight(self) -> str: ...
+    @property
+    def sleep_after_s(self) -> float | None: ...
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+    @property
+    def engine(self) -> Mapping[str, Any]: ...
 
 
 class Engine:
     """vLLM's engine; all methods are called in the thread of its event loop."""
 
-    def __init__(self, config: Config, model: ModelSpec, renderer: Renderer, told: queue.SimpleQueue[Any]) -> None:
+    def __init__(
+        self, config: EngineSettings, model: ModelSpec, renderer: Renderer, told: queue.SimpleQueue[Any]
+    ) -> None:
         self._config, self._model, self._renderer, self._told = config, model, renderer, told
         self._stop_ids = sorted(renderer.stop_token_ids)
         self._engine: Any = None
@@ -180,8 +199,9 @@ class Engine:
         try:
             async with self._gate:  # nothing enters, so what runs comes to its end
                 while self._queues:
-                    await asyncio.wait([self._running[one] for one in self._queues],
-                                       return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+                    await asyncio.wait(
+                        [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
+                    )
                 if self._newest is None or not self.started:
                     return
                 (shared, label), self._newest = self._newest, None
@@ -261,7 +281,7 @@ class SharedFile:
         self._file.close()
 
 
-def _environment(config: Config, model: ModelSpec) -> dict[str, str]:
+def _environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
     """What the engine's processes inherit: nothing is reported to anybody, threads and GPUs are the given ones."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -293,7 +313,7 @@ def _visible(which: str, visible: str | None) -> str:
         ) from None
 
 
-def _arguments(config: Config, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
+def _arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
     for name, value in config.engine.items():
         where = f"policies.vllm.engine.{name}"
         if name not in known:
@@ -307,10 +327,13 @@ def _arguments(config: Config, model: ModelSpec, renderer: Renderer, known: list
     if renderer.context is not None:
         arguments["max_model_len"] = renderer.context
     return arguments | {
-        "model": str(model.folder), "dtype": model.dtype, "max_num_seqs": config.batch_size,
-        "enable_sleep_mode": config.sleep_after_s is not None, "logprobs_mode": "processed_logprobs",
+        "model": str(model.folder),
+        "dtype": model.dtype,
+        "max_num_seqs": config.batch_size,
+        "enable_sleep_mode": config.sleep_after_s is not None,
+        "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "rftstream.policies.vllm_worker.WeightsReceiver",
-    }  # fmt: skip
+    }
 
 
 def _params(request: SampleRequest, stop_ids: Sequence[int]) -> Any:
@@ -319,13 +342,25 @@ def _params(request: SampleRequest, stop_ids: Sequence[int]) -> Any:
 
     sampling = request.sampling
     return SamplingParams(
-        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty, stop=list(sampling.stop), stop_token_ids=list(stop_ids),
-        ignore_eos=True, min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
-        max_tokens=request.max_tokens, seed=_seed(request), logprobs=0, flat_logprobs=True,
-        detokenize=bool(sampling.stop), output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True,
-    )  # fmt: skip
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop),
+        stop_token_ids=list(stop_ids),
+        ignore_eos=True,
+        min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
+        max_tokens=request.max_tokens,
+        seed=_seed(request),
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
 
 
 def remembers(sampling: Sampling) -> bool:
@@ -353,9 +388,13 @@ def _completion(
         reason, error = "error", f"vllm ended it: {reason}"
     versions = tuple(_span(one) for one in spans or ())
     return Completion(
-        request_id=request.request_id, token_ids=ids, behavior_logprobs=values, versions=versions,
-        finish_reason=str(reason), error=error,
-    )  # fmt: skip
+        request_id=request.request_id,
+        token_ids=ids,
+        behavior_logprobs=values,
+        versions=versions,
+        finish_reason=str(reason),
+        error=error,
+    )
 
 
 def _span(span: Any) -> VersionSpan:

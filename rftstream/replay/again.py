@@ -12,19 +12,19 @@ from typing import Any
 
 from rftstream.backends.base import Update
 from rftstream.backends.numerics import computed_with, formulas_of, why_not_equal
+from rftstream.config.sections import RunConfig
+from rftstream.config.stages import Stages
+from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError, ContractError, PositionMissing
-from rftstream.messages import StepRecord, VersionName
-from rftstream.modelfolder import prepare_model
-from rftstream.replay.batches import RecordedBatches
+from rftstream.models.folder import prepare_model
 from rftstream.replay.recorded import Recorded, read_recorded, settings_of
-from rftstream.roles.assembly import Batch
-from rftstream.roles.progress import Progress
-from rftstream.roles.schedule import rate_at
-from rftstream.roles.training import Training, build_training
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import OpenRun
-from rftstream.sections import RunConfig
-from rftstream.stages import Stages
+from rftstream.roles.trainer.assembly import Batch
+from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.recorded_batches import RecordedBatches
+from rftstream.roles.trainer.schedule import rate_at
+from rftstream.roles.trainer.training import Training, build_training
+from rftstream.runs.folder import OpenRun
+from rftstream.service.role import Log
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.snapshot import state_digest
 
@@ -95,8 +95,9 @@ class ReplayReport:
             lines.append(f"equal bit for bit, versions {self.start} to {self.last}: {compared}")
         else:
             lines.append(f"FIRST DIFFERENCE at {self.differences[0].to_text()}")
-            lines += [f"  also {one.to_text()}" for one in self.differences[1:]
-                      if one.version == self.differences[0].version][:8]  # fmt: skip
+            lines += [
+                f"  also {one.to_text()}" for one in self.differences[1:] if one.version == self.differences[0].version
+            ][:8]
             num_versions = self.num_batches + 1
             lines.append(f"{len(self.different_versions):,} of {num_versions:,} versions differ; compared {compared}")
         if not self.complete:
@@ -106,9 +107,13 @@ class ReplayReport:
 
 
 def replay(
-    run: OpenRun, *, first: int = 0, last: int | None = None, device: str | None = None,
+    run: OpenRun,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    device: str | None = None,
     report: Report = lambda version, last, different: None,
-) -> ReplayReport:  # fmt: skip
+) -> ReplayReport:
     """Versions `first` to `last` (default: the newest), from the checkpoint at or before `first`.
 
     ConfigError if there are no such versions, or nothing to begin with."""
@@ -136,17 +141,25 @@ def check_versions(run_id: str, recorded: Recorded, first: int, last: int | None
 
 
 def _train_again(
-    run: OpenRun, recorded: Recorded, first: int, last: int, device: str | None, report: Report,
+    run: OpenRun,
+    recorded: Recorded,
+    first: int,
+    last: int,
+    device: str | None,
+    report: Report,
     save: Path | None = None,
-) -> ReplayReport:  # fmt: skip
+) -> ReplayReport:
     began = time.monotonic()
     again = _Again(run, recorded, device)
     try:
         progress, checkpoint = again.begin(first)
         found = ReplayReport(
-            run=run.run_id, first=first, last=last, start=progress.version,
+            run=run.run_id,
+            first=first,
+            last=last,
+            start=progress.version,
             checkpoint=f"{checkpoint.trainer_epoch}/{checkpoint.version}" if checkpoint else None,
-        )  # fmt: skip
+        )
         again.go_on(progress, found, report)
         found.not_promised = again.why_not_equal()
         if save is not None:
@@ -170,7 +183,7 @@ class _Again:
         """What the trainers that are replayed said of their libraries, by device and threads to be used."""
         self._here: dict[str, str] = {}
 
-    def begin(self, first: int) -> tuple[Progress, VersionName | None]:
+    def begin(self, first: int) -> tuple[TrainerProgress, VersionName | None]:
         """Opens the backend with the newest good checkpoint in force at or before `first`."""
         checkpoints = CheckpointStore(self._run.store())
         begins = [offset for _, offset in sorted(self._run.transport.admin.begin_offsets("batches").items())]
@@ -179,18 +192,18 @@ class _Again:
             return name.version <= first and self._recorded.in_force(name)
 
         found = checkpoints.newest(usable)
-        if found is None or _deleted(Progress.from_state(found[1]).positions, begins):
+        if found is None or _deleted(TrainerProgress.from_state(found[1]).positions, begins):
             if any(begins):
                 raise ConfigError(self._earliest(checkpoints, begins, first))
             self._use(1)
-            return Progress(positions=tuple(begins)), None
+            return TrainerProgress(positions=tuple(begins)), None
         name, state = found
         self._use(name.version + 1)
         assert self._training is not None
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
             checkpoints.read(name, Path(scratch))
             self._training.backend.load(Path(scratch))
-        return Progress.from_state(state), name
+        return TrainerProgress.from_state(state), name
 
     def _earliest(self, checkpoints: CheckpointStore, begins: list[int], first: int) -> str:
         """What to say when the batches after the start are not there any more."""
@@ -198,15 +211,17 @@ class _Again:
         for name in checkpoints.names():
             if self._recorded.in_force(name):
                 state = checkpoints.newest(lambda one, name=name: one == name)  # type: ignore[misc]
-                if state is not None and not _deleted(Progress.from_state(state[1]).positions, begins):
+                if state is not None and not _deleted(TrainerProgress.from_state(state[1]).positions, begins):
                     versions.append(name.version)
         advice = (
             f"replay with --from {min(versions)}" if versions else "there is no checkpoint that it could begin with"
         )
-        return (f"{self._run.run_id}: the batches before {begins} are deleted, expected those after version {first}; "
-                f"{advice}")  # fmt: skip
+        return (
+            f"{self._run.run_id}: the batches before {begins} are deleted, expected those after version {first}; "
+            f"{advice}"
+        )
 
-    def go_on(self, progress: Progress, found: ReplayReport, report: Report) -> None:
+    def go_on(self, progress: TrainerProgress, found: ReplayReport, report: Report) -> None:
         """Trains up to the last version, comparing each."""
         self._compare_weights(progress.version, None, found)
         batches = RecordedBatches(self._run.transport, progress.positions, progress.version)
@@ -241,12 +256,26 @@ class _Again:
         update, values = self._update(training, batch, lr, skip=record is not None and record.skipped)
         found.num_batches += 1
         if record is None:
-            found.differs(Difference(version=version, batch=batch.sequence, what="record",
-                                     recorded="none on steps that can be read", replayed="a step"))  # fmt: skip
+            found.differs(
+                Difference(
+                    version=version,
+                    batch=batch.sequence,
+                    what="record",
+                    recorded="none on steps that can be read",
+                    replayed="a step",
+                )
+            )
             return
         if record.skipped != update.skipped:
-            found.differs(Difference(version=version, batch=batch.sequence, what="skipped",
-                                     recorded=str(record.skipped), replayed=str(update.skipped)))  # fmt: skip
+            found.differs(
+                Difference(
+                    version=version,
+                    batch=batch.sequence,
+                    what="skipped",
+                    recorded=str(record.skipped),
+                    replayed=str(update.skipped),
+                )
+            )
         self._compare_metrics(record, values, found)
         self._compare_weights(version, batch.sequence, found)
 
@@ -281,9 +310,14 @@ class _Again:
             found.num_metrics += 1
             if recorded != replayed and not (math.isnan(recorded) and math.isnan(replayed)):
                 found.differs(
-                    Difference(version=record.name.version, batch=record.batch_sequence, what=f"metric {name}",
-                               recorded=repr(recorded), replayed=repr(replayed))
-                )  # fmt: skip
+                    Difference(
+                        version=record.name.version,
+                        batch=record.batch_sequence,
+                        what=f"metric {name}",
+                        recorded=repr(recorded),
+                        replayed=repr(replayed),
+                    )
+                )
 
     # ------------------------------------------------------------------------------------------ the parts
 
@@ -334,5 +368,9 @@ def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:
 def _trains_alike(one: RunConfig, other: RunConfig) -> bool:
     """Whether a backend and an algorithm built by one serve for the other; rates and rhythms are read anew anyway."""
     return (one.trainer, one.stages, one.algorithms, one.backends, one.algorithms_named()) == (
-        other.trainer, other.stages, other.algorithms, other.backends, other.algorithms_named()
-    )  # fmt: skip
+        other.trainer,
+        other.stages,
+        other.algorithms,
+        other.backends,
+        other.algorithms_named(),
+    )

@@ -19,27 +19,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rftstream import codec
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest
+from rftstream.contracts.control import Claim
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
+from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError, ContractError, PositionMissing
-from rftstream.messages import (
-    BatchManifest,
-    Claim,
-    GroupOutcome,
-    Message,
-    Rollout,
-    RolloutStatus,
-    StepRecord,
-    UnscorableReason,
-    VerifiedRollout,
-)
-from rftstream.replay.batches import RecordedBatches
 from rftstream.replay.recorded import Recorded
-from rftstream.roles.groups import late_outcome
-from rftstream.roles.progress import Progress
-from rftstream.runtime.imported import Import, Say, skipped_rollouts, without
-from rftstream.runtime.observer import read_control
-from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
+from rftstream.roles.buffer import BUFFER
+from rftstream.roles.buffer.groups import late_outcome
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.trainer import TRAINER
+from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.recorded_batches import RecordedBatches
+from rftstream.roles.verifier import VERIFIER
+from rftstream.runs.imported import Import, Say, skipped_rollouts, without
+from rftstream.service.control_view import read_control
+from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 
 FLOW = ("tasks", "rollouts", "verified", "outcomes")
@@ -97,9 +98,18 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
 
 class BatchImport(Import):
     def __init__(
-        self, source: Transport, target: Transport, run_id: str, say: Say, *, extent: Extent, recorded: Recorded,
-        checkpoints: CheckpointStore, fill: Fill, rewards_kept: int,
-    ) -> None:  # fmt: skip
+        self,
+        source: Transport,
+        target: Transport,
+        run_id: str,
+        say: Say,
+        *,
+        extent: Extent,
+        recorded: Recorded,
+        checkpoints: CheckpointStore,
+        fill: Fill,
+        rewards_kept: int,
+    ) -> None:
         """`fill` saves the state of the first version; `rewards_kept`: of so many steps the trainer remembers them."""
         super().__init__(source, target, run_id, say)
         self._extent = extent
@@ -215,11 +225,11 @@ class BatchImport(Import):
         self._target.admin.make_durable()
         self._checkpoints.write(name, self._fill, self._progress(positions).to_state())
 
-    def _progress(self, positions: tuple[int, ...]) -> Progress:
+    def _progress(self, positions: tuple[int, ...]) -> TrainerProgress:
         """What the trainer knew at the first version."""
         steps = [step for version, step in sorted(self._recorded.steps.items()) if version <= self._extent.first]
         skips_in_a_row = next((n for n, step in enumerate(reversed(steps)) if not step.skipped), len(steps))
-        return Progress(
+        return TrainerProgress(
             version=self._extent.first,
             positions=positions,
             trained_groups=steps[-1].trained_groups,
@@ -232,24 +242,31 @@ class BatchImport(Import):
     def _claim(self) -> None:
         """The epochs under which the other run's records were written: they count here, and this run's trainers begin
         above them."""
-        if "trainer" in read_control(self._target).claims:
+        if TRAINER.name in read_control(self._target).claims:
             return
-        buffer = read_control(self._source).claims.get("buffer")
+        buffer = read_control(self._source).claims.get(BUFFER.name)
+        newest_epochs = {TRAINER.name: max(self._recorded.anchors), BUFFER.name: buffer.epoch if buffer else 0}
         claims = [
-            Claim(role=role, epoch=epoch, host=socket.gethostname(), pid=os.getpid(), process="replay",
-                  claimed_at=time.time())
-            for role, newest in (("trainer", max(self._recorded.anchors)), ("buffer", buffer.epoch if buffer else 0))
+            Claim(
+                role=role,
+                epoch=epoch,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                process="replay",
+                claimed_at=time.time(),
+            )
+            for role, newest in newest_epochs.items()
             for epoch in range(1, newest + 1)
-        ]  # fmt: skip
-        self._producer.commit([
-            codec.to_record(claim, "control", 0, run=self._run_id, writer_epoch=claim.epoch) for claim in claims
-        ])  # fmt: skip
+        ]
+        self._producer.commit(
+            [codec.to_record(claim, "control", 0, run=self._run_id, writer_epoch=claim.epoch) for claim in claims]
+        )
 
     def _all_is_done(self) -> None:
         """Nobody samples, scores or batches what is here."""
-        self.pass_over("explorer", "tasks")
-        self.pass_over("verifier", "rollouts")
-        self.pass_over("buffer", "verified", f"{{end}} {self._extent.last} 1")
+        self.pass_over(EXPLORER.name, "tasks")
+        self.pass_over(VERIFIER.name, "rollouts")
+        self.pass_over(BUFFER.name, "verified", f"{{end}} {self._extent.last} 1")
 
 
 def _epoch(record: Record) -> int:
@@ -269,5 +286,6 @@ def _verified(record: Record) -> VerifiedRollout:
     rollout, reason = None, UnscorableReason.undecodable
     if isinstance(message, Rollout) and message.status is not RolloutStatus.undecodable:
         rollout, reason, detail = message, UnscorableReason.skipped, "not scored in the run that it comes from"
-    return VerifiedRollout(ids=ids, rollout=rollout, verdict=None, reason=reason, detail=detail,
-                           verified_at=time.time())  # fmt: skip
+    return VerifiedRollout(
+        ids=ids, rollout=rollout, verdict=None, reason=reason, detail=detail, verified_at=time.time()
+    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from rftstream import config as configs
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
-from rftstream.messages import StepRecord, VersionName
-from rftstream.runtime.role import Log
-from rftstream.sections import RunConfig
+from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
 
@@ -48,8 +48,11 @@ class Recorded:
         """Of the weights, by every record in force that has one."""
         found = [self.steps[version]] if version in self.steps else []
         found += [one for one in self.anchors.values() if one.name.version == version]
-        return [(one.name, one.weights_digest) for one in found
-                if one.weights_digest is not None and self.lineage.in_force(one.name)]  # fmt: skip
+        return [
+            (one.name, one.weights_digest)
+            for one in found
+            if one.weights_digest is not None and self.lineage.in_force(one.name)
+        ]
 
 
 def read_recorded(log: Log) -> Recorded:
@@ -72,7 +75,7 @@ def settings_of(anchor: StepRecord | None, now: RunConfig) -> RunConfig:
     if anchor is None or not anchor.config:
         return now
     try:
-        then = configs.from_toml(anchor.config)
+        then = loader.from_toml(anchor.config)
     except ConfigError as error:
         raise ConfigError(
             f"steps: the settings of trainer epoch {anchor.name.trainer_epoch} are not a config of this rftstream: "

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.tasks import Problem
 from rftstream.errors import RewardError
-from rftstream.messages import Array, Problem
 
 if TYPE_CHECKING:
     import numpy as np

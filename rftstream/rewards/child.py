@@ -24,8 +24,8 @@ import msgspec
 from rftstream.errors import ConfigError, MissingChecker, RewardError, RewardTimeout
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
-from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Item, Ready, Result, Setup, pack, write_page
-from rftstream.rewards.functions import SpoiltBatch
+from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result, ScoreItem, Setup, pack, write_page
+from rftstream.rewards.functions import BatchFailed
 
 READ_BYTES = 1 << 20
 FLUSH_S = 0.005
@@ -47,7 +47,7 @@ def main() -> None:
         bodies += _read(requests, frames)
     setup = msgspec.msgpack.decode(bodies.pop(0), type=Setup)
     rewards = _set_up(setup, replies)
-    decoder = msgspec.msgpack.Decoder(list[Item])
+    decoder = msgspec.msgpack.Decoder(list[ScoreItem])
     while True:
         for body in bodies:
             _score_all(decoder.decode(body), rewards, page, replies, setup.slow_s)
@@ -66,7 +66,7 @@ def score_items(
     begin(0, len(items))
     outcomes = reward.score_all(items)
     for place, outcome in enumerate(outcomes):
-        if isinstance(outcome, SpoiltBatch) and len(items) > 1:
+        if isinstance(outcome, BatchFailed) and len(items) > 1:
             begin(place, 1)
             outcomes[place] = reward.score_all([items[place]])[0]
     return [_reply(outcome) for outcome in outcomes]
@@ -89,7 +89,7 @@ def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, st
 
 
 def _score_all(
-    items: list[Item], rewards: Mapping[str, Any], page: mmap.mmap, replies: int, slow_s: float = math.inf
+    items: list[ScoreItem], rewards: Mapping[str, Any], page: mmap.mmap, replies: int, slow_s: float = math.inf
 ) -> None:
     """What waits behind a slow failure goes back untried: whether it may be tried now is for the parent to say."""
     results: list[Result] = []
@@ -105,7 +105,7 @@ def _score_all(
             results += [Result(item.number, None, tried=False) for item in batch]
             continue
 
-        def begin(place: int, count: int, batch: Sequence[Item] = batch) -> None:
+        def begin(place: int, count: int, batch: Sequence[ScoreItem] = batch) -> None:
             write_page(page, At(batch[place].number, count, time.monotonic()))
 
         began = time.monotonic()
@@ -118,7 +118,7 @@ def _score_all(
     _write(replies, pack(results))
 
 
-def _batches(items: Sequence[Item], rewards: Mapping[str, Any]) -> Iterator[Sequence[Item]]:
+def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:
     """Those of one batched reward that came together; all others alone."""
     for name, group in itertools.groupby(items, key=lambda item: item.reward):
         if getattr(rewards[name], "batched", False):
@@ -128,7 +128,7 @@ def _batches(items: Sequence[Item], rewards: Mapping[str, Any]) -> Iterator[Sequ
 
 
 def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
-    from rftstream.config import from_dict
+    from rftstream.config.loader import from_dict
     from rftstream.rewards.resolve import build_rewards
 
     sys.path[:] = setup.path

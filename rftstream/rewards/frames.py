@@ -41,7 +41,7 @@ class Ready(msgspec.Struct, kw_only=True):
     """Rewards that take several rollouts at once."""
 
 
-class Item(msgspec.Struct, array_like=True):
+class ScoreItem(msgspec.Struct, array_like=True):
     number: int
     reward: str
     input: RewardInput

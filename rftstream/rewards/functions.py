@@ -34,8 +34,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
-from rftstream.messages import Array
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.version import source_version
 
@@ -52,7 +52,7 @@ Outcome = Score | None | BaseException
 """Of one rollout: None where the reward does not apply."""
 
 
-class SpoiltBatch(RewardError):
+class BatchFailed(RewardError):
     """The call for several rollouts failed as a whole: each of them is to be tried alone."""
 
 
@@ -165,8 +165,12 @@ class FunctionReward:
         """verl passes these four and the settings, and nothing else to a function that takes **kwargs."""
         columns = self._columns(item)
         named = {name: columns[name] for name in self._names if name in columns}
-        four = {"data_source": item.data_source, "solution_str": item.completion, "ground_truth": _ground_truth(item),
-                "extra_info": _extra_info(item)}  # fmt: skip
+        four = {
+            "data_source": item.data_source,
+            "solution_str": item.completion,
+            "ground_truth": _ground_truth(item),
+            "extra_info": _extra_info(item),
+        }
         return {**named, **self._options, **{name: value for name, value in four.items() if value is not None}}
 
     def _columns(self, item: RewardInput) -> dict[str, Any]:
@@ -204,7 +208,7 @@ class FunctionReward:
         except (Exception, SystemExit) as error:
             if self._expects_messages(error, known):
                 error = self._hinted(error)
-            return [error if len(rows) == 1 else SpoiltBatch(f"{self.name}: {error!r}")] * len(rows)
+            return [error if len(rows) == 1 else BatchFailed(f"{self.name}: {error!r}")] * len(rows)
         return [self._outcome(value, log.metrics(place)) for place, value in enumerate(values)]
 
     def _expects_messages(self, error: BaseException, known: Mapping[str, Any]) -> bool:
@@ -237,8 +241,12 @@ class FunctionReward:
         }
 
     def _verl_row(self, item: RewardInput) -> dict[str, Any]:
-        row = {"data_sources": item.data_source, "solution_strs": item.completion,
-               "ground_truths": _ground_truth(item), "extra_infos": _extra_info(item)}  # fmt: skip
+        row = {
+            "data_sources": item.data_source,
+            "solution_strs": item.completion,
+            "ground_truths": _ground_truth(item),
+            "extra_infos": _extra_info(item),
+        }
         return {name: value for name, value in row.items() if value is not None}
 
     def _list_of(self, values: Any, count: int) -> list[Any]:
@@ -398,7 +406,7 @@ def _finite(value: Any, where: str) -> float:
 
 def _array(value: Any, where: str) -> Array:
     if not isinstance(value, Array):
-        raise RewardError(f"{where}: got {type(value).__name__}, expected a rftstream.messages.Array")
+        raise RewardError(f"{where}: got {type(value).__name__}, expected a rftstream.contracts.arrays.Array")
     try:
         numbers_found = value.numpy()
     except (TypeError, ValueError) as error:

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-import rftstream
 from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result, pack, read_page, write_page
 from rftstream.rewards.queue import Pending
 
@@ -54,7 +53,7 @@ class BatchSizes:
         self._item_s[reward] = 0.5 * self._item_s.get(reward, item_s) + 0.5 * item_s
 
 
-class Child:
+class RewardChild:
     def __init__(self, setup: bytes, selector: selectors.BaseSelector, sizes: BatchSizes) -> None:
         self.held: dict[int, Pending] = {}
         """Sent and not yet answered."""
@@ -196,7 +195,7 @@ class Child:
         return _exit_text(code)
 
     def _launch(self) -> tuple[mmap.mmap, subprocess.Popen[bytes]]:
-        package_folder = str(Path(rftstream.__file__).resolve().parent.parent)
+        package_folder = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
         with tempfile.TemporaryFile() as file:
             file.truncate(PAGE_BYTES)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rftstream.kinds import last_line
+from rftstream.error_kinds import last_line
 from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
 from rftstream.rewards.breaker import SLOW_SHARE, Breaker, is_slow
 
@@ -127,8 +127,12 @@ class ScoringQueue:
         if seconds == math.inf:
             logger.warning(
                 "%s: %s: %s (try %d of %d); its process was replaced",
-                pending.rollout_id, self._name(pending.reward), detail, pending.tries, tries,
-            )  # fmt: skip
+                pending.rollout_id,
+                self._name(pending.reward),
+                detail,
+                pending.tries,
+                tries,
+            )
         if pending.tries < tries:
             self._queue(pending)
         else:
@@ -140,8 +144,11 @@ class ScoringQueue:
         """Several that were tried together, and were lost with their process: none has had a try of its own yet."""
         logger.warning(
             "%s and %d more: %s: %s; each is tried alone",
-            batch[0].rollout_id, len(batch) - 1, self._name(batch[0].reward), detail,
-        )  # fmt: skip
+            batch[0].rollout_id,
+            len(batch) - 1,
+            self._name(batch[0].reward),
+            detail,
+        )
         self.not_tried(batch)
         for pending in batch:
             pending.alone = True
@@ -185,8 +192,10 @@ class ScoringQueue:
         if breaker.given_up and not was_given_up:
             logger.warning(
                 "%s: %d tries in a row gave nothing (%s): rollouts are given up without a try until one comes back",
-                self._name(reward), breaker.num_hung, breaker.detail,
-            )  # fmt: skip
+                self._name(reward),
+                breaker.num_hung,
+                breaker.detail,
+            )
         return breaker
 
     def _close(self, reward: str) -> None:
@@ -220,10 +229,15 @@ class ScoringQueue:
         scorer, version = self.scorers.get(pending.reward, ("", ""))
         self.finished.append(
             ScoreReply(
-                request_id=pending.request.request_id, score=score, scorer=scorer, scorer_version=version,
-                reason=reason, detail=detail, tries=pending.tries,
+                request_id=pending.request.request_id,
+                score=score,
+                scorer=scorer,
+                scorer_version=version,
+                reason=reason,
+                detail=detail,
+                tries=pending.tries,
             )
-        )  # fmt: skip
+        )
 
     def _name(self, reward: str) -> str:
         scorer = self.scorers.get(reward, ("", ""))[0]

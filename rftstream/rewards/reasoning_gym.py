@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from rftstream.data.tasksets.reasoning_gym import import_reasoning_gym, unpack_value
 from rftstream.errors import MissingChecker, RewardError
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.version import config_version
-from rftstream.tasksets.reasoning_gym import import_reasoning_gym, unpack_value
 
 
 class ReasoningGymReward:

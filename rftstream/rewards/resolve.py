@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rftstream import plugins
+from rftstream.config import registry
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, WeightedReward
+from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, MissingChecker, RewardError
-from rftstream.messages import Array
 from rftstream.rewards.base import Reward, RewardInput, Score
-from rftstream.rewards.functions import FunctionReward, Outcome, SpoiltBatch, to_score
+from rftstream.rewards.functions import BatchFailed, FunctionReward, Outcome, to_score
 from rftstream.rewards.version import source_version
-from rftstream.sections import EvaluationSection, RunConfig, TasksetSection, WeightedReward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RewardPart:
     name: str
     weight: float
     reward: Reward
@@ -26,7 +26,7 @@ class Part:
 class CompositeReward:
     """The weighted sum of one or more rewards. A part that does not apply to a rollout is left out of its sum."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[RewardPart]) -> None:
         self._parts = tuple(parts)
         self.scorer = "+".join(part.name for part in parts)
         self.version = ",".join(
@@ -75,7 +75,7 @@ class CompositeReward:
     def _sum(self, outcomes: Sequence[Outcome]) -> Score | BaseException:
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
-            return next((error for error in errors if isinstance(error, SpoiltBatch)), errors[0])
+            return next((error for error in errors if isinstance(error, BatchFailed)), errors[0])
         applied = [(part, one) for part, one in zip(self._parts, outcomes, strict=True) if isinstance(one, Score)]
         if not applied:
             return self._nothing()
@@ -105,10 +105,10 @@ def build_reward(
     wanted = [WeightedReward(name=spec)] if isinstance(spec, str) else list(spec)
     if not wanted:
         raise ConfigError(f"{where}: an empty list; name at least one reward")
-    parts: list[Part] = []
+    parts: list[RewardPart] = []
     for one in wanted:
         reward = _build_one(one.name, config, section, where=where)
-        parts.append(Part(name=_part_name(one.name, parts), weight=one.weight, reward=reward))
+        parts.append(RewardPart(name=_part_name(one.name, parts), weight=one.weight, reward=reward))
     return CompositeReward(parts)
 
 
@@ -134,7 +134,7 @@ def build_rewards(config: RunConfig) -> dict[str, CompositeReward | MissingCheck
     return rewards
 
 
-def _outcomes(part: Part, items: Sequence[RewardInput]) -> list[Outcome]:
+def _outcomes(part: RewardPart, items: Sequence[RewardInput]) -> list[Outcome]:
     """What one reward makes of each."""
     reward: Any = part.reward
     if not getattr(reward, "batched", False):
@@ -150,7 +150,7 @@ def _outcomes(part: Part, items: Sequence[RewardInput]) -> list[Outcome]:
         if len(values) != len(items):
             raise RewardError(f"{part.name}: score_all returned {len(values)} values for {len(items)} rollouts")
     except (Exception, SystemExit) as error:
-        return [error if len(items) == 1 else SpoiltBatch(f"{part.name}: {error!r}")] * len(items)
+        return [error if len(items) == 1 else BatchFailed(f"{part.name}: {error!r}")] * len(items)
     known = (type(None), Score, BaseException)
     return [one if isinstance(one, known) else _caught(lambda v: to_score(v, where=part.name), one) for one in values]
 
@@ -165,14 +165,14 @@ def _caught(function: Callable[[Any], Score], value: Any) -> Outcome:
 def _build_one(
     name: str, config: RunConfig, section: TasksetSection | EvaluationSection | None, *, where: str
 ) -> Reward:
-    thing: Any = plugins.resolve("reward", name, where=where)
+    thing: Any = registry.resolve("reward", name, where=where)
     options = config.part_options("reward", name)
     if not isinstance(thing, type):
         if not callable(thing):
             raise ConfigError(f"{where}: {name!r} is a {type(thing).__name__}, expected a function or a class")
         columns = {} if section is None else section.columns
         return FunctionReward(thing, options, where=name, columns=columns, conversational="messages" in columns)
-    part_config = plugins.build_config(thing, options, where=f"rewards.{name}")
+    part_config = registry.build_config(thing, options, where=f"rewards.{name}")
     base = {"base": config.base} if getattr(thing, "takes_base", False) else {}
     reward: Reward = thing(**base) if part_config is None else thing(part_config, **base)
     if not isinstance(getattr(reward, "version", None), str):
@@ -180,7 +180,7 @@ def _build_one(
     return reward
 
 
-def _part_name(name: str, taken: Sequence[Part]) -> str:
+def _part_name(name: str, taken: Sequence[RewardPart]) -> str:
     short = name.rpartition(":")[2]
     used = {part.name for part in taken}
     return short if short not in used else f"{short}-{len(taken) + 1}"

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rftstream.clock import Clock
-from rftstream.config import to_dict
+from rftstream.config.loader import to_dict
+from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.breaker import SLOW_SHARE
 from rftstream.rewards.child import score_items
-from rftstream.rewards.frames import Item, Result, Setup, pack
-from rftstream.rewards.process import BatchSizes, Child
+from rftstream.rewards.frames import Result, ScoreItem, Setup, pack
+from rftstream.rewards.process import BatchSizes, RewardChild
 from rftstream.rewards.queue import Pending, ScoringQueue
 from rftstream.rewards.resolve import build_rewards, reward_specs
-from rftstream.sections import RunConfig
 
 CHECK_S = 0.05
 """How often children are looked at while waiting."""
@@ -68,7 +68,8 @@ class ProcessScorer:
         if request.taskset not in self._names:
             raise RewardError(f"reward of {request.taskset!r}: unknown; known: {', '.join(sorted(self._names))}")
         self._queue.submit(
-            request, lambda number: msgspec.Raw(msgspec.msgpack.encode(Item(number, request.taskset, request.item)))
+            request,
+            lambda number: msgspec.Raw(msgspec.msgpack.encode(ScoreItem(number, request.taskset, request.item))),
         )
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
@@ -93,8 +94,8 @@ class ProcessScorer:
         self._children.clear()
         self._selector.close()
 
-    def _start(self) -> Child:
-        return Child(self._setup, self._selector, self._sizes)
+    def _start(self) -> RewardChild:
+        return RewardChild(self._setup, self._selector, self._sizes)
 
     def _feed(self) -> None:
         """Gives waiting items to children that have little to do, shortest queue first."""
@@ -104,7 +105,7 @@ class ProcessScorer:
             if not child.take(self._queue.waiting, self._selector):
                 return
 
-    def _serve(self, child: Child, events: int) -> None:
+    def _serve(self, child: RewardChild, events: int) -> None:
         if child not in self._children:
             return
         if events & selectors.EVENT_WRITE:
@@ -112,7 +113,7 @@ class ProcessScorer:
         if events & selectors.EVENT_READ and not self._receive(child):
             self._lost(child)
 
-    def _receive(self, child: Child) -> bool:
+    def _receive(self, child: RewardChild) -> bool:
         """False if the child is gone, or is not one of ours any more by what it says."""
         results, alive = child.receive()
         if child.error is not None:
@@ -146,7 +147,7 @@ class ProcessScorer:
             elif child.hangs(now, self._timeout_s):
                 self._lost(child, timed_out=True)
 
-    def _lost(self, child: Child, *, timed_out: bool = False) -> None:
+    def _lost(self, child: RewardChild, *, timed_out: bool = False) -> None:
         """Replaces a child; the item that it was at counts a try, its other items go to the front of the queue."""
         culprits = [pending for pending in child.current if self._queue.find(pending.number)]
         held = [pending for pending in child.held.values() if self._queue.find(pending.number)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
-from rftstream.modelserver import ModelServer, Refused, Unreachable
+from rftstream.models.server_client import ModelServer, Refused, Unreachable
 from rftstream.rewards.base import RewardInput, Score
 
 
@@ -46,9 +46,13 @@ class AskedModel:
         self._fixed = {"model": config.model, "temperature": 0.0}
         self._extra = config.extra
         self._server = ModelServer(
-            config.url, resource, api_key=config.api_key, timeout_s=config.timeout_s, tries=config.tries,
+            config.url,
+            resource,
+            api_key=config.api_key,
+            timeout_s=config.timeout_s,
+            tries=config.tries,
             section=f"rewards.{name}",
-        )  # fmt: skip
+        )
 
     def ask(self, body: dict[str, Any], *, hint: str = "") -> dict[str, Any]:
         """`hint`: what to look at where the server refuses."""

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
-from rftstream.messages import Array
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig
 from rftstream.rewards.version import config_version

@@ -1,5 +1,38 @@
-"""The steps of the roles: messages in, messages out. `workers/` composes them from a run file's parts.
+"""The roles: which there are, and the steps of each, in a folder of its own.
 
-feeder: taskset -> tasks. explorer: tasks -> rollouts. verifier: rollouts -> verified. buffer: verified -> batches and
-outcomes. trainer: batches -> weights and steps. evaluator: weights -> evals.
+To add one: a folder with its declaration (a RoleSpec) in `__init__.py` and its step beside it, a line in ROLES, and
+a module in `workers/` that composes the step from the parts that the run file names (docs/extending.md).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rftstream.service.role_spec import RoleSpec
+
+ROLES: dict[str, str] = {
+    "feeder": "rftstream.roles.feeder:FEEDER",
+    "explorer": "rftstream.roles.explorer:EXPLORER",
+    "verifier": "rftstream.roles.verifier:VERIFIER",
+    "buffer": "rftstream.roles.buffer:BUFFER",
+    "trainer": "rftstream.roles.trainer:TRAINER",
+    "evaluator": "rftstream.roles.evaluator:EVALUATOR",
+}
+"""Name -> its declaration, in the order of the flow."""
+
+
+def role_spec(name: str) -> RoleSpec:
+    """The declaration of a role; ConfigError names the nearest known one."""
+    from rftstream.config import registry
+    from rftstream.errors import ConfigError
+
+    if name not in ROLES:
+        raise ConfigError(f"role: unknown {name!r}; {registry.suggest(name, ROLES)}")
+    spec: RoleSpec = registry.import_path(ROLES[name], what=f"role {name}")
+    return spec
+
+
+def role_specs() -> tuple[RoleSpec, ...]:
+    """All declarations, in the order of the flow."""
+    return tuple(role_spec(name) for name in ROLES)

@@ -11,18 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from rftstream.contracts.records import Headers, NewRecord, Record, TopicPartition
 from rftstream.errors import AssignmentLost, TransactionAborted
-from rftstream.transport.base import (
-    Headers,
-    Member,
-    NewRecord,
-    Position,
-    Producer,
-    Record,
-    TopicPartition,
-    TopicSettings,
-    Transport,
-)
+from rftstream.transport.base import Member, Position, Producer, TopicSettings, Transport
 
 Peer = Callable[..., Any]
 """A top-level function that takes a Transport first."""
@@ -217,7 +208,7 @@ def position_new(member: Member, positioned: dict[TopicPartition, int]) -> None:
     positioned.update(assignment)
 
 
-class Worker:
+class CarryingWorker:
     """One of several that carry records from a topic to another, each exactly once."""
 
     def __init__(self, transport: Transport, group: str, source: str, target: str, *, name: str) -> None:

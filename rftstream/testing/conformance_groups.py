@@ -6,10 +6,11 @@ import time
 
 import pytest
 
+from rftstream.contracts.records import TopicPartition
 from rftstream.errors import AssignmentLost
-from rftstream.testing.conformance_bench import Bench, Worker, new, places_of, take, texts
+from rftstream.testing.conformance_bench import Bench, CarryingWorker, new, places_of, take, texts
 from rftstream.testing.conformance_reading import BenchFixtures
-from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position, TopicPartition
+from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position
 
 
 def begin(member: Member) -> None:
@@ -195,10 +196,10 @@ class GroupConformance(BenchFixtures):
         group = bench.group(source)
         total = 1200
         producer = bench.producer()
-        workers: list[Worker] = []
+        workers: list[CarryingWorker] = []
 
         def hire() -> None:
-            workers.append(Worker(bench.connect(), group, source, target, name=bench.name("worker")))
+            workers.append(CarryingWorker(bench.connect(), group, source, target, name=bench.name("worker")))
 
         for round_ in range(6):
             start = round_ * 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import ConfigError, PositionMissing, RecordTooLarge
 from rftstream.testing.conformance_bench import (
     Bench,
@@ -15,7 +16,7 @@ from rftstream.testing.conformance_bench import (
     take,
     texts,
 )
-from rftstream.transport.base import NewRecord, Position, Record, TopicPartition, TopicSettings
+from rftstream.transport.base import Position, TopicSettings
 
 
 class BenchFixtures:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from rftstream.testing.conformance_bench import Bench, Worker, await_true, new, read_all, take, texts
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.testing.conformance_bench import Bench, CarryingWorker, await_true, new, read_all, take, texts
 from rftstream.testing.conformance_reading import BenchFixtures
-from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
+from rftstream.transport.base import Transport
 
 _PATIENCE_S = 240.0
 
@@ -22,7 +23,7 @@ def write_many(transport: Transport, topic: str, writer: int, num_records: int) 
 
 def carry_all(transport: Transport, group: str, source: str, target: str, worker: int, total: int) -> int:
     """Carries until everything has arrived; how many of it were this one's."""
-    me = Worker(transport, group, source, target, name=f"{group}-worker-{worker}")
+    me = CarryingWorker(transport, group, source, target, name=f"{group}-worker-{worker}")
     carried = 0
     until = time.monotonic() + _PATIENCE_S
     while True:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import PositionMissing, ProducerLost, RecordTooLarge
 from rftstream.testing.conformance_bench import Bench, new, texts
 from rftstream.testing.conformance_reading import BenchFixtures
-from rftstream.transport.base import MAX_METADATA_BYTES, NewRecord, Position, TopicPartition
+from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 
 class TransactionConformance(BenchFixtures):

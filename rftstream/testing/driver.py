@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rftstream.runtime.role import Role, RoleContext
-from rftstream.runtime.service import Service, role_builder, service_of
+from rftstream.roles.build import role_builder, service_of
+from rftstream.runs.services import role_context
+from rftstream.service.role import Role, RoleContext
+from rftstream.service.service import Service
 from rftstream.testing.memory_run import MemoryRun
 
 MAX_TICKS = 100_000
@@ -40,11 +42,15 @@ class RoleDriver:
         self.service: Service = self._start()
 
     def _start(self) -> Service:
-        context = RoleContext(
-            config=self.run.config, folder=self.run.folder, clock=self.run.clock,
-            transport=self.run.transport(self.process), process=self.process, simulated=True,
+        context = role_context(
+            config=self.run.config,
+            folder=self.run.folder,
+            clock=self.run.clock,
+            transport=self.run.transport(self.process),
+            process=self.process,
+            simulated=True,
             own_store=self.run.store,
-        )  # fmt: skip
+        )
         service = service_of(self._build(context), context)
         service.start()
         return service

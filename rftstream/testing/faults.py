@@ -62,12 +62,20 @@ class Faults:
 
 
 _WHERE = {
-    "kills": None, "pauses": None, "restarts": {BETWEEN}, "takeovers": {BETWEEN}, "joins": {BETWEEN},
+    "kills": None,
+    "pauses": None,
+    "restarts": {BETWEEN},
+    "takeovers": {BETWEEN},
+    "joins": {BETWEEN},
     "aborts": {BEFORE_COMMIT, IN_COMMIT, BEFORE_START},
-    "unknowns": {BEFORE_COMMIT, IN_COMMIT, MARKING, AFTER_COMMIT}, "silences": {QUESTION, MARKING},
-    "user_pauses": {BETWEEN}, "drains": {BETWEEN}, "retries": {BETWEEN}, "strangers": {BETWEEN},
+    "unknowns": {BEFORE_COMMIT, IN_COMMIT, MARKING, AFTER_COMMIT},
+    "silences": {QUESTION, MARKING},
+    "user_pauses": {BETWEEN},
+    "drains": {BETWEEN},
+    "retries": {BETWEEN},
+    "strangers": {BETWEEN},
     "power_losses": None,
-}  # fmt: skip
+}
 """Points at which each can happen; None: at all of them."""
 
 

@@ -6,24 +6,16 @@ import dataclasses
 from collections.abc import Callable
 from random import Random
 
-from rftstream import codec
-from rftstream.messages import (
-    BatchManifest,
-    Claim,
-    Experience,
-    Message,
-    RunFinished,
-    RunManifest,
-    StepRecord,
-    TasksEnded,
-    Trimmed,
-    VersionName,
-    WeightsAnnounced,
-    WeightsKind,
-)
-from rftstream.runtime.inforce import writer_epoch
-from rftstream.runtime.role import Log
-from rftstream.transport.base import NewRecord, Record, Transport
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEnded, Trimmed
+from rftstream.contracts.messages import Message
+from rftstream.contracts.records import NewRecord, Record
+from rftstream.contracts.role_names import RoleName
+from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.service.in_force import writer_epoch
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
 
 MAX_EPOCH = 2**63 - 1
 TRANSACTIONAL_ID = "foreign"
@@ -41,10 +33,21 @@ class ForeignWriter:
     def write(self) -> str:
         """One record; says what it was."""
         kinds: list[Callable[[], NewRecord | None]] = [
-            self._noise, self._noise, self._copy, self._copy, self._claim, self._finished, self._trimmed, self._end,
-            self._manifest, self._announcement, self._step, self._batch_manifest, self._batch_manifest,
+            self._noise,
+            self._noise,
+            self._copy,
+            self._copy,
+            self._claim,
+            self._finished,
+            self._trimmed,
+            self._end,
+            self._manifest,
+            self._announcement,
+            self._step,
+            self._batch_manifest,
+            self._batch_manifest,
             self._experience,
-        ]  # fmt: skip
+        ]
         self._random.shuffle(kinds)
         for make in kinds:
             if (record := make()) is not None:
@@ -90,7 +93,7 @@ class ForeignWriter:
     # ------------------------------------------------------------------------------------------ control
 
     def _claim(self) -> NewRecord:
-        role = self._random.choice(["feeder", "buffer", "trainer"])
+        role = self._random.choice([RoleName.feeder, RoleName.buffer, RoleName.trainer])
         epoch = self._random.choice([MAX_EPOCH, 2**40, 1000])
         claim = Claim(role=role, epoch=epoch, host="elsewhere", pid=1, process="foreign", claimed_at=0.0)
         return self._raw(claim, "control", epoch)
@@ -106,14 +109,25 @@ class ForeignWriter:
         if found is None:
             return None
         newest = max(
-            (one.epoch for _, one in Log(self._transport).in_force("control")
-             if isinstance(one, Claim) and one.role == "trainer"), default=0,
-        )  # fmt: skip
+            (
+                one.epoch
+                for _, one in Log(self._transport).in_force("control")
+                if isinstance(one, Claim) and one.role == RoleName.trainer
+            ),
+            default=0,
+        )
         ends = [end for _, end in sorted(self._transport.admin.end_offsets("tasks").items())]
-        return self._raw(Trimmed(
-            name=VersionName(trainer_epoch=newest, version=0), checkpoints=(),
-            offsets={"tasks": tuple(end + 1000 for end in ends)}, version=5, sequence=50,
-        ), "control", newest)  # fmt: skip
+        return self._raw(
+            Trimmed(
+                name=VersionName(trainer_epoch=newest, version=0),
+                checkpoints=(),
+                offsets={"tasks": tuple(end + 1000 for end in ends)},
+                version=5,
+                sequence=50,
+            ),
+            "control",
+            newest,
+        )
 
     def _end(self) -> NewRecord:
         return self._raw(TasksEnded(admitted=0, reason="foreign"), "control", self._strange_epoch())
@@ -160,9 +174,11 @@ class ForeignWriter:
             return None
         record, manifest = found[0], found[1]
         changed = dataclasses.replace(
-            manifest, batch_sequence=manifest.batch_sequence + self._random.choice([0, 1, 1, 2, 1000]),
-            count=manifest.count + self._random.choice([0, 0, 1]), total_groups=10**6,
-        )  # fmt: skip
+            manifest,
+            batch_sequence=manifest.batch_sequence + self._random.choice([0, 1, 1, 2, 1000]),
+            count=manifest.count + self._random.choice([0, 0, 1]),
+            total_groups=10**6,
+        )
         if changed.batch_sequence > manifest.batch_sequence and changed.count == 0:
             changed = dataclasses.replace(changed, count=1)
         return self._raw(changed, "batches", writer_epoch(record), record.partition)
@@ -174,7 +190,8 @@ class ForeignWriter:
             return None
         record, experience = found[0], found[1]
         changed = dataclasses.replace(
-            experience, batch_sequence=experience.batch_sequence + self._random.choice([0, 1, 1, 1, 2]),
+            experience,
+            batch_sequence=experience.batch_sequence + self._random.choice([0, 1, 1, 1, 2]),
             position=experience.position + self._random.choice([0, 0, 1]),
-        )  # fmt: skip
+        )
         return self._raw(changed, "batches", writer_epoch(record), record.partition)

@@ -12,30 +12,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from rftstream import __version__, codec
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.control import Claim, RunManifest
+from rftstream.contracts.messages import Message
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.contracts.role_names import RoleName
+from rftstream.contracts.rollouts import PartialRollout, Rollout
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.topics import TOPICS, Width
+from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import WeightsError
-from rftstream.messages import (
-    BatchManifest,
-    Claim,
-    Experience,
-    Message,
-    PartialRollout,
-    Rollout,
-    RunManifest,
-    Task,
-    VerifiedRollout,
-)
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import RunFolder, create_log
-from rftstream.sections import RunConfig
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.service.role import Log
 from rftstream.testing.played import played_records
-from rftstream.topics import TOPICS, Width
-from rftstream.transport.base import NewRecord, Position, Record, TopicPartition, Transport
-from rftstream.transport.memory import MemoryLog
+from rftstream.transport.base import Position, Transport
+from rftstream.transport.memory.transport import MemoryLog
+from rftstream.version import __version__
 from rftstream.weights.store import ObjectStore
 
 if TYPE_CHECKING:
-    from rftstream.views.balance import AuditReport
+    from rftstream.queries.balance import AuditReport
 
 START_TIME_S = 1_700_000_000.0
 
@@ -87,9 +85,7 @@ class MemoryRun:
     def put(self, topic: str, *messages: Message, partition: int | None = None) -> None:
         """Messages in one transaction, written as their role would write them; each on the partition where it belongs,
         unless one is given."""
-        entries = [
-            (topic, self._partition(topic, one) if partition is None else partition, one) for one in messages
-        ]  # fmt: skip
+        entries = [(topic, self._partition(topic, one) if partition is None else partition, one) for one in messages]
         manifests = [one for one in messages if isinstance(one, BatchManifest)]
         positions = self._of_the_buffer(manifests[-1]) if manifests else {}
         self._commit(played_records(self.transport(), self.folder.run_id, entries), positions)
@@ -100,22 +96,30 @@ class MemoryRun:
     def _commit(self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position]) -> None:
         producer = self.log.connect("test").producer("test")
         producer.start()
-        producer.commit(records, positions=positions, group="buffer" if positions else None)
+        producer.commit(records, positions=positions, group=RoleName.buffer if positions else None)
 
     def _of_the_buffer(self, manifest: BatchManifest) -> dict[TopicPartition, Position]:
         """What it commits with a batch: which one comes next."""
-        committed = Log(self.transport()).committed("buffer")
+        committed = Log(self.transport()).committed(RoleName.buffer)
         metadata = f"{manifest.batch_sequence + 1} {int(manifest.last)}"
         return {place: Position(one.offset, f"{one.offset} {metadata}") for place, one in committed.items()}
 
     def put_manifest(self) -> None:
         """What the feeder writes first, and everybody else waits for."""
         config = self.config
-        self.put("control", RunManifest(
-            run=self.folder.run_id, created_at=self.clock.now(), config="",
-            digests={f"taskset.{name}": "" for name in config.tasksets}, partitions=config.transport.partitions,
-            shares=config.trainer.shares, seed=config.run.seed, rftstream_version=__version__,
-        ))  # fmt: skip
+        self.put(
+            "control",
+            RunManifest(
+                run=self.folder.run_id,
+                created_at=self.clock.now(),
+                config="",
+                digests={f"taskset.{name}": "" for name in config.tasksets},
+                partitions=config.transport.partitions,
+                shares=config.trainer.shares,
+                seed=config.run.seed,
+                rftstream_version=__version__,
+            ),
+        )
 
     def _partition(self, topic: str, message: Message) -> int:
         if TOPICS[topic].width is Width.one:
@@ -138,7 +142,7 @@ class MemoryRun:
         return [codec.from_record(record) for record in self.records(topic) if record.value is not None]
 
     def audit(self) -> AuditReport:
-        from rftstream.views.audit import audit
+        from rftstream.queries.audit import audit
 
         return audit(self.transport())
 

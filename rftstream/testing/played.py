@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rftstream import codec
-from rftstream.messages import Claim, Message, RunFinished, StepRecord, TasksEnded, Trimmed, WeightsAnnounced
-from rftstream.runtime.inforce import RULED
-from rftstream.runtime.observer import read_control
-from rftstream.topics import TOPICS
-from rftstream.transport.base import NewRecord, Transport
+from rftstream.contracts import codec
+from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed
+from rftstream.contracts.messages import Message
+from rftstream.contracts.records import NewRecord
+from rftstream.contracts.role_names import RoleName
+from rftstream.contracts.topics import TOPICS
+from rftstream.contracts.versions import StepRecord, WeightsAnnounced
+from rftstream.service.control_view import read_control
+from rftstream.service.in_force import RULED
+from rftstream.transport.base import Transport
 
 
 def played_records(transport: Transport, run: str, entries: Iterable[tuple[str, int, Message]]) -> list[NewRecord]:
@@ -36,10 +40,10 @@ def _writer(topic: str, message: Message, claimed: dict[str, int]) -> tuple[str,
         case Claim():
             return message.role, message.epoch
         case WeightsAnnounced() | StepRecord() | RunFinished():
-            return "trainer", message.name.trainer_epoch
+            return RoleName.trainer, message.name.trainer_epoch
         case Trimmed():
-            return "trainer", max(1, claimed.get("trainer", 0))
+            return RoleName.trainer, max(1, claimed.get(RoleName.trainer, 0))
         case TasksEnded() if message.reason != "imported":
-            return "feeder", max(1, claimed.get("feeder", 0))
+            return RoleName.feeder, max(1, claimed.get(RoleName.feeder, 0))
     role = TOPICS[topic].writer or ""
     return role, max(1, claimed.get(role, 0)) if role else 0

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import DesiredState, RunState
 from rftstream.errors import ProducerLost, RftError, TransactionAborted, TransportError
-from rftstream.messages import DesiredState, RunState
-from rftstream.runtime.requests import retry_request
-from rftstream.runtime.role import Log
-from rftstream.runtime.service import Service, build_service
-from rftstream.sections import RunConfig
+from rftstream.queries.dead import read_dead, stored_rollouts
+from rftstream.roles import role_specs
+from rftstream.runs.requests import retry_request
+from rftstream.runs.services import build_service
+from rftstream.service.role import Log
+from rftstream.service.role_spec import RoleKind
+from rftstream.service.service import Service
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill, PowerLoss
 from rftstream.testing.foreign import ForeignWriter
 from rftstream.testing.memory_run import START_TIME_S, MemoryRun
-from rftstream.views.dead import read_dead, stored_rollouts
 
 DRAIN_S = 30.0
 """For a process that was told to leave; then it is ended as it is."""
@@ -96,12 +99,7 @@ class Simulation(MemoryRun):
                 self.add(role)
 
     def _counts(self) -> Mapping[str, int]:
-        config = self.config
-        sampled = not config.without_tasks
-        return {
-            "feeder": 1, "explorer": config.explorer.count * sampled, "verifier": config.verifier.count * sampled,
-            "buffer": 1, "trainer": 1, "evaluator": config.evaluator.count if config.evaluations else 0,
-        }  # fmt: skip
+        return {spec.name: spec.count(self.config) for spec in role_specs()}
 
     # ------------------------------------------------------------------------------------------ driving
 
@@ -238,9 +236,15 @@ class Simulation(MemoryRun):
     def _start(self, process: SimulatedProcess) -> None:
         process.starts += 1
         service = build_service(
-            process.role, config=self.config, folder=self.folder, transport=self.log.connect(process.name),
-            clock=self.clock, process=f"{process.name}.{process.starts}", simulated=True, own_store=self.store,
-        )  # fmt: skip
+            process.role,
+            config=self.config,
+            folder=self.folder,
+            transport=self.log.connect(process.name),
+            clock=self.clock,
+            process=f"{process.name}.{process.starts}",
+            simulated=True,
+            own_store=self.store,
+        )
         try:
             service.start()
         except TransportError:
@@ -284,7 +288,7 @@ class Simulation(MemoryRun):
             if other.service is None or other.held or other.paused_until > now or other.wake_at <= now:
                 continue
             with self.log.changed:
-                if any(source.something() for source in other.service.sources()):  # type: ignore[union-attr]
+                if any(source.has_data() for source in other.service.sources()):  # type: ignore[union-attr]
                     other.wake_at = now
 
     # ------------------------------------------------------------------------------------------ faults
@@ -324,7 +328,12 @@ class Simulation(MemoryRun):
                 role = self.random.choice([one.role for one in self.processes if one.role in self._singles()])
                 self.tell(self.add(role), "started beside another")
             case "joins":
-                self.tell(self.add(self.random.choice(["explorer", "verifier"])), "joins")
+                self.tell(
+                    self.add(
+                        self.random.choice([spec.name for spec in role_specs() if spec.kind is RoleKind.concurrent])
+                    ),
+                    "joins",
+                )
             case "user_pauses" if self._asked is not DesiredState.draining:
                 self.ask(DesiredState.paused)
                 self._agenda.append((self.clock.now() + 20 * self.random.random(), self._unpause))
@@ -352,7 +361,7 @@ class Simulation(MemoryRun):
             self.ask(self._asked)  # the user sees that it is lost, too
 
     def _singles(self) -> set[str]:
-        return {"feeder", "buffer", "trainer", "evaluator"}
+        return {spec.name for spec in role_specs() if spec.kind is RoleKind.single}
 
     def _hold(self, process: SimulatedProcess, seconds: float, point: str) -> None:
         """The process stands still in the middle of a step, while the others go on."""
@@ -388,12 +397,19 @@ class Simulation(MemoryRun):
     def to_text(self) -> str:
         """What happened, and where everybody stands."""
         states = [
-            f"{one.name}: " + (f"ended with {one.exit_code}" if one.exit_code is not None else
-                               str(one.service.health()) if one.service is not None else "not running")
+            f"{one.name}: "
+            + (
+                f"ended with {one.exit_code}"
+                if one.exit_code is not None
+                else str(one.service.health())
+                if one.service is not None
+                else "not running"
+            )
             for one in self.processes
-        ]  # fmt: skip
-        return "\n".join([f"seed {self.seed}, {self.num_ticks} ticks, {self._time()} s", *self.story[-STORY_LINES:],
-                          *states])  # fmt: skip
+        ]
+        return "\n".join(
+            [f"seed {self.seed}, {self.num_ticks} ticks, {self._time()} s", *self.story[-STORY_LINES:], *states]
+        )
 
     def _time(self) -> str:
         return f"{self.clock.now() - START_TIME_S:9.3f}"

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
-from rftstream.messages import EvalResult, StepRecord
-from rftstream.sections import RunConfig
 from rftstream.trackers.tracked import TrackedRun
 
 

@@ -60,8 +60,9 @@ class Mlflow:
 
         metrics = [
             Metric(_name(name), value, round(1000 * at), version)
-            for version, at, values in map(point, news) for name, value in values.items()
-        ]  # fmt: skip
+            for version, at, values in map(point, news)
+            for name, value in values.items()
+        ]
         tag = RunTag(WRITTEN_TAG, json.dumps([written.epoch, written.version, written.evaluations]))
         for start in range(0, len(metrics), MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + MAX_METRICS])

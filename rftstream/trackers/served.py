@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rftstream import secrets
+from rftstream.config import secrets
+from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
-from rftstream.messages import EvalResult, StepRecord
 
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 CLOSE_S = 60.0
@@ -34,7 +34,7 @@ class Written:
     """So many of those that stand on `evals`, from the first on."""
 
 
-class Service(Protocol):
+class TrackingService(Protocol):
     def open(self) -> Written:
         """Finds the run there, or makes it. ConfigError where trying again can't help; any other error is tried
         again."""
@@ -48,7 +48,7 @@ class Service(Protocol):
 
 
 class ServedTracker:
-    def __init__(self, name: str, service: Service, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, service: TrackingService, say: Callable[[str], None]) -> None:
         """`say` is called by `update` and `close` alone, in their thread."""
         self._name, self._service, self._say = name, service, say
         self._news: queue.SimpleQueue[Sequence[News] | None] = queue.SimpleQueue()
@@ -132,9 +132,10 @@ class Unwritten:
                 due.append(one)
         last = next((one.name for one in reversed(due) if isinstance(one, StepRecord)), None)
         self.written = Written(
-            last.trainer_epoch if last else self.written.epoch, last.version if last else self.written.version,
+            last.trainer_epoch if last else self.written.epoch,
+            last.version if last else self.written.version,
             max(self._evaluations, self._had.evaluations),
-        )  # fmt: skip
+        )
         return due
 
 

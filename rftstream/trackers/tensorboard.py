@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
-from rftstream.messages import EvalResult, StepRecord
 
 
 class TensorBoard:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream.messages import EvalResult, StepRecord
+from rftstream.contracts.versions import EvalResult, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,14 +47,25 @@ class WeightsAndBiases:
                 f"trackers.wandb: needs the package wandb ({error}); pip install 'rftstream[wandb]'"
             ) from None
         settings = wandb.Settings(
-            console="off", silent=True, disable_git=True, disable_code=True, x_save_requirements=False,
-            x_disable_meta=True, finish_timeout=CLOSE_S, finish_timeout_raises=False,
-        )  # fmt: skip
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            x_save_requirements=False,
+            x_disable_meta=True,
+            finish_timeout=CLOSE_S,
+            finish_timeout_raises=False,
+        )
         self._state.parent.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            entity=self._entity or None, project=self._project, id=self._tracked.key, name=self._tracked.name,
-            resume="allow", dir=os.environ.get("WANDB_DIR", str(self._tracked.folder)), settings=settings,
-        )  # fmt: skip
+            entity=self._entity or None,
+            project=self._project,
+            id=self._tracked.key,
+            name=self._tracked.name,
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR", str(self._tracked.folder)),
+            settings=settings,
+        )
         self._run.config.update(dict(self._tracked.config), allow_val_change=True)
         self._run.define_metric("version", hidden=True)
         for series in ("train/*", "eval/*"):
@@ -73,8 +84,11 @@ class WeightsAndBiases:
         for number, (version, at, values) in enumerate(map(point, news), self._rows):
             self._run.log({**values, "version": version, "_timestamp": at}, step=number)
         self._rows += len(news)
-        state = {"id": self._tracked.key, "written": [written.epoch, written.version, written.evaluations],
-                 "rows": self._rows}  # fmt: skip
+        state = {
+            "id": self._tracked.key,
+            "written": [written.epoch, written.version, written.evaluations],
+            "rows": self._rows,
+        }
         new = self._state.with_suffix(".new")
         new.write_text(json.dumps(state))
         os.replace(new, self._state)

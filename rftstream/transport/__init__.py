@@ -4,7 +4,7 @@ To add one: a class that passes `rftstream.testing.conformance`, and a line in `
 """
 
 TRANSPORTS = {
-    "embedded": "rftstream.transport.embedded:EmbeddedTransport",
-    "kafka": "rftstream.transport.kafka:KafkaTransport",
-    "memory": "rftstream.transport.memory:MemoryTransport",
+    "embedded": "rftstream.transport.embedded.transport:EmbeddedTransport",
+    "kafka": "rftstream.transport.kafka.transport:KafkaTransport",
+    "memory": "rftstream.transport.memory.transport:MemoryTransport",
 }

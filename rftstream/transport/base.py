@@ -30,18 +30,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-Headers = tuple[tuple[str, bytes], ...]
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
 
 MAX_METADATA_BYTES = 4096
 """Of the metadata beside a position, UTF-8 (Kafka's default limit)."""
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]"
 
 
 class Position(NamedTuple):
@@ -49,49 +41,6 @@ class Position(NamedTuple):
 
     offset: int
     metadata: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record as it stands on the log."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_s: float
-    key: bytes | None
-    value: bytes | None
-    """None for a tombstone, and where a reader was told to leave bodies out."""
-    headers: Headers
-
-    @property
-    def place(self) -> TopicPartition:
-        return TopicPartition(self.topic, self.partition)
-
-    def header(self, name: str) -> bytes | None:
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
-
-    def __str__(self) -> str:
-        return f"{self.topic}[{self.partition}]@{self.offset}"
-
-
-@dataclass(frozen=True, slots=True)
-class NewRecord:
-    """A record to be published."""
-
-    topic: str
-    partition: int
-    key: bytes | None
-    value: bytes | None
-    """None: a tombstone, which takes back what the key had on a compacted topic."""
-    headers: Headers = ()
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.key or b"") + len(self.value or b"") + sum(len(k) + len(v) for k, v in self.headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

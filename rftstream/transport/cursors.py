@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
-from rftstream.transport.base import Record, TopicPartition
 
 
-class Batch(NamedTuple):
+class PartitionBatch(NamedTuple):
     """What one partition gave."""
 
     records: list[Record]
@@ -26,7 +26,7 @@ class PartitionLog(Protocol):
 
     def read(
         self, place: TopicPartition, offset: int, end: int, *, max_records: int, max_bytes: int, first_bytes: int | None
-    ) -> Batch:
+    ) -> PartitionBatch:
         """Records from `offset` up to `end`. The first one may have `first_bytes` (None: any size), all of them
         together `max_bytes` unless the first one alone is larger."""
 

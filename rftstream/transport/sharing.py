@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from rftstream.transport.base import TopicPartition
+from rftstream.contracts.records import TopicPartition
 
 
 def share_out(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rftstream.errors import ConfigError, WeightsError
-from rftstream.models import ModelSpec
+from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import DTYPES, RawTensor, write_snapshot
 
 if TYPE_CHECKING:
@@ -45,10 +45,16 @@ def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor
     assert spec.lora is not None
     targets = spec.lora.targets
     settings = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": spec.folder.name, "r": spec.lora.rank,
-        "lora_alpha": spec.lora.alpha, "target_modules": targets if isinstance(targets, str) else list(targets),
-        "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
-    }  # fmt: skip
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": spec.folder.name,
+        "r": spec.lora.rank,
+        "lora_alpha": spec.lora.alpha,
+        "target_modules": targets if isinstance(targets, str) else list(targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     with (folder / "adapter_model.safetensors").open("wb") as file:
         write_snapshot(file, tensors, {"format": "pt"})
@@ -77,7 +83,7 @@ class _Merged(Mapping[str, RawTensor]):
         import torch
         from safetensors import safe_open
 
-        from rftstream.backends.tensors import SERVED, raw
+        from rftstream.weights.tensors import SERVED, raw
 
         if name not in self._names:
             raise KeyError(name)

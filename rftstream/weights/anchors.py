@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from rftstream.messages import WeightsAnnounced
+from rftstream.contracts.versions import WeightsAnnounced
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rftstream import faults
+from rftstream.contracts.control import Trimmed
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
-from rftstream.messages import Trimmed, VersionName
 from rftstream.weights.publisher import Fault
 from rftstream.weights.store import CHUNK_BYTES, ObjectStore
 

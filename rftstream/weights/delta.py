@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zstandard
 
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
-from rftstream.messages import VersionName
 from rftstream.weights import kernels
+from rftstream.weights.delta_streams import Forms, Lane, Piece, cut, lengths_of
 from rftstream.weights.kernels import FORMS, Noted
-from rftstream.weights.lanes import Forms, Lane, Piece, cut, lengths_of
 from rftstream.weights.snapshot import ITEM_BYTES, MAX_HEADER_BYTES, HasMasters, RawTensor, data_view
 from rftstream.weights.state import ServedState
 
@@ -41,7 +41,7 @@ SHORT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ByteRange:
     """A run of bytes of the file."""
 
     dtype: str
@@ -65,7 +65,7 @@ class DeltaHeader:
     old_digests: Mapping[str, str]
     """Name -> the beginning of the tensor's sha256."""
     new_digests: Mapping[str, str]
-    parts: tuple[Part, ...]
+    parts: tuple[ByteRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +98,22 @@ class Changes:
     """Changed tensors of other dtypes."""
 
     @functools.cached_property
-    def parts(self) -> list[tuple[Part, Buffer]] | None:
+    def parts(self) -> list[tuple[ByteRange, Buffer]] | None:
         """None if they would be no smaller than the weights."""
         state = self.state
-        parts: list[tuple[Part, Buffer]] = []
+        parts: list[tuple[ByteRange, Buffer]] = []
         room = sum(map(len, state.arrays.values()))
         streams = state.in_threads([functools.partial(one.coded, state) for one in self.taken])
         for lane, stream in zip((one.lane for one in self.taken), streams, strict=True):
             if stream is None or (room := room - len(stream)) < 0:
                 self.taken = []
                 return None
-            part = Part(dtype=lane.dtype, num_elements=lane.num_elements, tensor=None, num_bytes=len(stream))
+            part = ByteRange(dtype=lane.dtype, num_elements=lane.num_elements, tensor=None, num_bytes=len(stream))
             parts.append((part, stream.data))
         for name in self.whole:
             tensor, packed = state.tensors[name], zstandard.compress(state.arrays[name].data, 3)
             num_elements = math.prod(tensor.shape)
-            part = Part(dtype=tensor.dtype, num_elements=num_elements, tensor=name, num_bytes=len(packed))
+            part = ByteRange(dtype=tensor.dtype, num_elements=num_elements, tensor=name, num_bytes=len(packed))
             parts.append((part, packed))
         self.taken = []  # not needed any more
         return parts
@@ -301,7 +301,7 @@ def _apply_lane(state: ServedState, lane: Lane, stream: np.ndarray) -> list[int]
     return kernels.apply(arrays, FORMS[lane.dtype], stream)
 
 
-def _put_whole(state: ServedState, part: Part, stream: np.ndarray, where: str) -> None:
+def _put_whole(state: ServedState, part: ByteRange, stream: np.ndarray, where: str) -> None:
     assert part.tensor is not None
     array = state.arrays[part.tensor]
     try:
@@ -343,7 +343,7 @@ def _parse_header(value: Any) -> DeltaHeader:
     if list(forms) != sorted(forms) or len(forms) != len(value["tensors"]):
         raise ValueError("tensors out of order")
     parts = tuple(
-        Part(dtype=_text(dtype), num_elements=num_elements, tensor=tensor, num_bytes=num_bytes)
+        ByteRange(dtype=_text(dtype), num_elements=num_elements, tensor=tensor, num_bytes=num_bytes)
         for dtype, num_elements, tensor, num_bytes in value["parts"]
     )
     for part in parts:
@@ -354,9 +354,16 @@ def _parse_header(value: Any) -> DeltaHeader:
         if part.tensor is not None and (part.tensor not in forms or part.dtype != forms[part.tensor][0]):
             raise ValueError(f"a tensor {part.tensor!r} of {part.dtype}")
     return DeltaHeader(
-        model=_text(value["model"]), name=_version(value["name"]), parent=_version(value["parent"]),
-        old=_text(value["old"]), new=_text(value["new"]), tensors=forms, old_digests=old, new_digests=new, parts=parts,
-    )  # fmt: skip
+        model=_text(value["model"]),
+        name=_version(value["name"]),
+        parent=_version(value["parent"]),
+        old=_text(value["old"]),
+        new=_text(value["new"]),
+        tensors=forms,
+        old_digests=old,
+        new_digests=new,
+        parts=parts,
+    )
 
 
 def _version(value: Any) -> VersionName:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rftstream.messages import EvalResult, VersionName
+from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.weights.follower import WeightsFollower
 
 

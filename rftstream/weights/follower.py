@@ -15,8 +15,8 @@ from typing import IO
 
 import numpy as np
 
+from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import WeightsError
-from rftstream.messages import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.weights import delta
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.delta import text_of
@@ -228,9 +228,11 @@ def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
     if announcement.parent is None:
         return announcement.delta
     return DeltaObject(
-        parent=announcement.parent, object=announcement.object, num_bytes=announcement.num_bytes,
+        parent=announcement.parent,
+        object=announcement.object,
+        num_bytes=announcement.num_bytes,
         digest=announcement.digest,
-    )  # fmt: skip
+    )
 
 
 def _read(file: IO[bytes], num_bytes: int, digest: str, where: str) -> memoryview:

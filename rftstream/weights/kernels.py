@@ -65,9 +65,16 @@ def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways:
     changed = np.empty(sum(-(-count // BLOCK) for count in counts), np.uint64)
     before, totals = np.empty(sum(map(len, old)), np.uint8), np.zeros(max(len(old), 1), np.int64)
     _library().rft_take(
-        len(old), _pointers(old), _pointers(new), (ctypes.c_int64 * len(counts))(*counts),
-        (ctypes.c_int * len(ways))(*ways), form.width, changed.ctypes.data, before.ctypes.data, totals.ctypes.data,
-    )  # fmt: skip
+        len(old),
+        _pointers(old),
+        _pointers(new),
+        (ctypes.c_int64 * len(counts))(*counts),
+        (ctypes.c_int * len(ways))(*ways),
+        form.width,
+        changed.ctypes.data,
+        before.ctypes.data,
+        totals.ctypes.data,
+    )
     found: list[int] = totals[: len(old)].tolist()
     return Noted(changed, before[: sum(found) * form.width].copy(), found)
 
@@ -77,9 +84,16 @@ def code(now: Sequence[np.ndarray], noted: Noted, form: Form, capacity: int) -> 
     counts = [len(one) // form.width for one in now]
     out = np.empty(capacity, np.uint8)
     length = _library().rft_code(
-        len(now), _pointers(now), (ctypes.c_int64 * len(counts))(*counts), *form, noted.changed.ctypes.data,
-        noted.before.ctypes.data, sum(noted.totals), out.ctypes.data, capacity,
-    )  # fmt: skip
+        len(now),
+        _pointers(now),
+        (ctypes.c_int64 * len(counts))(*counts),
+        *form,
+        noted.changed.ctypes.data,
+        noted.before.ctypes.data,
+        sum(noted.totals),
+        out.ctypes.data,
+        capacity,
+    )
     if length == NO_MEMORY:
         raise MemoryError(f"no memory for the changes of {sum(counts)} elements")
     return out[:length] if length >= 0 else None
@@ -91,9 +105,14 @@ def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[in
     counts = [len(one) // form.width for one in data]
     changed = np.zeros(max(len(data), 1), np.int64)
     result = _library().rft_apply(
-        len(data), _pointers(data), (ctypes.c_int64 * len(counts))(*counts), *form,
-        stream.ctypes.data, len(stream), changed.ctypes.data,
-    )  # fmt: skip
+        len(data),
+        _pointers(data),
+        (ctypes.c_int64 * len(counts))(*counts),
+        *form,
+        stream.ctypes.data,
+        len(stream),
+        changed.ctypes.data,
+    )
     if result == NO_MEMORY:
         raise MemoryError("no memory for the model of a delta")
     return changed[: len(data)].tolist() if result == 0 else None
@@ -119,9 +138,12 @@ def build(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         library = Path(folder) / target.name
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(library), *map(str, SOURCES)], stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+            [compiler, *FLAGS, "-o", str(library), *map(str, SOURCES)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise WeightsError(
                 f"{SOURCES[0].name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one"

@@ -6,7 +6,7 @@ stay. What an older epoch writes after a newer one has started is refused.
 
 from __future__ import annotations
 
-from rftstream.messages import VersionName
+from rftstream.contracts.versions import VersionName
 
 
 class Lineage:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rftstream import faults
-from rftstream.messages import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.weights import delta, kernels
 from rftstream.weights.snapshot import RawTensor, write_snapshot
 from rftstream.weights.state import ServedState
@@ -54,7 +54,7 @@ def nothing(parent: VersionName | None) -> Sequence[VersionName]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StagedVersion:
     """A version whose weights were taken over, and that is still to be written."""
 
     name: VersionName
@@ -105,24 +105,27 @@ class WeightsPublisher:
     ) -> WeightsAnnounced:
         return self.write(self.take(tensors, name, resumed=resumed), announced_at=announced_at, gone=gone)
 
-    def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, resumed: bool = False) -> Taken:
+    def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, resumed: bool = False) -> StagedVersion:
         """Takes the weights over, each tensor asked for once; they may change when this returns."""
         parent, self._written = self._written, None
         if parent is None or resumed or self._state is None or self._anchor_every == 1:
             self._state = None  # before the next one is made
             self._state = ServedState(tensors, copy=True, threads=self._threads)
-            return Taken(name, resumed, True, None, None)
+            return StagedVersion(name, resumed, True, None, None)
         changes = delta.take(self._state, tensors)
-        return Taken(name, resumed, self._since_anchor + 1 >= self._anchor_every, parent, changes)
+        return StagedVersion(name, resumed, self._since_anchor + 1 >= self._anchor_every, parent, changes)
 
-    def write(self, taken: Taken, *, announced_at: float = 0.0, gone: Gone = nothing) -> WeightsAnnounced:
+    def write(self, taken: StagedVersion, *, announced_at: float = 0.0, gone: Gone = nothing) -> WeightsAnnounced:
         """Puts the version into the store. It is durable when this returns; announcing it is the caller's part, and so
         is deleting what the announcement says is gone."""
         assert self._state is not None
         found = self._write_delta(taken)
         if found is None or taken.anchor:
-            metadata = {"model": self._model, "trainer_epoch": str(taken.name.trainer_epoch),
-                        "version": str(taken.name.version)}  # fmt: skip
+            metadata = {
+                "model": self._model,
+                "trainer_epoch": str(taken.name.trainer_epoch),
+                "version": str(taken.name.version),
+            }
             tensors = self._state.tensors
             stored = self._store.write(object_name(taken.name), lambda file: write_snapshot(file, tensors, metadata))
             kind, parent = WeightsKind.full, None
@@ -134,10 +137,20 @@ class WeightsPublisher:
             name, num_bytes, digest, found = found.object, found.num_bytes, found.digest, None
             self._chain.append(StoredObject(name=name, num_bytes=num_bytes, digest=digest))
         announced = WeightsAnnounced(
-            model=self._model, name=taken.name, kind=kind, parent=parent, object=name, num_bytes=num_bytes,
-            digest=digest, weights_digest=self._state.digest(), dtype=self._dtype, resumed=taken.resumed,
-            announced_at=announced_at, gone=tuple(gone(parent)), delta=found,
-        )  # fmt: skip
+            model=self._model,
+            name=taken.name,
+            kind=kind,
+            parent=parent,
+            object=name,
+            num_bytes=num_bytes,
+            digest=digest,
+            weights_digest=self._state.digest(),
+            dtype=self._dtype,
+            resumed=taken.resumed,
+            announced_at=announced_at,
+            gone=tuple(gone(parent)),
+            delta=found,
+        )
         self._since_anchor = 0 if kind is WeightsKind.full else self._since_anchor + 1
         self._written = taken.name
         return announced
@@ -149,7 +162,7 @@ class WeightsPublisher:
             self._store.check(one, read=one.name not in self._read_back)
             self._read_back.add(one.name)
 
-    def _write_delta(self, taken: Taken) -> DeltaObject | None:
+    def _write_delta(self, taken: StagedVersion) -> DeltaObject | None:
         """None if there is no parent, or the delta would be no smaller than the weights."""
         changes, parent, state = taken.changes, taken.parent, self._state
         assert state is not None

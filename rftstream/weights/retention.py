@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rftstream.messages import VersionName
+from rftstream.contracts.versions import VersionName
 from rftstream.weights.publisher import parse_object_name
 
 

@@ -39,10 +39,17 @@ READ_BYTES = 16 * 1024 * 1024
 
 CUT_OFF = frozenset({"IncompleteBody", "BadDigest", "RequestTimeout", "XAmzContentSHA256Mismatch", "SlowDown"})
 """Answers of S3 after which another try may help, whatever their status."""
-FINAL = frozenset({
-    "NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError", "ParamValidationError",
-    "ProfileNotFound", "InvalidConfigError",
-})  # fmt: skip
+FINAL = frozenset(
+    {
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "NoRegionError",
+        "InvalidRegionError",
+        "ParamValidationError",
+        "ProfileNotFound",
+        "InvalidConfigError",
+    }
+)
 """Of S3's client: the same however often it is asked."""
 
 CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "asyncio"})
@@ -154,14 +161,21 @@ class RemoteFiles:
         parts = range(1, -(-num_bytes // size) + 1)
         threads = ThreadPoolExecutor(NUM_UPLOADS, thread_name_prefix="upload")
         try:
-            uploads = [threads.submit(self._upload_part, path, where, number, size, f"writing part {number} of "
-                                      f"{len(parts)} of {name}") for number in parts]  # fmt: skip
+            uploads = [
+                threads.submit(
+                    self._upload_part, path, where, number, size, f"writing part {number} of {len(parts)} of {name}"
+                )
+                for number in parts
+            ]
             wait(uploads, return_when=FIRST_EXCEPTION)
             for one in uploads:
                 if one.done():
                     one.result()  # raises what went wrong
-            done = {"Parts": [{"PartNumber": number, "ETag": one.result()} for number, one in
-                              zip(parts, uploads, strict=True)]}  # fmt: skip
+            done = {
+                "Parts": [
+                    {"PartNumber": number, "ETag": one.result()} for number, one in zip(parts, uploads, strict=True)
+                ]
+            }
             self._complete(where, done, target, name)
         except BaseException:
             threads.shutdown(wait=True, cancel_futures=True)
@@ -174,9 +188,7 @@ class RemoteFiles:
     def _upload_part(self, path: Path, where: dict[str, str], number: int, size: int, doing: str) -> str:
         with path.open("rb") as file:
             data = os.pread(file.fileno(), size, (number - 1) * size)
-        answer = self._tried(
-            lambda: self._fs.call_s3("upload_part", **where, PartNumber=number, Body=data), doing
-        )  # fmt: skip
+        answer = self._tried(lambda: self._fs.call_s3("upload_part", **where, PartNumber=number, Body=data), doing)
         return str(answer["ETag"])
 
     def _complete(self, where: dict[str, str], done: dict[str, Any], target: str, name: str) -> None:
@@ -206,8 +218,13 @@ class RemoteFiles:
                     raise TriedInVain(
                         f"{_shown(error)}; given up after {tries} {'try' if tries == 1 else 'tries'} in {took_s:.0f} s"
                     ) from error
-                log.log(logging.WARNING if tries > 2 else logging.INFO, "weights store: %s: %s; trying again in %.1f s",
-                        doing, _shown(error), pause_s)  # fmt: skip
+                log.log(
+                    logging.WARNING if tries > 2 else logging.INFO,
+                    "weights store: %s: %s; trying again in %.1f s",
+                    doing,
+                    _shown(error),
+                    pause_s,
+                )
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that many do not come back at the same moment
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -8,9 +8,10 @@ trainer does so after it has said it (roles/keeping.py), a trainer that starts d
 from __future__ import annotations
 
 from rftstream import faults
+from rftstream.contracts.control import Trimmed
+from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, RftError, TransportError, WeightsError
-from rftstream.messages import Trimmed
-from rftstream.transport.base import TopicPartition, Transport
+from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.runtime.runs import GROUPS, OpenRun, RunFolder, open_transport
-from rftstream.topics import TOPICS
+from rftstream.config import loader
+from rftstream.contracts.topics import TOPICS
+from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups, open_transport
 from rftstream.transport.findings import Level
-from rftstream.transport.kafka import KafkaTransport
+from rftstream.transport.kafka.transport import KafkaTransport
 from tests.commands import PARTITIONS, call, called, write_run_file
 from tests.unit.synthetic import SyntheticLog
 
@@ -33,7 +33,7 @@ def run_file(tmp_path: Path, servers: str, run_id: Callable[[], str]) -> Path:
 
 
 def opened(run_file: Path) -> OpenRun:
-    config = configs.load([run_file], env={})
+    config = loader.load([run_file], env={})
     folder = RunFolder(run_file.parent / "runs" / config.run.name)
     return OpenRun(folder, config, open_transport(config, folder, create=True))
 
@@ -89,7 +89,7 @@ def test_a_setting_that_was_changed_is_shown(run_file: Path) -> None:
 def test_delete_takes_topics_and_groups_and_refuses_while_a_member_is_there(run_file: Path) -> None:
     called("topics", "apply", run_file)
     run = opened(run_file)
-    run.folder.config_file.write_text(configs.to_toml(run.config))
+    run.folder.config_file.write_text(loader.to_toml(run.config))
     run.folder.lock_file.write_text("1")
     SyntheticLog(run.transport).flow(0)
     member = run.transport.member("explorer", ["tasks"], name="somebody")
@@ -102,7 +102,7 @@ def test_delete_takes_topics_and_groups_and_refuses_while_a_member_is_there(run_
     member.close()
     run.transport.admin.delete_topics(["control"])  # a deletion was stopped half way
     plan = called("delete", run.folder.path, "--yes")
-    assert (plan["topics"], plan["groups"]) == (sorted(TOPICS.keys() - {"control"}), list(GROUPS))
+    assert (plan["topics"], plan["groups"]) == (sorted(TOPICS.keys() - {"control"}), list(consumer_groups()))
     assert not run.folder.path.exists()
     assert isinstance(run.transport, KafkaTransport)
     assert run.transport.admin.topics() == {}

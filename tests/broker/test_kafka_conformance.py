@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rftstream.sections import TransportSection
+from rftstream.config.sections import TransportSection
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_peer
 from rftstream.transport.base import Transport
-from rftstream.transport.kafka import KafkaTransport
+from rftstream.transport.kafka.transport import KafkaTransport
 
 pytestmark = pytest.mark.broker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rftstream.messages import Rollout
+from rftstream.contracts.rollouts import Rollout
 from tests.e2e.test_dead_and_rescore import BROKEN
 from tests.e2e.workplace import FAKE, Workplace, sets
 

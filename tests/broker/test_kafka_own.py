@@ -17,11 +17,12 @@ from kafka import KafkaAdminClient
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
 from kafka.structs import OffsetAndMetadata
 
+from rftstream.config.sections import TransportSection
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, TransportError
-from rftstream.sections import TransportSection
 from rftstream.testing.conformance_bench import await_true, new, read_all, take, texts
-from rftstream.transport.base import NewRecord, Position, Producer, Snapshot, TopicPartition, TopicSettings
-from rftstream.transport.kafka import KafkaTransport
+from rftstream.transport.base import Position, Producer, Snapshot, TopicSettings
+from rftstream.transport.kafka.transport import KafkaTransport
 from tests.broker.conftest import start_broker
 from tests.broker.fakebroker import old_broker
 

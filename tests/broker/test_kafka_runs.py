@@ -18,9 +18,9 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient
 
-from rftstream.runtime.runs import GROUPS
-from rftstream.topics import TOPICS
-from rftstream.transport.kafka import KafkaTransport
+from rftstream.contracts.topics import TOPICS
+from rftstream.runs.folder import consumer_groups
+from rftstream.transport.kafka.transport import KafkaTransport
 from tests.broker.conftest import SCRIPT, start_broker
 from tests.e2e.workplace import FAKE, RunView, Workplace, sets
 
@@ -255,7 +255,7 @@ def test_a_cluster_that_loses_a_broker_goes_on(place: Workplace, tmp_path: Path)
         view = place.view("runs/tiny")
         reach(place, view, 4)
         assert isinstance(view.transport, KafkaTransport)
-        groups = {group: view.transport.admin.committed(group) for group in GROUPS}
+        groups = {group: view.transport.admin.committed(group) for group in consumer_groups()}
         lost = coordinator_of(address, "tiny.verifier")
         psutil.Process(json.loads((folder / "nodes.json").read_text())[lost - 1]).kill()
         reach(place, view, view.curve().version + 2)

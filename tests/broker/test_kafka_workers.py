@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.runtime.runs import open_run
-from rftstream.views.audit import audit
+from rftstream.queries.audit import audit
+from rftstream.runs.folder import open_run
 from tests.e2e.test_workers_alone import ROLES, port_of, scrape
 from tests.e2e.workplace import FAKE, Workplace
 

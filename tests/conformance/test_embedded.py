@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from rftstream.contracts.records import NewRecord
 from rftstream.errors import TransportError
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_peer
 from rftstream.testing.conformance_bench import read_all
-from rftstream.transport.base import NewRecord, TopicSettings, Transport
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.transport.base import TopicSettings, Transport
+from rftstream.transport.embedded.transport import EmbeddedTransport
 
 
 class EmbeddedHarness(ConformanceHarness):

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError, LogFull, TransactionAborted
 from rftstream.testing.conformance_bench import await_true
-from rftstream.transport.base import NewRecord, Position, TopicPartition, TopicSettings
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.transport.base import Position, TopicSettings
+from rftstream.transport.embedded.transport import EmbeddedTransport
 
 A0 = TopicPartition("a", 0)
 Start = Callable[..., tuple[SpawnProcess, Connection]]

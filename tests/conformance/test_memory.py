@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import AssignmentLost, ProducerLost, TransactionAborted, TransportError
-from rftstream.testing.conformance import (
-    ConformanceHarness,
-    TransportConformance,
-    run_in_threads,
-)
-from rftstream.transport.base import NewRecord, Position, Snapshot, TopicPartition, TopicSettings, Transport
-from rftstream.transport.memory import MemoryLog
+from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_in_threads
+from rftstream.transport.base import Position, Snapshot, TopicSettings, Transport
+from rftstream.transport.memory.transport import MemoryLog
 
 PLACE = TopicPartition("a", 0)
 

@@ -14,52 +14,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rftstream.codec import CONTRACTS, digest_of_experiences, encode
-from rftstream.messages import (
-    Array,
-    BatchManifest,
-    ChatMessage,
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.codec import CONTRACTS, digest_of_experiences, encode
+from rftstream.contracts.control import (
     Claim,
-    DeadDropped,
-    DeadLetter,
-    DeltaObject,
-    Demonstration,
     DesiredState,
-    EvalResult,
-    Experience,
-    Feedback,
-    GroupOutcome,
-    GroupResult,
-    LossKind,
-    Media,
-    Message,
-    PartialRollout,
-    Preference,
-    Problem,
     Request,
     RequestKind,
-    Rollout,
-    RolloutIds,
-    RolloutStatus,
-    RolloutSummary,
     RunFinished,
     RunManifest,
     RunState,
-    Sampling,
-    Segment,
-    StepRecord,
-    Task,
     TasksEnded,
     Trimmed,
-    Turn,
-    UnscorableReason,
-    Verdict,
-    VerifiedRollout,
-    VersionName,
-    VersionSpan,
-    WeightsAnnounced,
-    WeightsKind,
 )
+from rftstream.contracts.dead import DeadDropped, DeadLetter
+from rftstream.contracts.demonstrations import Demonstration, Preference
+from rftstream.contracts.feedback import Feedback
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
+from rftstream.contracts.versions import DeltaObject, EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
 
 GOLDEN = Path(__file__).parents[2] / "schemas" / "golden"
 

@@ -9,29 +9,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from rftstream.invariants import ITEM_BYTES
-from rftstream.messages import (
-    MESSAGES,
-    Array,
-    BatchManifest,
-    ChatMessage,
-    Demonstration,
-    Experience,
-    GroupOutcome,
-    GroupResult,
-    Message,
-    Rollout,
-    RolloutIds,
-    RolloutStatus,
-    Segment,
-    StepRecord,
-    Task,
-    UnscorableReason,
-    VerifiedRollout,
-    VersionSpan,
-    WeightsAnnounced,
-    WeightsKind,
-)
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.messages import MESSAGES, Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, VersionSpan
+from rftstream.contracts.rules import ITEM_BYTES
+from rftstream.contracts.tasks import ChatMessage, RolloutIds, Task
+from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
+from rftstream.contracts.versions import StepRecord, WeightsAnnounced, WeightsKind
 
 Strategy = st.SearchStrategy[Any]
 

@@ -10,11 +10,14 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 
-from rftstream.codec import VERSIONS, decode, encode
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.codec import VERSIONS, decode, encode
+from rftstream.contracts.feedback import Feedback
+from rftstream.contracts.rules import ITEM_BYTES, MAX_ITEMS
+from rftstream.contracts.tasks import Problem, Sampling
+from rftstream.contracts.topics import MAX_DEAD_BYTES
+from rftstream.contracts.verdicts import Verdict
 from rftstream.errors import ContractError
-from rftstream.invariants import ITEM_BYTES, MAX_ITEMS
-from rftstream.messages import Array, Feedback, Problem, Sampling, Verdict
-from rftstream.topics import MAX_DEAD_BYTES
 from tests.contracts.samples import SAMPLES, contract_of
 
 NUM_MUTATIONS = 100_000

@@ -6,11 +6,13 @@ import dataclasses
 
 import pytest
 
-from rftstream.codec import VERSIONS, encode, from_record, headers_of, ids_from_headers, key_of, to_record
+from rftstream.contracts.codec import VERSIONS, encode, from_record, headers_of, ids_from_headers, key_of, to_record
+from rftstream.contracts.feedback import Feedback
+from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.records import Headers, Record
+from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
-from rftstream.messages import MESSAGES, Feedback, GroupOutcome
-from rftstream.topics import TOPICS
-from rftstream.transport.base import Headers, Record
 from tests.contracts.samples import IDS, SAMPLES, contract_of
 
 DROPPED = "dropped/a57a50ac5669bbc4452f2a9ebf93a79b"

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import schemas
-from rftstream.codec import decode, digest_of_experiences, encode, from_record, headers_of, to_record
+from rftstream.contracts.codec import decode, digest_of_experiences, encode, from_record, headers_of, to_record
+from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.records import Record
+from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
-from rftstream.messages import MESSAGES
-from rftstream.topics import TOPICS
-from rftstream.transport.base import Record
 from tests.contracts.samples import SAMPLES, contract_of, readable
 from tests.contracts.strategies import messages
 

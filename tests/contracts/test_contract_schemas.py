@@ -16,9 +16,9 @@ import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 
 import schemas
-from rftstream.codec import VERSIONS, decode, encode
-from rftstream.invariants import parts_of
-from rftstream.messages import MESSAGES
+from rftstream.contracts.codec import VERSIONS, decode, encode
+from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.rules import parts_of
 from tests.contracts.samples import GOLDEN, SAMPLES, contract_of, readable, twin_text
 
 Schema = dict[str, Any]

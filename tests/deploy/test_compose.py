@@ -16,9 +16,9 @@ import jsonschema
 import pytest
 from pages import configuration
 
-from rftstream.cli import COMMANDS, cli
-from rftstream.config import load
-from rftstream.runtime.service import role_names
+from rftstream.commands import COMMANDS, cli
+from rftstream.config.loader import load
+from rftstream.roles import ROLES
 from tests.deploy.conftest import ROOT, read_yaml
 
 FILES = [ROOT / "docker-compose.yml", ROOT / "deploy" / "docker" / "compose.gpu.yml"]
@@ -53,11 +53,11 @@ def test_commands_are_commands(service: str) -> None:
     context = command.make_context(name, list(arguments))
     if name == "worker":
         assert context.params["role"] == service.partition(": ")[2]
-        assert context.params["role"] in role_names()
+        assert context.params["role"] in ROLES
 
 
 def test_every_role_has_a_service(compose: dict[str, Any]) -> None:
-    assert set(role_names()) <= set(compose["services"])
+    assert set(ROLES) <= set(compose["services"])
 
 
 def test_settings_in_the_environment_are_settings(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_settings_in_the_environment_are_settings(compose: dict[str, Any], monke
 
 
 def test_every_worker_sees_the_same_and_is_given_time_to_finish(compose: dict[str, Any]) -> None:
-    workers = [compose["services"][role] for role in role_names()]
+    workers = [compose["services"][role] for role in ROLES]
     for worker in workers:
         assert worker["environment"] == compose["services"]["create"]["environment"]
         assert worker["volumes"] == compose["services"]["create"]["volumes"]

@@ -11,14 +11,21 @@ from typing import Any
 
 import pytest
 
-from rftstream import aliases
 from rftstream.algorithms.dppo import Dppo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.backends.torch import TorchBackend
-from rftstream.cli import COMMANDS
-from rftstream.sections import EvaluationSection, LoraSection, ModelSection, RunConfig, RunSection, TasksetSection
+from rftstream.backends.torch.backend import TorchBackend
+from rftstream.commands import COMMANDS
+from rftstream.config import aliases
+from rftstream.config.sections import (
+    EvaluationSection,
+    LoraSection,
+    ModelSection,
+    RunConfig,
+    RunSection,
+    TasksetSection,
+)
 from tests.docs.reading import ROOT, blocks, read
 from tests.docs.test_readme import compare, make_place, run, together
 from tests.docs.test_tutorial import by_command

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rftstream.config import from_dict
-from rftstream.messages import Problem
-from rftstream.tasksets.open import open_taskset
+from rftstream.config.loader import from_dict
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.open import open_taskset
 from tests.docs.reading import ROOT, Block, blocks
 
 USER = {"role": "user", "content": "1+1?"}

@@ -13,23 +13,16 @@ from my_environments import HigherLower
 from my_policies import Uniform
 from my_tasksets import Backwards
 
-from rftstream import config, plugins
 from rftstream.algorithms.base import Denominators, MicroBatch
-from rftstream.messages import (
-    Array,
-    ChatMessage,
-    Experience,
-    LossKind,
-    Problem,
-    RolloutIds,
-    Sampling,
-    Segment,
-    VersionName,
-    VersionSpan,
-)
-from rftstream.models import ModelSpec
+from rftstream.config import loader, registry
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.rollouts import Segment, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import FakeRenderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest
-from rftstream.rendering import FakeRenderer
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.resolve import build_reward
 from rftstream.testing import ManualClock
@@ -40,8 +33,8 @@ def reward_input(completion: str, answer: str) -> RewardInput:
                        num_tokens=1, truncated=False)  # fmt: skip
 
 
-def run_config(**more: Mapping[str, Any]) -> config.RunConfig:
-    return config.from_dict({
+def run_config(**more: Mapping[str, Any]) -> loader.RunConfig:
+    return loader.from_dict({
         "run": {"name": "examples", "steps": 1}, "model": {"path": "fake"},
         "tasksets": {"sums": {"source": "arithmetic"}}, **more,
     })  # fmt: skip
@@ -60,7 +53,7 @@ def test_reward() -> None:
 
 
 def test_taskset() -> None:
-    settings = plugins.build_config(Backwards, {"size": 5, "length": 4, "letters": "xyz"}, where="options")
+    settings = registry.build_config(Backwards, {"size": 5, "length": 4, "letters": "xyz"}, where="options")
     words = [Backwards(settings, location="", columns={}, system="Spell it backwards.") for _ in range(2)]
     problems = [words[0].problem(index) for index in range(len(words[0]))]
     assert [words[1].problem(index) for index in reversed(range(5))] == problems[::-1]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rftstream.cli import cli
+from rftstream.commands import cli
 from tests.docs.reading import ROOT, Block, blocks
 
 README = ROOT / "README.md"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rftstream import config
-from rftstream.runtime.preflight import check_part_names
+from rftstream.config import loader
+from rftstream.config.part_names import check_part_names
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
 
 BASE: dict[str, dict[str, object]] = {
@@ -27,10 +27,10 @@ def test_blocks_load(block: Block) -> None:
     if "stages" in values:  # which say how long it is
         del run["steps"]
     whole = values if {"run", "model", "tasksets"} <= set(values) else {**BASE, **values, "run": run}
-    loaded = config.from_dict(whole)
+    loaded = loader.from_dict(whole)
     check_part_names(loaded)
 
 
 @pytest.mark.parametrize("file", FILES, ids=shown)
 def test_files_load(file: Path) -> None:
-    check_part_names(config.load([file], env={}))
+    check_part_names(loader.load([file], env={}))

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from pages import configuration
 
-from rftstream.cli import COMMANDS
-from rftstream.config import load
-from rftstream.messages import MESSAGES, StepRecord
+from rftstream.commands import COMMANDS
+from rftstream.config.loader import load
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.topics import TOPICS
+from rftstream.contracts.versions import StepRecord
+from rftstream.launch.session import RunResult
 from rftstream.metrics import REGISTRY
-from rftstream.runtime.runs import OpenRun
-from rftstream.runtime.stretch import RunResult
-from rftstream.sections import RunConfig
+from rftstream.queries.worker_words import NOT_USUAL, SHOWN_ELSEWHERE, WORDS
+from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun, Simulation
-from rftstream.topics import TOPICS
-from rftstream.views.workers import NOT_USUAL, SHOWN_ELSEWHERE, WORDS
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
 
 OPERATIONS = read(ROOT / "docs" / "operations.md")
@@ -102,9 +103,9 @@ def test_json_of_run() -> None:
 
 
 def test_json_of_views(simulation: MemoryRun) -> None:
-    from rftstream.views.check import check
-    from rftstream.views.inspect import record_to_json
-    from rftstream.views.status import read_status
+    from rftstream.preflight.check import check
+    from rftstream.queries.inspect import record_to_json
+    from rftstream.queries.status import read_status
 
     assert keys_told("audit") == set(simulation.audit().to_json())
     assert keys_told("inspect") == set(record_to_json(simulation.records("steps")[-1]))

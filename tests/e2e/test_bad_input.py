@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.messages import VerifiedRollout
-from rftstream.modelfolder import prepare_model
-from rftstream.sections import MakeModel, ModelSection
-from rftstream.transport.base import NewRecord
+from rftstream.config.sections import MakeModel, ModelSection
+from rftstream.contracts.records import NewRecord
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.models.folder import prepare_model
 from tests.e2e.workplace import COMMAND, FAKE, Finished, Workplace, sets
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
@@ -45,7 +45,7 @@ def refused(done: Finished, *words: str, code: int = 2) -> None:
         (["tiny.toml", *sets("trainer.lr=fast")], ["trainer.lr: got 'fast', expected float"]),
         (["tiny.toml", *sets("trainer.algorithm=gpro")], ["trainer.algorithm: unknown 'gpro'", "did you mean 'grpo'?"]),
         (["nowhere.toml"], ["nowhere.toml: no such file"]),
-        (["broken.toml"], ["broken.toml: not TOML", "line 2"]),
+        (["broken.toml"], ["broken.toml: line 2: run.name", "not TOML"]),
     ],
 )
 def test_a_run_file_that_cannot_be_is_refused_before_anything_is_made(
@@ -65,18 +65,15 @@ def test_a_run_file_that_cannot_be_is_refused_before_anything_is_made(
         ("explorer.policy=empty:Policy", ["module 'empty' has no 'Policy'"]),
     ],
 )
-def test_parts_that_cannot_be_built_end_the_run_at_once_and_leave_its_name_free(
+def test_parts_that_cannot_be_built_are_refused_before_anything_is_made(
     place: Workplace, assignment: str, words: list[str]
 ) -> None:
     place.write("mine.py", "class Broken(:\n    pass\n")
     place.write("empty.py", "")
     done = place.call("run", "tiny.toml", "--json", *sets(assignment))
     refused(done, *words)
-    assert done.result["reason"] == "failed"
-    assert "starting again" not in done.err, "what will not get better is not tried again"
-    assert not (place.folder / "runs" / "tiny" / "config.toml").exists()
-    for log in (place.folder / "runs" / "tiny" / "logs").glob("*.log"):
-        assert "not finished within" not in log.read_text(), "nobody waits for what comes no more"
+    assert not done.out, "there is no run, and so no result"
+    assert not (place.folder / "runs" / "tiny").exists()
     place.assert_nobody_left()
 
 

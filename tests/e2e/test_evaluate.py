@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.messages import EvalResult
+from rftstream.contracts.versions import EvalResult
 from tests.e2e.workplace import FAKE, RunView, Workplace, sets
 
 pytestmark = pytest.mark.slow

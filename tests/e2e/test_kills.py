@@ -13,7 +13,7 @@ from collections import Counter
 import psutil
 import pytest
 
-from rftstream.views.balance import AuditReport
+from rftstream.queries.balance import AuditReport
 from tests.e2e.workplace import FAKE, Process, RunView, Workplace
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.messages import StepRecord, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import open_run
+from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.runs.folder import open_run
+from rftstream.service.role import Log
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.snapshot import state_digest

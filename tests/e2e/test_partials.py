@@ -12,12 +12,14 @@ import time
 import pytest
 
 from rftstream.clock import SystemClock
-from rftstream.messages import PartialRollout, Task, VersionName
-from rftstream.models import ModelSpec
+from rftstream.contracts.rollouts import PartialRollout
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import FakeRenderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.fake import FakePolicy
-from rftstream.rendering import FakeRenderer
-from rftstream.roles.partials import parse_key
+from rftstream.roles.explorer.partials import parse_key
 from tests.e2e.workplace import RunView, Workplace
 
 pytestmark = pytest.mark.slow

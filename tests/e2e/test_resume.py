@@ -9,7 +9,7 @@ from random import Random
 import psutil
 import pytest
 
-from rftstream.messages import StepRecord
+from rftstream.contracts.versions import StepRecord
 from tests.e2e.workplace import RunView, Workplace, sets
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rftstream.messages import WeightsAnnounced
+from rftstream.contracts.versions import WeightsAnnounced
 from tests.e2e.workplace import FAKE, Workplace, sets
 
 STEPS = 24

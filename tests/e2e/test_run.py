@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.topics import TOPICS
+from rftstream.contracts.topics import TOPICS
 from rftstream.weights.snapshot import decode_snapshot, state_digest
 from tests.e2e.workplace import EXAMPLES, FAKE, Finished, RunView, Workplace, sets
 from tests.flow.test_replay import change_a_byte

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rftstream.messages import WeightsAnnounced
+from rftstream.contracts.versions import WeightsAnnounced
 from tests.e2e.workplace import RunView, Workplace, sets
 from tests.s3 import BUCKET, KEYS, S3Server
 

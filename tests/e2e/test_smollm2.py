@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.tasksets.reasoning_gym import import_reasoning_gym
+from rftstream.data.tasksets.reasoning_gym import import_reasoning_gym
 from tests.e2e.workplace import EXAMPLES, RunView, Workplace, sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -21,24 +21,22 @@ from typing import Any, TypeVar
 import psutil
 from click.testing import CliRunner
 
-from rftstream import codec
-from rftstream.cli import cli
-from rftstream.messages import (
-    BatchManifest,
-    DeadLetter,
-    Experience,
-    GroupOutcome,
-    Message,
-    Rollout,
-    StepRecord,
-    VerifiedRollout,
-)
-from rftstream.runtime.observer import ControlView, Curve, Observer, read_control
-from rftstream.runtime.role import Log
-from rftstream.runtime.runs import RunFolder, open_run
-from rftstream.transport.base import NewRecord, Record
-from rftstream.views.audit import audit
-from rftstream.views.balance import AuditReport
+from rftstream.commands import cli
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.records import NewRecord, Record
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.versions import StepRecord
+from rftstream.queries.audit import audit
+from rftstream.queries.balance import AuditReport
+from rftstream.runs.folder import RunFolder, open_run
+from rftstream.runs.observer import Curve, Observer
+from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.role import Log
 
 COMMAND = str(Path(sys.executable).with_name("rftstream"))
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, logging
 
-from rftstream.messages import VersionName
-from rftstream.rendering import open_renderer
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import open_renderer
 
 
 class Replay:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from rftstream.messages import VersionSpan
+from rftstream.contracts.rollouts import VersionSpan
 from rftstream.weights.snapshot import RawTensor
 from tests.engines.replay import Replay
 from tests.unit import tiny

@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from rftstream.clock import SystemClock
+from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import PolicyError, WeightsError
-from rftstream.messages import VersionSpan
+from rftstream.models.rendering import open_renderer
 from rftstream.policies.vllm import VllmPolicy
-from rftstream.rendering import open_renderer
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, check_stamps, check_under_updates, versions_of
 from tests.unit import tiny
-from tests.unit.test_policy_hf import keep_by_definition, logits_of, row, sample
+from tests.unit.policies.test_hf import keep_by_definition, logits_of, row, sample
 
 pytestmark = [
     pytest.mark.vllm,

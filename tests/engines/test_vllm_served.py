@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from rftstream.clock import SystemClock
+from rftstream.models.rendering import open_renderer
 from rftstream.policies.openai import OpenAiPolicy
-from rftstream.rendering import open_renderer
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, versions_of
 from tests.engines.test_vllm import TOLERANCE

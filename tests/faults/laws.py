@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rftstream.messages import GroupResult, StepRecord, Task
-from rftstream.topics import TOPICS
-from rftstream.views.balance import AuditReport
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.topics import TOPICS
+from rftstream.contracts.versions import StepRecord
+from rftstream.queries.balance import AuditReport
 from tests.e2e.workplace import RunView
 
 SINGLE_WRITERS = {"tasks": "feeder", "batches": "buffer", "outcomes": "buffer", "steps": "trainer",

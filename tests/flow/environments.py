@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
-from rftstream.messages import ChatMessage, Problem
 
 
 class _Environment:

@@ -9,38 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from rftstream import codec, fakemodel, ids
-from rftstream import config as configs
-from rftstream.messages import (
-    Array,
-    BatchManifest,
-    ChatMessage,
-    DesiredState,
-    Experience,
-    GroupOutcome,
-    GroupResult,
-    LossKind,
-    Message,
-    Problem,
-    Request,
-    RequestKind,
-    Rollout,
-    RolloutIds,
-    RolloutStatus,
-    RolloutSummary,
-    RunState,
-    Sampling,
-    Segment,
-    StepRecord,
-    Task,
-    Turn,
-    UnscorableReason,
-    Verdict,
-    VerifiedRollout,
-    VersionName,
-    VersionSpan,
-)
-from rftstream.sections import RunConfig
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec, ids
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.control import DesiredState, Request, RequestKind, RunState
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
+from rftstream.contracts.versions import StepRecord, VersionName
+from rftstream.policies import fake_model
 from rftstream.testing import MemoryRun
 from rftstream.weights.publisher import publish
 
@@ -57,7 +38,7 @@ BASE: dict[str, Any] = {
 
 def make_config(**settings: Any) -> RunConfig:
     """BASE with `section__key=value` changed."""
-    return configs.replace(configs.from_dict(BASE), **settings)
+    return loader.replace(loader.from_dict(BASE), **settings)
 
 
 class Scene(MemoryRun):
@@ -121,8 +102,8 @@ class Scene(MemoryRun):
         """Weights for the fake policy, in the store and on `weights`."""
         name = VersionName(trainer_epoch=epoch, version=version)
         tensors = {
-            fakemodel.SKILL: fakemodel.serve(np.asarray([skill], np.float32), "float32"),
-            fakemodel.FILLER: fakemodel.serve(np.zeros(8, np.float32), "float32"),
+            fake_model.SKILL: fake_model.serve(np.asarray([skill], np.float32), "float32"),
+            fake_model.FILLER: fake_model.serve(np.zeros(8, np.float32), "float32"),
         }
         self.put("weights", publish(self.store, tensors, name, "fake", "float32", resumed=resumed))
         return name

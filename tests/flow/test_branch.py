@@ -8,23 +8,19 @@ from typing import Any
 
 import pytest
 
-from rftstream import config as configs
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import BatchManifest
+from rftstream.contracts.control import RunFinished, RunManifest, TasksEnded
+from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.errors import ConfigError
-from rftstream.messages import (
-    BatchManifest,
-    GroupOutcome,
-    RunFinished,
-    RunManifest,
-    TasksEnded,
-)
-from rftstream.modelfolder import prepare_model
+from rftstream.models.folder import prepare_model
 from rftstream.replay.again import save_state
 from rftstream.replay.branch import BatchImport, measure
 from rftstream.replay.recorded import read_recorded
-from rftstream.runtime import imported
-from rftstream.runtime.manifest import data_digests, make_manifest
-from rftstream.runtime.role import Log
-from rftstream.sections import RunConfig
+from rftstream.runs import imported
+from rftstream.runs.manifest import data_digests, make_manifest
+from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, RoleDriver, Simulation
 from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
@@ -35,7 +31,7 @@ STEPS = 6
 
 
 def make_config(**settings: Any) -> RunConfig:
-    config = configs.from_dict({
+    config = loader.from_dict({
         "run": {"name": "first", "steps": STEPS},
         "model": {"path": "fake"},
         "tasksets": {"sums": {"source": "arithmetic"}},
@@ -45,7 +41,7 @@ def make_config(**settings: Any) -> RunConfig:
         "transport": {"partitions": 3},
         "policies": {"fake": {"tokens_per_s": 300.0, "mean_tokens": 6.0, "sigma": 1.0}},
     })  # fmt: skip
-    return configs.replace(config, **settings)
+    return loader.replace(config, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
 
 def second(folder: Path, source: MemoryRun, **settings: Any) -> MemoryRun:
     own = {"run__name": "second", "run__imported_from": str(source.folder.path), "explorer__count": 0}
-    return MemoryRun(configs.replace(source.config, **own, **settings), folder=folder)
+    return MemoryRun(loader.replace(source.config, **own, **settings), folder=folder)
 
 
 def manifest(run: MemoryRun) -> RunManifest:

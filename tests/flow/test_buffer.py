@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 
-from rftstream import codec
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.control import TasksEnded
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.errors import StopRule
-from rftstream.messages import (
-    BatchManifest,
-    DeadLetter,
-    Experience,
-    GroupOutcome,
-    GroupResult,
-    RolloutStatus,
-    TasksEnded,
-    UnscorableReason,
-)
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord, TopicPartition
 from tests.flow import scene as scenes
 
 TIMEOUT = UnscorableReason.timeout

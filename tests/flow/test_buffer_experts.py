@@ -11,21 +11,16 @@ from typing import Any
 
 import pytest
 
-from rftstream import codec
-from rftstream import config as configs
+from rftstream.config import loader
+from rftstream.config.sections import ExpertsSection
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.control import TasksEnded
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.demonstrations import Demonstration, Preference
+from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError, ContractError, TransactionAborted, TransportError
-from rftstream.messages import (
-    BatchManifest,
-    ChatMessage,
-    DeadLetter,
-    Demonstration,
-    Experience,
-    LossKind,
-    Preference,
-    TasksEnded,
-)
-from rftstream.runtime.experts import Loaded, load_experts
-from rftstream.sections import ExpertsSection
+from rftstream.runs.load_demonstrations import Loaded, load_experts
 from rftstream.testing import RoleDriver
 from tests.flow import scene as scenes
 
@@ -153,7 +148,7 @@ def test_a_run_may_do_without_for_a_while(tmp_path: Path) -> None:
     scene = Scene(tmp_path, experts={"shuffle": False})
     scene.load(5)
     with_experts = scene.config
-    without = configs.replace(with_experts, experts=None, trainer__algorithm="grpo")
+    without = loader.replace(with_experts, experts=None, trainer__algorithm="grpo")
     for sequence, config in enumerate((with_experts, without, with_experts)):
         scene.config = config
         scene.verify(2 * sequence)
@@ -252,7 +247,7 @@ def test_a_number_left_out_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_that_takes_none_is_refused(tmp_path: Path) -> None:
-    from rftstream.runtime.experts import check_experts
+    from rftstream.runs.load_demonstrations import check_experts
 
     scene = Scene(tmp_path, trainer__algorithm="grpo")
     with pytest.raises(ConfigError, match=r"trainer.algorithm 'grpo' takes none, expected mix or chord"):

@@ -10,23 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.ids import next_attempt
-from rftstream.messages import (
-    DeadLetter,
-    GroupOutcome,
-    GroupResult,
-    Rollout,
-    RolloutStatus,
-    StepRecord,
-    Task,
-    VerifiedRollout,
-)
-from rftstream.runtime.requests import retry_request
-from rftstream.runtime.role import Log
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.ids import next_attempt
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import NewRecord
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.versions import StepRecord
+from rftstream.queries.dead import read_dead, stored_rollouts
+from rftstream.runs.requests import retry_request
+from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, RoleDriver, Simulation
 from rftstream.testing.faults import Kill
-from rftstream.transport.base import NewRecord
-from rftstream.views.dead import read_dead, stored_rollouts
 from tests.flow.scene import Scene, make_config
 
 SECRET = f"{__name__}:after_the_mend"

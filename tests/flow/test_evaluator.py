@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from rftstream.contracts.control import RunFinished
+from rftstream.contracts.records import NewRecord
+from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.errors import ProducerLost, RewardError
-from rftstream.messages import EvalResult, RunFinished, VersionName
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
-from rftstream.transport.base import NewRecord
 from tests.flow.scene import Scene
 
 HELD_OUT = {"source": "arithmetic", "options": {"size": 5}, "every": 3}

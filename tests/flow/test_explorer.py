@@ -8,21 +8,15 @@ from typing import Any
 
 import pytest
 
-from rftstream import codec
-from rftstream.messages import (
-    ChatMessage,
-    DeadLetter,
-    GroupResult,
-    Problem,
-    Rollout,
-    RolloutStatus,
-    Sampling,
-    Task,
-    VersionName,
-)
-from rftstream.runtime.tracker import decode_finished
+from rftstream.contracts import codec
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
+from rftstream.contracts.versions import VersionName
+from rftstream.service.tracker import decode_finished
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord, TopicPartition
 from tests.flow.scene import Scene
 
 SLOW = {"policies__fake": {"tokens_per_s": 10.0, "mean_tokens": 40.0, "sigma": 0.0}}
@@ -506,7 +500,7 @@ def test_told_to_leave_it_gives_back_what_waits_for_newer_weights(tmp_path: Path
 
 
 def test_it_leaves_when_the_run_is_finished(tmp_path: Path) -> None:
-    from rftstream.messages import RunFinished
+    from rftstream.contracts.control import RunFinished
 
     scene = Scene(tmp_path, **SLOW)
     scene.announce(0)

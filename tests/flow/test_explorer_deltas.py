@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rftstream import fakemodel
-from rftstream.messages import Rollout, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
+from rftstream.policies import fake_model
 from rftstream.testing import RoleDriver
 from rftstream.weights.publisher import WeightsPublisher
 from tests.flow.scene import Scene
@@ -24,8 +25,8 @@ class Trainer:
         filler = np.zeros(4096, np.float32)
         filler[: 8 * version] = 1.0
         tensors = {
-            fakemodel.SKILL: fakemodel.serve(np.asarray([version], np.float32), "float32"),
-            fakemodel.FILLER: fakemodel.serve(filler, "float32"),
+            fake_model.SKILL: fake_model.serve(np.asarray([version], np.float32), "float32"),
+            fake_model.FILLER: fake_model.serve(filler, "float32"),
         }
         told = self.publisher.publish(tensors, VersionName(trainer_epoch=1, version=version), resumed=version == 0)
         self.scene.put("weights", told)

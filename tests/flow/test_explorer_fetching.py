@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.roles.underway import Later
+from rftstream.roles.trainer.pending_update import DeferredExecutor
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import SLOW, rollouts_of, versions_of, work_for
 
 
 def test_it_samples_on_while_new_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Later, "LOOKS", 20)  # of 0.05 s
+    monkeypatch.setattr(DeferredExecutor, "LOOKS", 20)  # of 0.05 s
     scene = Scene(tmp_path, **SLOW)
     scene.announce(0)
     scene.admit(0)
@@ -35,7 +35,7 @@ def test_it_samples_on_while_new_weights_are_fetched(tmp_path: Path, monkeypatch
 def test_what_is_being_fetched_when_its_trainer_is_replaced_is_never_sampled_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Later, "LOOKS", 1000)
+    monkeypatch.setattr(DeferredExecutor, "LOOKS", 1000)
     scene = Scene(tmp_path, **SLOW)
     scene.announce(0)
     scene.announce(1)
@@ -58,7 +58,7 @@ def test_what_is_being_fetched_when_its_trainer_is_replaced_is_never_sampled_wit
 def test_weights_that_go_while_they_are_fetched_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Later, "LOOKS", 10)
+    monkeypatch.setattr(DeferredExecutor, "LOOKS", 10)
     scene = Scene(tmp_path, **SLOW)
     scene.announce(0)
     scene.admit(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.messages import RolloutStatus
+from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from rftstream import ids
+from rftstream.contracts import ids
+from rftstream.contracts.control import DesiredState, RunManifest, TasksEnded
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.tasks import Task
 from rftstream.errors import ConfigError, ProducerLost, TransactionAborted
-from rftstream.messages import DesiredState, GroupResult, RunManifest, Task, TasksEnded
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rftstream import codec
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.records import NewRecord, Record
+from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ContractError
-from rftstream.messages import BatchManifest, DeadLetter, Experience, StepRecord, VersionName
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord, Record
 from tests.flow.scene import Scene
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.contracts.dead import DeadLetter
 from rftstream.errors import StopRule
-from rftstream.messages import DeadLetter
 from rftstream.rewards.base import ScoreRequest
 from rftstream.rewards.scorer import InlineScorer
-from rftstream.roles.verifier import VerifierStep
-from rftstream.runtime.role import Role, RoleContext
+from rftstream.roles.verifier import VERIFIER
+from rftstream.roles.verifier.step import VerifierStep
+from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_verifier import put_rollouts, verified_of
@@ -37,7 +38,7 @@ def verifier_of(scene: Scene, latency_s: Latency, *, max_dead_share: float = 1.0
             scorer=InlineScorer(context.config, clock=context.clock, latency_s=latency_s),
             max_concurrent=256, max_dead_share=max_dead_share, clock=context.clock,
         )  # fmt: skip
-        return Role(name="verifier", consumes=("rollouts",), follows=(), produces=("verified", "dead"), step=step)
+        return Role(spec=VERIFIER, step=step)
 
     return RoleDriver(scene, "verifier", build=build)
 

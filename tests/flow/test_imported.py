@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from rftstream import codec
+from rftstream.contracts import codec
+from rftstream.contracts.control import RunManifest, TasksEnded
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.errors import ConfigError
-from rftstream.messages import GroupOutcome, GroupResult, Rollout, RolloutStatus, RunManifest, TasksEnded
-from rftstream.runtime import imported
-from rftstream.runtime.derived import copy_model
-from rftstream.runtime.imported import RolloutImport
-from rftstream.runtime.runs import RunFolder
+from rftstream.runs import imported
+from rftstream.runs.folder import RunFolder
+from rftstream.runs.fork import copy_model
+from rftstream.runs.imported import RolloutImport
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from rftstream import config as configs
 from rftstream.backends.base import OptimizerSettings
-from rftstream.backends.torch import TorchBackend
+from rftstream.backends.torch.backend import TorchBackend
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.messages import VersionName
-from rftstream.modelfolder import initial_of, model_digests, prepare_model
-from rftstream.runtime.initial import fetch_initial
-from rftstream.runtime.runs import RunFolder, create_log, open_store
-from rftstream.sections import RunConfig
+from rftstream.models.folder import initial_of, model_digests, prepare_model
+from rftstream.runs.folder import RunFolder, create_log, open_store
+from rftstream.runs.init_from import fetch_initial
 from rftstream.testing.played import played_records
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.publisher import publish
 from rftstream.weights.snapshot import RawTensor, state_digest
 
@@ -32,7 +32,7 @@ SOURCE = {
 
 def source_run(folder: Path) -> tuple[RunFolder, dict[int, str]]:
     """A run with three versions, of which the store has lost the second; and their digests."""
-    config = configs.from_dict({**SOURCE, "base": str(folder)})
+    config = loader.from_dict({**SOURCE, "base": str(folder)})
     run = RunFolder(folder / "runs" / "first")
     spec = prepare_model(config.model, run.model, 0)
     transport = EmbeddedTransport(run.log)
@@ -53,12 +53,12 @@ def source_run(folder: Path) -> tuple[RunFolder, dict[int, str]]:
             store.delete(announced.object)
     producer.close()
     transport.close()
-    run.config_file.write_text(configs.to_toml(config))
+    run.config_file.write_text(loader.to_toml(config))
     return run, digests
 
 
 def begun_from(folder: Path, init_from: str) -> RunConfig:
-    return configs.from_dict(
+    return loader.from_dict(
         {**SOURCE, "run": {"name": "second", "steps": 1}, "model": {"init_from": init_from, "dtype": "float32"},
          "base": str(folder)}
     )  # fmt: skip
@@ -83,7 +83,7 @@ def test_it_begins_with_the_weights_of_the_version(tmp_path: Path, named: str, v
     origin = initial_of(folder)
     assert origin is not None
     assert (origin["run"], origin["version"], origin["weights_digest"]) == ("first", version, digests[version])
-    before = prepare_model(configs.load([source.config_file], env={}).model, source.model, 0)
+    before = prepare_model(loader.load([source.config_file], env={}).model, source.model, 0)
     assert (model_digests(spec)["model"] == model_digests(before)["model"]) is (version == 0)
     assert model_digests(spec)["tokenizer"] == model_digests(before)["tokenizer"]
     source.config_file.unlink()
@@ -117,4 +117,4 @@ def test_a_run_keeps_what_it_began_with(tmp_path: Path) -> None:
 
 def test_one_origin_only() -> None:
     with pytest.raises(ConfigError, match="exactly one of path, init_from"):
-        configs.from_dict({**SOURCE, "model": {"path": "fake", "init_from": "runs/first"}})
+        loader.from_dict({**SOURCE, "model": {"path": "fake", "init_from": "runs/first"}})

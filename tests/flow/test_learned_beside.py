@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftstream.errors import ConfigError
-from rftstream.roles.training import build_training
+from rftstream.roles.trainer.training import build_training
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_replay import replayed
@@ -88,7 +88,7 @@ def test_divergence_begins_anew_with_each_reference(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_what_cannot_be_held_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     scene = Scene(tmp_path, **settings)
-    from rftstream.modelfolder import prepare_model
+    from rftstream.models.folder import prepare_model
 
     spec = prepare_model(scene.config.model, scene.folder.model, 0)
     with pytest.raises(ConfigError, match=message):

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from rftstream import config as configs
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends.torch import TorchBackend
+from rftstream.backends.torch.backend import TorchBackend
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import ConfigError
-from rftstream.messages import VersionName, WeightsAnnounced, WeightsKind
-from rftstream.modelfolder import prepare_model
-from rftstream.models import ModelSpec
+from rftstream.models.folder import prepare_model
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.served import served_parameters
-from rftstream.runtime.initial import fetch_initial
-from rftstream.runtime.manifest import check_worker, make_manifest
-from rftstream.runtime.runs import RunFolder, create_log
-from rftstream.sections import RunConfig
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.runs.init_from import fetch_initial
+from rftstream.runs.manifest import check_worker, make_manifest
 from rftstream.testing.played import played_records
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
@@ -45,8 +45,8 @@ def trained(tmp_path: Path) -> Iterator[tuple[RunFolder, ModelSpec, TorchBackend
     """A run folder with a few versions, an anchor every third one; and the backend that trained them."""
     folder = RunFolder(tmp_path / "demo")
     folder.path.mkdir()
-    config = configs.from_dict(RUN)
-    folder.config_file.write_text(configs.to_toml(config))
+    config = loader.from_dict(RUN)
+    folder.config_file.write_text(loader.to_toml(config))
     spec = prepare_model(config.model, folder.model, 0)
     transport = EmbeddedTransport(folder.log)
     create_log(transport, config)
@@ -108,8 +108,8 @@ def test_export_merges_or_leaves_the_adapter_apart(trained, tmp_path: Path) -> N
 def test_a_run_trained_as_a_whole_has_no_adapter(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "demo")
     folder.path.mkdir()
-    config = configs.from_dict({**RUN, "model": MODEL})
-    folder.config_file.write_text(configs.to_toml(config))
+    config = loader.from_dict({**RUN, "model": MODEL})
+    folder.config_file.write_text(loader.to_toml(config))
     spec = prepare_model(config.model, folder.model, 0)
     transport = EmbeddedTransport(folder.log)
     create_log(transport, config)
@@ -130,7 +130,7 @@ def test_another_run_begins_with_the_merged_weights(trained, tmp_path: Path) -> 
     final, folder = tmp_path / "final", tmp_path / "second"
     final.mkdir()
     backend.export(final)
-    config = configs.from_dict({**RUN, "model": {"init_from": "demo", "dtype": "bfloat16"}, "base": str(tmp_path)})
+    config = loader.from_dict({**RUN, "model": {"init_from": "demo", "dtype": "bfloat16"}, "base": str(tmp_path)})
     fetch_initial(config, folder)
     assert (folder / "model.safetensors").read_bytes() == (final / "model.safetensors").read_bytes()
     assert prepare_model(config.model, folder, 0).name == f"{spec.name}@{NUM_VERSIONS - 1}"
@@ -138,11 +138,11 @@ def test_another_run_begins_with_the_merged_weights(trained, tmp_path: Path) -> 
 
 def test_a_run_keeps_its_adapters(trained) -> None:
     folder, *_ = trained
-    config = configs.load([folder.config_file], env={})
+    config = loader.load([folder.config_file], env={})
     manifest = make_manifest(config, "demo", {"taskset.sums": "any"}, 0.0)
     for lora in ({"rank": 4, "targets": ["q_proj", "down_proj"]}, {"rank": 2}, None):
         model = {**MODEL, **({"lora": lora} if lora else {})}
-        changed: RunConfig = configs.from_dict({**RUN, "model": model})
+        changed: RunConfig = loader.from_dict({**RUN, "model": model})
         with pytest.raises(ConfigError, match=r"model\.lora\."):
             check_worker(manifest, changed, {})
     check_worker(manifest, config, {})

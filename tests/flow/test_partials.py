@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rftstream import codec
+from rftstream.contracts import codec
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
 from rftstream.errors import ProducerLost, TransactionAborted
-from rftstream.messages import GroupResult, PartialRollout, Rollout, RolloutStatus, Segment
-from rftstream.roles.partials import parse_key
-from rftstream.runtime.role import read_records
+from rftstream.roles.explorer.partials import parse_key
+from rftstream.service.role import read_records
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord, Record, TopicPartition, Transport
+from rftstream.transport.base import Transport
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, versions_of, work_for
 
@@ -440,8 +442,8 @@ def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
         asked.extend(offsets)
         return read_records(transport, place, offsets)
 
-    monkeypatch.setattr("rftstream.roles.partials.read_records", read)
-    monkeypatch.setattr("rftstream.roles.partials.Partials.__init__.__defaults__", (2000,))
+    monkeypatch.setattr("rftstream.roles.explorer.partials.read_records", read)
+    monkeypatch.setattr("rftstream.roles.explorer.partials.Partials.__init__.__defaults__", (2000,))
     scene = Scene(tmp_path, **LONG)
     scene.announce(0)
     scene.admit(0, 1, 2)

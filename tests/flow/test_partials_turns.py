@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.messages import Rollout, RolloutStatus
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, work_for

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rftstream.messages import RolloutStatus, Sampling
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.tasks import Sampling
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, versions_of, work_for

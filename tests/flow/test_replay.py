@@ -13,21 +13,21 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from rftstream import codec
-from rftstream import config as configs
 from rftstream.backends.fake import FakeBackend
-from rftstream.cli import cli
 from rftstream.clock import SystemClock
+from rftstream.commands import cli
+from rftstream.config import loader
+from rftstream.contracts import codec
+from rftstream.contracts.records import NewRecord, Record
+from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError
-from rftstream.messages import StepRecord
 from rftstream.replay import again
 from rftstream.replay.again import ReplayReport, replay
-from rftstream.roles.assembly import Batch
-from rftstream.runtime.runs import OpenRun, RunFolder, create_log
-from rftstream.runtime.service import build_service
+from rftstream.roles.trainer.assembly import Batch
+from rftstream.runs.folder import OpenRun, RunFolder, create_log
+from rftstream.runs.services import build_service
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord, Record
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.store import ObjectStore
 from tests.flow.scene import Scene
 from tests.flow.trained import checkpoints_of, names, steps_of
@@ -87,7 +87,7 @@ def test_only_versions_in_force_are_trained_again(tmp_path: Path) -> None:
     RoleDriver(scene, "trainer").work()
     for name in scene.store.list("checkpoints/"):
         scene.store.delete(name)
-    scene.config = configs.replace(
+    scene.config = loader.replace(
         scene.config, trainer__lr=0.5, trainer__threads=2, backends={"fake": {"skill_rate": 0.5}}
     )
     scene.batch(5)
@@ -100,7 +100,7 @@ def test_only_versions_in_force_are_trained_again(tmp_path: Path) -> None:
 
 def test_settings_that_a_resume_changed_count_from_there_on(tmp_path: Path) -> None:
     scene = trained(tmp_path, batches=6)
-    scene.config = configs.replace(scene.config, trainer__lr=0.5, backends={"fake": {"skill_rate": 0.5}})
+    scene.config = loader.replace(scene.config, trainer__lr=0.5, backends={"fake": {"skill_rate": 0.5}})
     for number in (6, 7):
         scene.batch(number)
     RoleDriver(scene, "trainer").work()
@@ -122,7 +122,7 @@ def test_a_batch_that_was_skipped_changes_nothing_even_where_it_would_train_now(
         if place.topic == "steps":  # as if the settings that gave the NaN were not known
             for at, record in enumerate(partition.records):
                 partition.records[at] = _without_config(record)
-    scene.config = configs.replace(scene.config, backends={"fake": {}})
+    scene.config = loader.replace(scene.config, backends={"fake": {}})
     found = replayed(scene)
     assert next(one.what for one in found.differences if one.version == 3) == "skipped"
     assert not any(one.what == "weights" for one in found.differences if one.version == 3)
@@ -237,7 +237,7 @@ def run(tmp_path: Path) -> RunFolder:
         producer.commit([NewRecord(topic, one.partition, one.key, one.value, one.headers)
                          for one in scene.records(topic)])  # fmt: skip
     producer.close()
-    folder.config_file.write_text(configs.to_toml(scene.config))
+    folder.config_file.write_text(loader.to_toml(scene.config))
     trainer = build_service("trainer", config=scene.config, folder=folder, transport=transport, clock=SystemClock(),
                             process="trainer-0")  # fmt: skip
     trainer.start()
@@ -274,8 +274,8 @@ def test_a_new_run_is_compared_with_the_settings_that_trained_these_batches(run:
         return found
 
     assert changed() == []
-    config = configs.load([run.config_file], env={})
-    run.config_file.write_text(configs.to_toml(configs.replace(config, trainer__lr=0.5, evaluator__threads=2)))
+    config = loader.load([run.config_file], env={})
+    run.config_file.write_text(loader.to_toml(loader.replace(config, trainer__lr=0.5, evaluator__threads=2)))
     assert changed() == ["trainer.lr 1e-06 -> 0.5"]
     assert changed("trainer.lr=1e-6", "evaluator.threads=3") == ["evaluator.threads 2 -> 3"]
 

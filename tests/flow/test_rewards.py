@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.messages import StepRecord, UnscorableReason, VerifiedRollout
+from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
+from rftstream.contracts.versions import StepRecord
 from rftstream.testing import Simulation
 from tests.flow.scene import make_config
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.contracts.control import Claim
+from rftstream.contracts.records import NewRecord
 from rftstream.errors import ProducerLost, TakenOver, TransactionAborted
-from rftstream.messages import Claim
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
-from rftstream.transport.base import NewRecord
 from tests.flow.scene import Scene
 
 SINGLES = ["feeder", "buffer", "trainer", "evaluator"]
@@ -99,7 +99,7 @@ def test_one_that_is_idle_notices_too(tmp_path: Path, role: str) -> None:
     first = RoleDriver(scene, role, process="first")
     first.work()
     RoleDriver(scene, role, process="second").work()
-    assert any(source.something() for source in first.service.sources())  # type: ignore[union-attr]
+    assert any(source.has_data() for source in first.service.sources())  # type: ignore[union-attr]
     with pytest.raises(TakenOver):
         first.tick()
 

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.control import DesiredState, RunFinished
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.versions import WeightsAnnounced
 from rftstream.errors import ConfigError
-from rftstream.messages import (
-    BatchManifest,
-    DesiredState,
-    Experience,
-    GroupResult,
-    LossKind,
-    RunFinished,
-    WeightsAnnounced,
-)
 from rftstream.testing import RoleDriver
 from tests.flow.test_buffer_experts import Scene
 from tests.flow.test_feeder import groups_of, scene_of

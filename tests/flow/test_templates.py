@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.config import from_dict
-from rftstream.messages import EvalResult, Rollout
+from rftstream.config.loader import from_dict
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.versions import EvalResult
 from rftstream.testing import Simulation
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"

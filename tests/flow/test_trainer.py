@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 
+from rftstream.contracts.control import DesiredState, RunFinished, TasksEnded
+from rftstream.contracts.records import NewRecord
+from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced
 from rftstream.errors import ContractError, ProducerLost, StopRule
-from rftstream.messages import (
-    DesiredState,
-    EvalResult,
-    RunFinished,
-    TasksEnded,
-    VersionName,
-    WeightsAnnounced,
-)
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord
 from tests.flow.scene import Scene
 from tests.flow.trained import announced_of, checkpoints_of, finished_of, names, steps_of, versions_kept
 

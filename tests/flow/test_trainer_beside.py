@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rftstream.backends.fake import FakeBackend
+from rftstream.contracts.control import DesiredState
 from rftstream.errors import ProducerLost
-from rftstream.messages import DesiredState
-from rftstream.runtime.role import Role, RoleContext
+from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.trained import announced_of, checkpoints_of, names, steps_of

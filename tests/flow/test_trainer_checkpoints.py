@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.contracts.control import RunFinished
+from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.errors import ConfigError, WeightsError
-from rftstream.messages import EvalResult, RunFinished, VersionName
-from rftstream.runtime.rollback import roll_back
+from rftstream.runs.roll_back import roll_back
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.trained import checkpoints_of, digests_of, names, steps_of

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.contracts.control import Claim, Trimmed
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError, ProducerLost, TakenOver, TransportError, WeightsError
-from rftstream.messages import Claim, GroupResult, Trimmed, VersionName, WeightsAnnounced
 from rftstream.replay.again import replay
-from rftstream.runtime.observer import read_control
-from rftstream.runtime.rollback import roll_back
+from rftstream.runs.roll_back import roll_back
+from rftstream.service.control_view import read_control
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
-from rftstream.transport.base import NewRecord, Position, Producer, TopicPartition
+from rftstream.transport.base import Position, Producer
 from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.scene import Scene
 from tests.flow.test_replay import InMemory

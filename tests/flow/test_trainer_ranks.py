@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rftstream.backends import deepspeed_ranks
-from rftstream.config import replace
+from rftstream.backends.deepspeed import rank_processes
+from rftstream.config.loader import replace
+from rftstream.contracts.versions import StepRecord
 from rftstream.errors import BackendError
-from rftstream.messages import StepRecord
-from rftstream.runtime.manifest import make_manifest
+from rftstream.runs.manifest import make_manifest
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_learned_beside import RENEWED
@@ -62,7 +62,7 @@ def test_the_number_of_shares_changes_no_bit(tmp_path: Path, alone: Scene, share
 def test_a_rank_dies_and_the_next_trainer_goes_on_alone(
     tmp_path: Path, alone: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deepspeed_ranks, "ABANDON_S", 1e6)  # else this process would end
+    monkeypatch.setattr(rank_processes, "ABANDON_S", 1e6)  # else this process would end
     settings = {"processes": 2, "stage": 2, "timeout_s": TIMEOUT_S}
     scene = make_scene(tmp_path, "deepspeed", 4, backends__deepspeed=settings)
     trainer = RoleDriver(scene, "trainer")

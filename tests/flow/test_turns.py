@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
+from rftstream.contracts.versions import VersionName
 from rftstream.environments.base import Environment
-from rftstream.messages import ChatMessage, Problem, RolloutStatus, Sampling, VersionName, VersionSpan
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.roles.turn_loop import Attempt, TurnLoop
+from rftstream.roles.explorer.turn_loop import Attempt, TurnLoop
 from rftstream.weights.snapshot import RawTensor
 from tests.flow.environments import Config, Conversation
 

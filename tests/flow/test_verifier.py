@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from rftstream import codec
+from rftstream.contracts import codec
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.errors import ProducerLost, RewardError, StopRule, TransactionAborted
-from rftstream.messages import DeadLetter, RolloutStatus, UnscorableReason, VerifiedRollout
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
-from rftstream.roles.verifier import VerifierStep
-from rftstream.runtime.role import Role, RoleContext
+from rftstream.roles.verifier import VERIFIER
+from rftstream.roles.verifier.step import VerifierStep
+from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import NewRecord, TopicPartition
 from tests.flow.scene import Scene
 
 Judge = Callable[[RewardInput], Score | str]
@@ -81,7 +84,7 @@ def stub_verifier(
         step = VerifierStep(
             scorer=scorer, max_concurrent=max_concurrent, max_dead_share=max_dead_share, clock=context.clock
         )
-        return Role(name="verifier", consumes=("rollouts",), follows=(), produces=("verified", "dead"), step=step)
+        return Role(spec=VERIFIER, step=step)
 
     return RoleDriver(scene, "verifier", build=build, process=process), scorer
 

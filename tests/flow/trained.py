@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rftstream.messages import RunFinished, StepRecord, WeightsAnnounced
+from rftstream.contracts.control import RunFinished
+from rftstream.contracts.versions import StepRecord, WeightsAnnounced
 from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.scene import Scene
 

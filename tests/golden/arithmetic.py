@@ -11,17 +11,12 @@ import numpy as np
 
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm
 from rftstream.backends.base import UpdatePlan
-from rftstream.ids import derive_seed
-from rftstream.messages import (
-    Array,
-    ChatMessage,
-    Experience,
-    LossKind,
-    RolloutIds,
-    Sampling,
-    Segment,
-    VersionName,
-)
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.ids import derive_seed
+from rftstream.contracts.rollouts import Segment
+from rftstream.contracts.tasks import ChatMessage, RolloutIds, Sampling
+from rftstream.contracts.versions import VersionName
 from rftstream.policies.base import Completion, SampleRequest
 
 PLAN = UpdatePlan(lr=1e-3, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=16384)

@@ -14,8 +14,11 @@ import numpy as np
 import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.rollouts import Segment, VersionSpan
+from rftstream.contracts.tasks import RolloutIds, Sampling
 from rftstream.core.packing import pad_rows
-from rftstream.messages import Array, Experience, LossKind, RolloutIds, Sampling, Segment, VersionSpan
 
 END = 0
 TEACHER = 0.9

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rftstream import plugins
 from rftstream.algorithms import ALGORITHMS
 from rftstream.algorithms.policy_gradient import PolicyGradient
+from rftstream.config import registry
 from tests.golden import table
 
 STEPS = 40
@@ -58,8 +58,8 @@ def name_of(case: Any) -> str:
 @pytest.mark.parametrize("case", RECORDED, ids=name_of)
 def test_curve(case: tuple[str, dict[str, Any], tuple[float, ...]]) -> None:
     name, options, recorded = case
-    part = plugins.resolve("algorithm", name)
-    algorithm = part(plugins.build_config(part, options, where=f"algorithms.{name}"))
+    part = registry.resolve("algorithm", name)
+    algorithm = part(registry.build_config(part, options, where=f"algorithms.{name}"))
     steps = list(table.play(algorithm, steps=STEPS))
     rewards, losses = np.asarray([one.reward for one in steps]), [one.loss for one in steps]
     found = (rewards[:5].mean(), rewards[-5:].mean(), losses[5], losses[20])
@@ -68,5 +68,5 @@ def test_curve(case: tuple[str, dict[str, Any], tuple[float, ...]]) -> None:
 
 
 def test_all_are_recorded() -> None:
-    gradients = {name for name in ALGORITHMS if issubclass(plugins.resolve("algorithm", name), PolicyGradient)}
+    gradients = {name for name in ALGORITHMS if issubclass(registry.resolve("algorithm", name), PolicyGradient)}
     assert {name for name, _, _ in RECORDED} == gradients

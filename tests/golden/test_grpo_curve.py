@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rftstream.algorithms.grpo import Grpo
-from rftstream.rendering import open_renderer
+from rftstream.models.rendering import open_renderer
 from tests.golden import arithmetic
 from tests.unit import tiny
 

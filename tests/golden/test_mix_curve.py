@@ -7,11 +7,14 @@ import pytest
 
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.mix import Mix
-from rftstream.experts.tokens import tokenise
-from rftstream.ids import derive_seed
-from rftstream.messages import ChatMessage, Demonstration, Experience, LossKind, RolloutIds, Sampling, VersionName
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.ids import derive_seed
+from rftstream.contracts.tasks import ChatMessage, RolloutIds, Sampling
+from rftstream.contracts.versions import VersionName
+from rftstream.data.demonstrations.tokens import tokenise
+from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import SampleRequest
-from rftstream.rendering import open_renderer
 from tests.golden import arithmetic
 from tests.unit import tiny
 

@@ -9,8 +9,8 @@ import pytest
 from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings
-from rftstream.backends.torch import TorchBackend
-from rftstream.rendering import open_renderer
+from rftstream.backends.torch.backend import TorchBackend
+from rftstream.models.rendering import open_renderer
 from tests.golden import arithmetic
 from tests.unit import tiny
 

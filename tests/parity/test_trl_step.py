@@ -11,9 +11,9 @@ from benchmarks._trl import MAX_GRAD_NORM, TrlStep
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
-from rftstream.backends.torch import TorchBackend
-from rftstream.modelfolder import prepare_model
-from rftstream.sections import MakeModel, ModelSection
+from rftstream.backends.torch.backend import TorchBackend
+from rftstream.config.sections import MakeModel, ModelSection
+from rftstream.models.folder import prepare_model
 
 PROMPT = 3
 

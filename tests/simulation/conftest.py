@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pytest
 
-from rftstream import codec
+from rftstream.contracts import codec
 
 decode = lru_cache(maxsize=4096)(codec.decode)
 """Each record has many readers."""

@@ -6,8 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rftstream.messages import GroupResult, StepRecord, Trimmed, VersionName, WeightsAnnounced
-from rftstream.transport.base import Record, TopicPartition
+from rftstream.contracts.control import Trimmed
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.publisher import parse_object_name

@@ -7,11 +7,12 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from rftstream.experts.split import held_out_numbers, trained_numbers
-from rftstream.experts.tokens import kind_of
-from rftstream.ids import split_group_id
-from rftstream.messages import BatchManifest, Demonstration, Experience
-from rftstream.transport.base import Record
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.records import Record
+from rftstream.data.demonstrations.split import held_out_numbers, trained_numbers
+from rftstream.data.demonstrations.tokens import kind_of
 
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws

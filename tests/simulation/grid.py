@@ -8,14 +8,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rftstream import config as configs
+from rftstream.config import loader
+from rftstream.config.sections import ExpertsSection, RunConfig
+from rftstream.config.stages import taken_kinds
+from rftstream.contracts.batches import LossKind
+from rftstream.contracts.rollouts import Rollout
+from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.errors import RewardError
-from rftstream.experts.split import trained_numbers
-from rftstream.messages import LossKind, Rollout
-from rftstream.roles.verifier import reward_input
-from rftstream.runtime.experts import load_experts
-from rftstream.sections import ExpertsSection, RunConfig
-from rftstream.stages import taken_kinds
+from rftstream.roles.verifier.step import reward_input
+from rftstream.runs.load_demonstrations import load_experts
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
 from tests.simulation.laws import Judge, Laws
@@ -121,7 +122,7 @@ def draw_config(random: Random) -> RunConfig:
     _draw_saving(random, values)
     _draw_experts(random, values)
     _draw_stages(random, values)
-    return configs.from_dict(values)
+    return loader.from_dict(values)
 
 
 def _draw_saving(random: Random, values: dict[str, Any]) -> None:
@@ -266,7 +267,7 @@ def simulate(
         laws.check_end()
     except BaseException as error:
         again = f"python -m tests.simulation {seed}" + " --calm" * calm
-        error.add_note(f"{configs.to_toml(config)}\n{simulation.to_text()}\n\nagain: {again}")
+        error.add_note(f"{loader.to_toml(config)}\n{simulation.to_text()}\n\nagain: {again}")
         raise
     return simulation, laws
 

@@ -8,35 +8,23 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from rftstream import codec
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
+from rftstream.contracts.tasks import RolloutIds, Task
+from rftstream.contracts.topics import TOPICS
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.versions import StepRecord, WeightsAnnounced
 from rftstream.errors import TransportError
-from rftstream.messages import (
-    BatchManifest,
-    Claim,
-    DeadLetter,
-    Demonstration,
-    Experience,
-    GroupOutcome,
-    GroupResult,
-    PartialRollout,
-    Rollout,
-    RolloutIds,
-    RolloutStatus,
-    RunFinished,
-    Segment,
-    StepRecord,
-    Task,
-    TasksEnded,
-    Trimmed,
-    VerifiedRollout,
-    WeightsAnnounced,
-)
 from rftstream.testing import Simulation
 from rftstream.testing.foreign import TRANSACTIONAL_ID
-from rftstream.topics import TOPICS
-from rftstream.transport.base import Record, TopicPartition
-from rftstream.transport.memory_transactions import Transaction
+from rftstream.transport.memory.log import MemoryTransaction
 from tests.simulation.deletions import Deletions
 from tests.simulation.demonstrations import Demonstrations
 from tests.simulation.staged import batches_of
@@ -138,7 +126,7 @@ class Laws:
                 assert report.fine, report.to_text()
                 self._audit_at = self._num_changes + AUDIT_EVERY
 
-    def _transaction(self, transaction: Transaction) -> None:
+    def _transaction(self, transaction: MemoryTransaction) -> None:
         """In the order in which they were committed; what a reader sees in which order is a matter of the marks."""
         new_tasks: list[Task] = []
         if transaction.transactional_id == TRANSACTIONAL_ID:

@@ -21,34 +21,36 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from rftstream import ids
+from rftstream.config.stages import Stages
+from rftstream.contracts import ids
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import AssignmentLost, RftError
-from rftstream.messages import StepRecord, Task, VersionName
-from rftstream.roles import explorer as explorer_module
-from rftstream.roles import feeder as feeder_module
-from rftstream.roles import versions as versions_module
-from rftstream.roles.admission import InForce
-from rftstream.roles.assembly import CommittedBatches
-from rftstream.roles.buffer import BufferStep
-from rftstream.roles.demonstrations import Cursor, Experts
-from rftstream.roles.feeder import FeederStep
-from rftstream.roles.keeping import Keeping
-from rftstream.roles.progress import Progress
-from rftstream.runtime.concurrent import ConcurrentService
-from rftstream.runtime.inforce import RecordsInForce
-from rftstream.runtime.recall import Recall
-from rftstream.runtime.role import Log, Transaction
-from rftstream.runtime.single import SingleService
-from rftstream.stages import Stages
+from rftstream.roles.buffer.demonstrations import Cursor, DemonstrationQueue
+from rftstream.roles.buffer.step import BufferStep
+from rftstream.roles.explorer import step as explorer_module
+from rftstream.roles.feeder import step as feeder_module
+from rftstream.roles.feeder.admission import VersionInForce
+from rftstream.roles.feeder.step import FeederStep
+from rftstream.roles.trainer import versions as versions_module
+from rftstream.roles.trainer.assembly import CommittedBatches
+from rftstream.roles.trainer.checkpoint_retention import Keeping
+from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.service.concurrent import ConcurrentService
+from rftstream.service.in_force import RecordsInForce
+from rftstream.service.restore_partials import PartialsRestore
+from rftstream.service.role import Log, SingleTransaction
+from rftstream.service.single import SingleService
 from rftstream.testing import Faults
 from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
-from rftstream.transport import memory_clients
-from rftstream.transport.base import Position, Record, Snapshot, TopicPartition
-from rftstream.transport.cursors import Batch
-from rftstream.transport.memory import MemoryAdmin, MemoryTransport
-from rftstream.transport.memory_clients import MemoryMember, MemoryProducer
-from rftstream.transport.memory_transactions import Coordinator
-from rftstream.transport.memory_transactions import Transaction as LogTransaction
+from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.cursors import PartitionBatch
+from rftstream.transport.memory import clients
+from rftstream.transport.memory.clients import MemoryMember, MemoryProducer
+from rftstream.transport.memory.log import MemoryTransaction
+from rftstream.transport.memory.transactions import Coordinator
+from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
 from rftstream.weights import retention
 from rftstream.weights.lineage import Lineage
 from tests.simulation.grid import check_seed
@@ -156,7 +158,7 @@ def refused_positions_kept() -> Iterator[None]:
     add_positions = Coordinator.add_positions
     refused: dict[str, dict[TopicPartition, Position]] = {}
 
-    def mutated(self: Coordinator, transaction: LogTransaction, group: str, positions: Any, snapshot: Any) -> None:
+    def mutated(self: Coordinator, transaction: MemoryTransaction, group: str, positions: Any, snapshot: Any) -> None:
         positions = {**refused.pop(transaction.transactional_id, {}), **positions}
         try:
             add_positions(self, transaction, group, positions, snapshot)
@@ -171,10 +173,10 @@ def refused_positions_kept() -> Iterator[None]:
 def read_uncommitted() -> Iterator[None]:
     """What the roles read; the audit reads what is committed."""
     decide, reader, member = Coordinator.decide, MemoryTransport.reader, MemoryTransport.member
-    view_spans, view_read = memory_clients._View.spans, memory_clients._View.read
-    aborted: list[LogTransaction] = []
+    view_spans, view_read = clients._View.spans, clients._View.read
+    aborted: list[MemoryTransaction] = []
 
-    def decided(self: Coordinator, transaction: LogTransaction, *, committed: bool) -> None:
+    def decided(self: Coordinator, transaction: MemoryTransaction, *, committed: bool) -> None:
         decide(self, transaction, committed=committed)
         if not committed:
             aborted.append(transaction)
@@ -192,7 +194,7 @@ def read_uncommitted() -> Iterator[None]:
         return {p: (begin, self._log.partitions[p].written if self.careless else end)
                 for p, (begin, end) in found.items()}  # fmt: skip
 
-    def read(self: Any, place: TopicPartition, offset: int, end: int, **limits: Any) -> Batch:
+    def read(self: Any, place: TopicPartition, offset: int, end: int, **limits: Any) -> PartitionBatch:
         if not self.careless:
             return view_read(self, place, offset, end, **limits)
         log = self._log
@@ -202,16 +204,16 @@ def read_uncommitted() -> Iterator[None]:
             if own and own[0] not in found:
                 found = found + [record for record in own if record.offset >= offset]
         found = sorted(found, key=lambda record: record.offset)[: limits["max_records"]]
-        return Batch(found, end if len(found) < limits["max_records"] else found[-1].offset + 1, 0)
+        return PartitionBatch(found, end if len(found) < limits["max_records"] else found[-1].offset + 1, 0)
 
     with (
         changed(Coordinator, "decide", decided),
         changed(MemoryTransport, "reader", careless(reader)),
         changed(MemoryTransport, "member", careless(member)),
-        changed(memory_clients._View, "spans", spans),
-        changed(memory_clients._View, "read", read),
+        changed(clients._View, "spans", spans),
+        changed(clients._View, "read", read),
     ):
-        memory_clients._View.careless = False  # type: ignore[attr-defined]
+        clients._View.careless = False  # type: ignore[attr-defined]
         yield
 
 
@@ -276,9 +278,9 @@ def pieces_of_anybody() -> Iterator[None]:
 
 def pieces_read_too_early() -> Iterator[None]:
     """Up to where they could be read when the partition came, and not after the positions were stable."""
-    begin = Recall.__init__
+    begin = PartialsRestore.__init__
 
-    def mutated(self: Recall, transport: Any, member: Any, places: Any, topic: str | None = None) -> None:
+    def mutated(self: PartialsRestore, transport: Any, member: Any, places: Any, topic: str | None = None) -> None:
         ends = {}
         if topic is not None:
             known = transport.__dict__.setdefault("ends_when_it_came", {})
@@ -290,7 +292,7 @@ def pieces_read_too_early() -> Iterator[None]:
             self._ends = ends
             self.reader = transport.reader(dict.fromkeys(ends, 0))
 
-    with changed(Recall, "__init__", mutated):
+    with changed(PartialsRestore, "__init__", mutated):
         yield
 
 
@@ -336,14 +338,14 @@ def claims_hidden() -> Iterator[None]:
 def epochs_ignored() -> Iterator[None]:
     """Readers take what older trainers say, and who was replaced does not look."""
 
-    def absorb(self: InForce, step: StepRecord) -> bool:
+    def absorb(self: VersionInForce, step: StepRecord) -> bool:
         self.name, self.trained_groups, self.last = step.name, step.trained_groups, step.last
         self.trained_rollouts = step.trained_rollouts
         return True
 
     with (
         changed(Lineage, "accepts", lambda self, epoch: True),
-        changed(InForce, "absorb", absorb),
+        changed(VersionInForce, "absorb", absorb),
         changed(SingleService, "_check_taken_over", lambda self: None),
     ):
         yield
@@ -363,7 +365,7 @@ def ids_drawn() -> Iterator[None]:
 def partition_of_the_rollout() -> Iterator[None]:
     advance = FeederStep.advance
 
-    def mutated(self: FeederStep) -> Transaction | None:
+    def mutated(self: FeederStep) -> SingleTransaction | None:
         transaction = advance(self)
         if transaction is None:
             return None
@@ -373,14 +375,14 @@ def partition_of_the_rollout() -> Iterator[None]:
             else one
             for one in transaction.outputs
         ]
-        return Transaction(tuple(outputs), transaction.positions)
+        return SingleTransaction(tuple(outputs), transaction.positions)
 
     with changed(FeederStep, "advance", mutated):
         yield
 
 
 def filtered_held() -> Iterator[None]:
-    def advance(self: BufferStep) -> Transaction | None:
+    def advance(self: BufferStep) -> SingleTransaction | None:
         if self._last_written and self._all_in(0):
             return None
         self._close_overdue()
@@ -395,7 +397,7 @@ def checkpoint_without_positions() -> Iterator[None]:
     """The trainer goes on reading where the newest step had read, whatever weights it begins with."""
     newest = Keeping.newest
 
-    def mutated(self: Keeping, *arguments: Any) -> tuple[VersionName, Progress] | None:
+    def mutated(self: Keeping, *arguments: Any) -> tuple[VersionName, TrainerProgress] | None:
         found = newest(self, *arguments)
         if found is not None:
             assert isinstance(self._log, Log)
@@ -411,7 +413,7 @@ def checkpoint_without_positions() -> Iterator[None]:
 def any_checkpoint() -> Iterator[None]:
     newest = Keeping.newest
 
-    def mutated(self: Keeping, in_force: Any, *arguments: Any) -> tuple[VersionName, Progress] | None:
+    def mutated(self: Keeping, in_force: Any, *arguments: Any) -> tuple[VersionName, TrainerProgress] | None:
         return newest(self, lambda name: True, *arguments)
 
     with changed(Keeping, "newest", mutated):
@@ -484,12 +486,12 @@ def stages_ignored() -> Iterator[None]:
 
 
 def passes_forgotten() -> Iterator[None]:
-    before = Experts.begin
+    before = DemonstrationQueue.begin
 
-    def begin(self: Experts, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
+    def begin(self: DemonstrationQueue, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
         return before(self, log_, Cursor(total=cursor.total))
 
-    with changed(Experts, "begin", begin):
+    with changed(DemonstrationQueue, "begin", begin):
         yield
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from rftstream import codec
+from rftstream.contracts import codec
 from rftstream.testing import Simulation
 from tests.simulation.grid import check_seed, simulate
 

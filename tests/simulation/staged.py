@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow, training_row
-from rftstream.messages import Experience, LossKind
-from rftstream.sections import RunConfig
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import Experience, LossKind
 
 PAIRS = f"{__name__}:LikelierThanTheOther"
 EXPLORES = {"grpo": True, "rloo": True, "mix": True, "chord": True, "sft": False, PAIRS: False}

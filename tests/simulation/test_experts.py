@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.messages import Experience, StepRecord
-from rftstream.runtime.experts import load_experts
-from rftstream.sections import RunConfig
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.versions import StepRecord
+from rftstream.runs.load_demonstrations import load_experts
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 from tests.simulation.test_simulation import EVERYTHING
@@ -26,7 +27,7 @@ def write(folder: Path, count: int) -> Path:
 
 
 def alone(path: Path, **settings: Any) -> RunConfig:
-    return configs.from_dict({
+    return loader.from_dict({
         "run": {"name": "alone"}, "model": {"path": "fake"},
         "experts": {"source": str(path), "per_batch": 4, "passes": 2, "held_out": 0.2, "held_out_every": 3, **settings},
         "trainer": {"algorithm": "sft", "backend": "fake", "checkpoint_every": 3, "shares": 2},
@@ -66,7 +67,7 @@ def test_demonstrations_alone(tmp_path: Path, seed: int) -> None:
 
 
 def test_no_further_ahead_than_rollouts_would_be(tmp_path: Path) -> None:
-    config = configs.replace(alone(write(tmp_path, 40), held_out=0.0), feeder__max_staleness=1)
+    config = loader.replace(alone(write(tmp_path, 40), held_out=0.0), feeder__max_staleness=1)
     simulation = Simulation(config, folder=tmp_path, seed=1)
     assert config.experts is not None
     load_experts(simulation.transport("user"), config, simulation.folder, config.experts, say=print)

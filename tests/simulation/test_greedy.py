@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.messages import Experience, Rollout, StepRecord, Task
+from rftstream.config import loader
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import StepRecord
 from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import UNSCORABLE, judge_by
 from tests.simulation.laws import Laws
 from tests.simulation.test_simulation import EVERYTHING
 
-CONFIG = configs.from_dict({
+CONFIG = loader.from_dict({
     "run": {"name": "greedy", "steps": 6},
     "model": {"path": "fake"},
     "tasksets": {"sums": {"source": "arithmetic", "reward": UNSCORABLE}},

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.messages import PartialRollout, Rollout
-from rftstream.roles.explorer import ExplorerStep
-from rftstream.runtime.concurrent import ConcurrentService
+from rftstream.config import loader
+from rftstream.contracts.rollouts import PartialRollout, Rollout
+from rftstream.roles.explorer.step import ExplorerStep
+from rftstream.service.concurrent import ConcurrentService
 from rftstream.testing import Simulation
 from rftstream.testing.simulation import SimulatedProcess
 from tests.simulation.laws import Laws
@@ -20,7 +20,7 @@ RATE = 10.0
 EVERY_S = 2.0
 TICK_S = 0.05
 
-CONFIG = configs.from_dict({
+CONFIG = loader.from_dict({
     "run": {"name": "simulated", "steps": 1},
     "model": {"path": "fake"},
     "tasksets": {"sums": {"source": "arithmetic"}},

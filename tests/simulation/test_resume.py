@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.sections import RunConfig
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
 from rftstream.testing import Simulation
 from tests.simulation.laws import Laws
 
@@ -16,7 +16,7 @@ from tests.simulation.laws import Laws
 def make_config(seed: int) -> RunConfig:
     """One process of each role, strictly in turns, answers that depend on the task alone."""
     random = Random(f"resume {seed}")
-    return configs.from_dict({
+    return loader.from_dict({
         "run": {"name": "simulated", "steps": 6, "seed": seed},
         "model": {"path": "fake"},
         "tasksets": {"sums": {"source": "arithmetic"}},

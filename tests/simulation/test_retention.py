@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.runtime.observer import read_control
-from rftstream.runtime.rollback import roll_back
-from rftstream.sections import RunConfig
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.queries.audit import audit
+from rftstream.queries.index import Index
+from rftstream.runs.roll_back import roll_back
+from rftstream.service.control_view import read_control
 from rftstream.testing import Faults, Simulation
-from rftstream.views.audit import audit
-from rftstream.views.index import Index
 from tests.simulation.laws import Laws
 
 FAULTS = Faults(share=0.05, kills=12, pauses=4, restarts=2, takeovers=4, aborts=3, unknowns=4, silences=4, retries=3)
@@ -21,7 +21,7 @@ FAULTS = Faults(share=0.05, kills=12, pauses=4, restarts=2, takeovers=4, aborts=
 
 def make_config(seed: int, **settings: object) -> RunConfig:
     random = Random(f"retention {seed}")
-    config = configs.from_dict({
+    config = loader.from_dict({
         "run": {"name": "simulated", "steps": 12, "seed": seed},
         "model": {"path": "fake"},
         "tasksets": {"sums": {"source": "arithmetic"}},
@@ -37,7 +37,7 @@ def make_config(seed: int, **settings: object) -> RunConfig:
                               "fail_share": random.choice([0.0, 0.2])}},
         "retention": {},
     })  # fmt: skip
-    return configs.replace(config, **settings)
+    return loader.replace(config, **settings)
 
 
 def laws_of(simulation: Simulation) -> Laws:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.messages import DeadLetter, EvalResult, GroupResult, StepRecord
-from rftstream.runtime.role import Log
-from rftstream.sections import RunConfig
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.service.role import Log
 from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, simulate
 from tests.simulation.laws import Laws
@@ -26,7 +28,7 @@ EVERYTHING = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, join
 
 
 def make_config(**settings: Any) -> RunConfig:
-    config = configs.from_dict({
+    config = loader.from_dict({
         "run": {"name": "simulated", "steps": 10},
         "model": {"path": "fake"},
         "tasksets": {"sums": {"source": "arithmetic"}},
@@ -36,7 +38,7 @@ def make_config(**settings: Any) -> RunConfig:
         "trainer": {"backend": "fake", "checkpoint_every": 3},
         "transport": {"partitions": 4},
     })  # fmt: skip
-    return configs.replace(config, **settings)
+    return loader.replace(config, **settings)
 
 
 def run(folder: Path, seed: int, faults: Faults = Faults(), **settings: Any) -> Simulation:  # noqa: B008

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.messages import BatchManifest, Experience, LossKind, StepRecord, Task
-from rftstream.runtime.experts import load_experts
-from rftstream.sections import RunConfig
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import StepRecord
+from rftstream.runs.load_demonstrations import load_experts
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 from tests.simulation.staged import PAIRS
@@ -32,7 +34,7 @@ def make_config(folder: Path, stages: Any = STAGES, **settings: Any) -> RunConfi
     }
     for name, some in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some), encoding="utf-8")
-    config = configs.from_dict({
+    config = loader.from_dict({
         "run": {"name": "staged"}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
         "experts": {"source": ["chats.jsonl", "pairs.jsonl"], "per_batch": 4, "held_out": 0.2},
         "feeder": {"groups_per_batch": 2, "group_size": 2, "max_staleness": 2},
@@ -40,7 +42,7 @@ def make_config(folder: Path, stages: Any = STAGES, **settings: Any) -> RunConfi
         "trainer": {"backend": "fake", "checkpoint_every": 3, "shares": 2}, "stages": stages,
         "transport": {"partitions": 3}, "policies": {"fake": {"answer_depends_on": "task"}}, "base": str(folder),
     })  # fmt: skip
-    return configs.replace(config, **settings)
+    return loader.replace(config, **settings)
 
 
 def begin(config: RunConfig, folder: Path, seed: int = 1, faults: Faults = Faults()) -> tuple[Simulation, Laws]:  # noqa: B008
@@ -121,7 +123,7 @@ def test_no_further_ahead_than_rollouts_would_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 5, 8])
 def test_drained_in_any_stage_nothing_is_lost(tmp_path: Path, version: int) -> None:
     """In a stage of rollouts by a last batch, else at once; the groups of a later stage stay pending."""
-    from rftstream.messages import DesiredState
+    from rftstream.contracts.control import DesiredState
 
     simulation, laws = begin(make_config(tmp_path), tmp_path, seed=version)
     simulation.run(until=lambda: laws.version >= version)

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rftstream.fakemodel import solve
-from rftstream.messages import PartialRollout, Rollout, RolloutStatus, Segment, Task, VersionName
-from rftstream.models import ModelSpec
+from rftstream.contracts.records import Record
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import FakeRenderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.fake import FakePolicy
-from rftstream.rendering import FakeRenderer
-from rftstream.roles.partials import parse_key
-from rftstream.transport.base import Record
+from rftstream.policies.fake_model import solve
+from rftstream.roles.explorer.partials import parse_key
 
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws

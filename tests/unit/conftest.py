@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rftstream import modelserver
+from rftstream.models import server_client
 from tests.unit.served import Server
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(modelserver, "PAUSE_S", 0.001)
+    monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
     opened = Server()
     yield opened
     opened.close()

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rftstream import ids
-from rftstream.messages import (
-    Array,
-    BatchManifest,
-    ChatMessage,
-    Experience,
-    GroupOutcome,
-    GroupResult,
-    LossKind,
-    Message,
-    PartialRollout,
-    Problem,
-    Rollout,
-    RolloutIds,
-    RolloutStatus,
-    RolloutSummary,
-    Sampling,
-    Segment,
-    StepRecord,
-    Task,
-    Turn,
-    UnscorableReason,
-    Verdict,
-    VerifiedRollout,
-    VersionName,
-    VersionSpan,
-)
-from rftstream.runtime.runs import GROUPS
+from rftstream.contracts import ids
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.topics import TOPICS, num_partitions
+from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
+from rftstream.contracts.versions import StepRecord, VersionName
+from rftstream.runs.folder import consumer_groups
 from rftstream.testing.played import played_records
-from rftstream.topics import TOPICS, num_partitions
-from rftstream.transport.base import NewRecord, Position, TopicPartition, TopicSettings, Transport
+from rftstream.transport.base import Position, TopicSettings, Transport
 
 PROBLEM = Problem(messages=(ChatMessage(role="user", content="1+2="),), answer="3")
 
@@ -52,7 +35,7 @@ class SyntheticLog:
                     for name, topic in TOPICS.items()
                 }
             )
-            for group, topics in GROUPS.items():
+            for group, topics in consumer_groups().items():
                 transport.admin.commit_initial(group, topics)
         self._producer = transport.producer("synthetic")
         self._producer.start()

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from rftstream import config as configs
-from rftstream import plugins
 from rftstream.algorithms import ALGORITHMS
-from rftstream.messages import EvalResult, LossKind, RunFinished, VersionName
-from rftstream.runtime.preflight import check_part_names
-from rftstream.runtime.runs import RunFolder, create_log
-from rftstream.sections import RunConfig
-from rftstream.stages import loss_kinds
-from rftstream.transport.embedded import EmbeddedTransport
-from rftstream.views.check import check
+from rftstream.config import loader, registry
+from rftstream.config.part_names import check_part_names
+from rftstream.config.sections import RunConfig
+from rftstream.config.stages import loss_kinds
+from rftstream.contracts.batches import LossKind
+from rftstream.contracts.control import RunFinished
+from rftstream.contracts.versions import EvalResult, VersionName
+from rftstream.preflight.check import check
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.transport.embedded.transport import EmbeddedTransport
 from scripts import curves, experiments
 from scripts.experiments import EXPERIMENTS, LOSSES, RUN_FILE, STALENESS, Experiment, find_row, read_rows, write_row
 from tests.unit.synthetic import SyntheticLog
@@ -32,7 +33,7 @@ def named(name: str) -> Experiment:
 
 
 def loaded(experiment: Experiment, seed: int = 0) -> RunConfig:
-    return configs.load([RUN_FILE], sets=experiment.sets(seed), env={})
+    return loader.load([RUN_FILE], sets=experiment.sets(seed), env={})
 
 
 # --------------------------------------------------------------------------------------------- what is measured
@@ -51,8 +52,8 @@ def test_experiments_are_run_files(experiment: Experiment) -> None:
     kind, what, *_ = experiment.name.split("/")
     algorithm = config.trainer.algorithm
     assert algorithm == (what if kind == "algorithms" else "grpo")
-    part = plugins.resolve("algorithm", algorithm)
-    part(plugins.build_config(part, config.algorithms.get(algorithm), where=f"algorithms.{algorithm}"))
+    part = registry.resolve("algorithm", algorithm)
+    part(registry.build_config(part, config.algorithms.get(algorithm), where=f"algorithms.{algorithm}"))
 
 
 @pytest.mark.slow
@@ -135,12 +136,12 @@ class FakeRuns:
         self.called.append((command, path.name.rpartition("-")[0]))
         if any(word in path.name for word in self.failing):
             return 1
-        folder, config = RunFolder(path), configs.load([RUN_FILE], sets=SMALL, env={})
+        folder, config = RunFolder(path), loader.load([RUN_FILE], sets=SMALL, env={})
         path.mkdir(parents=True, exist_ok=True)
         transport = EmbeddedTransport(folder.log)
         if command == "run":
             create_log(transport, config)
-            folder.config_file.write_text(configs.to_toml(config), encoding="utf-8")
+            folder.config_file.write_text(loader.to_toml(config), encoding="utf-8")
         log = SyntheticLog(transport)
         if command == "run":
             log.step(0, resumed=True)

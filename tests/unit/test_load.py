@@ -28,7 +28,8 @@ def test_the_mean_is_weighed_by_time() -> None:
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_the_output_of_a_session_has_it_once(workers: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, "tests/unit/test_settled.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers,
+         "tests/unit/roles/test_completed_groups.py"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

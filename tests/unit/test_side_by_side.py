@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
-from rftstream import config as configs
-from rftstream.messages import EvalResult, RunFinished, Task, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.modelfolder import prepare_model
-from rftstream.rendering import open_renderer
-from rftstream.runtime.runs import RunFolder, create_log
-from rftstream.sections import RunConfig
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import RunFinished
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import open_renderer
+from rftstream.runs.folder import RunFolder, create_log
 from rftstream.testing import MemoryRun, RoleDriver
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.transport.embedded.transport import EmbeddedTransport
 from scripts import curves, side_by_side, trl_side
 from scripts.experiments import RUN_FILE, Experiment
 from scripts.side_by_side import ARITHMETIC, SMOLLM2, find_row, own_seconds, reached, read_rows
@@ -30,7 +32,7 @@ from tests.unit.synthetic import SyntheticLog
 
 @pytest.fixture(scope="module")
 def run() -> RunConfig:
-    return configs.load([RUN_FILE], sets=[*Experiment("trl", ARITHMETIC.settings).sets(3), "run.steps=4"], env={})
+    return loader.load([RUN_FILE], sets=[*Experiment("trl", ARITHMETIC.settings).sets(3), "run.steps=4"], env={})
 
 
 # --------------------------------------------------------------------------------------------- the same for both
@@ -88,7 +90,7 @@ def test_the_same_settings(run: RunConfig, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # of what TRL brings
 def test_the_same_of_an_example_with_other_rewards_and_a_template(tmp_path: Path) -> None:
     sets = [*Experiment("trl", SMOLLM2.settings).sets(0), "run.steps=2"]
-    run = configs.load([SMOLLM2.run_file], sets=sets, env={})
+    run = loader.load([SMOLLM2.run_file], sets=sets, env={})
     problem = next(trl_side.problems(run))
     row = trl_side.columns(problem)
     said = [[{"role": "assistant", "content": one}] for one in (str(problem.answer), "none", f"It is {problem.answer}")]
@@ -138,10 +140,10 @@ class FakeSides:
             looks = [Look(version, self.at + version + 3, 2.0, mean) for version, mean in means]
             (folder / EVALUATIONS).write_text("".join(json.dumps(asdict(one)) + "\n" for one in looks))
             return self.code
-        config = configs.load([RUN_FILE], sets=["run.steps=10", "transport.partitions=2"], env={})
+        config = loader.load([RUN_FILE], sets=["run.steps=10", "transport.partitions=2"], env={})
         transport = EmbeddedTransport(RunFolder(folder).log)
         create_log(transport, config)
-        RunFolder(folder).config_file.write_text(configs.to_toml(config), encoding="utf-8")
+        RunFolder(folder).config_file.write_text(loader.to_toml(config), encoding="utf-8")
         log = SyntheticLog(transport)
         log.step(0, resumed=True)
         for version in range(1, 11):

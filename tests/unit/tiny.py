@@ -6,14 +6,15 @@ import numpy as np
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
-from rftstream.backends.torch import TorchBackend
+from rftstream.backends.torch.backend import TorchBackend
 from rftstream.clock import SystemClock
-from rftstream.messages import Sampling, VersionName
-from rftstream.modelfolder import prepare_model
+from rftstream.config.sections import MakeModel, ModelSection
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.versions import VersionName
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.hf import HfPolicy
-from rftstream.rendering import open_renderer
-from rftstream.sections import MakeModel, ModelSection
 
 VOCABULARY = 17
 """The end, and the characters of a made model, `0` from 1 on."""

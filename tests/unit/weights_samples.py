@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rftstream.messages import VersionName
+from rftstream.contracts.versions import VersionName
 from rftstream.weights import delta
 from rftstream.weights.snapshot import RawTensor, encode_snapshot
 from rftstream.weights.state import ServedState

@@ -10,7 +10,7 @@ from pathlib import Path
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.errors import ConfigError
-from rftstream.models import ModelSpec
+from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import DTYPES, RawTensor, decode_snapshot
 
 

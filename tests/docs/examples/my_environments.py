@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
-from rftstream.messages import ChatMessage, Problem
 
 
 class HigherLower:

@@ -12,10 +12,11 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
-from rftstream.messages import VersionName, VersionSpan
-from rftstream.models import ModelSpec
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.rendering import Renderer
 from rftstream.weights.snapshot import RawTensor
 
 

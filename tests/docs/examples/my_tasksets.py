@@ -11,8 +11,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.errors import ConfigError
-from rftstream.messages import ChatMessage, Problem
 
 
 class Backwards:

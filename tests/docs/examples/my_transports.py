@@ -6,19 +6,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from rftstream.config.sections import TransportSection
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError
-from rftstream.sections import TransportSection
-from rftstream.transport.base import (
-    Admin,
-    Member,
-    NewRecord,
-    Position,
-    Producer,
-    Reader,
-    Snapshot,
-    TopicPartition,
-)
-from rftstream.transport.embedded import EmbeddedTransport
+from rftstream.transport.base import Admin, Member, Position, Producer, Reader, Snapshot
+from rftstream.transport.embedded.transport import EmbeddedTransport
 
 
 class SlowTransport:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from my_transports import SlowTransport
 
-from rftstream.sections import TransportSection
+from rftstream.config.sections import TransportSection
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_in_threads
 from rftstream.transport.base import Transport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rftstream.config import load
+from rftstream.config.loader import load
 from rftstream.testing import Faults, Simulation
 
 RUN_FILE = Path(__file__).with_name("own_parts.toml")

@@ -1,0 +1,109 @@
+"""What algorithms ask of the rest of a run beside logprobs: a critic, a reference that is renewed, a greedy sibling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm
+from rftstream.algorithms.settings import CriticConfig
+from rftstream.config import registry
+from rftstream.config.loader import sampling_for
+from rftstream.config.sections import RunConfig, name_of_algorithm
+from rftstream.config.stages import Stages
+from rftstream.errors import ConfigError
+from rftstream.models.spec import ModelSpec
+
+
+def critic_of(algorithm: Algorithm) -> CriticConfig | None:
+    """Its settings, if the algorithm has one."""
+    return cast(CriticAlgorithm, algorithm).critic if "values" in algorithm.needs else None
+
+
+def has_reference(algorithm: Algorithm) -> bool:
+    return any(name.startswith("reference_") for name in algorithm.needs)
+
+
+def the_critic(algorithms: Sequence[Algorithm]) -> CriticConfig | None:
+    """Of all stages, if any has one. ConfigError if they have different ones."""
+    critics = [critic for one in algorithms if (critic := critic_of(one)) is not None]
+    if any(one != critics[0] for one in critics):
+        raise ConfigError("stages: critics of different settings, expected one for the whole run; set them alike")
+    return critics[0] if critics else None
+
+
+def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_class: type) -> None:
+    """ConfigError if the backend, or the run, cannot give what the algorithms, one for each stage, or the run file ask
+    for."""
+    named, backend = config.trainer.algorithm, config.trainer.backend
+    renews = [
+        stage for stage in Stages.of(config).all if stage.own_reference and has_reference(algorithms[stage.number])
+    ]
+    if renews and not hasattr(backend_class, "renew_reference"):
+        raise ConfigError(
+            f"stages.{renews[0].number} ({renews[0].name}): the backend {backend!r} cannot renew a reference, which it "
+            "would begin with; set its reference = \"run\", or use 'torch' or 'deepspeed'"
+        )
+    if the_critic(algorithms) is not None and not hasattr(backend_class, "hold_critic"):
+        raise ConfigError(
+            f"trainer.backend: {backend!r} cannot hold a critic, which {named!r} has; use 'torch', or an algorithm "
+            "without one"
+        )
+    if config.trainer.reference_every is not None:
+        if not any(map(has_reference, algorithms)):
+            raise ConfigError(
+                f"trainer.reference_every: {named!r} has no reference as it is set, expected one; set its kl_coef, or "
+                "leave this out"
+            )
+        if not hasattr(backend_class, "renew_reference"):
+            raise ConfigError(
+                f"trainer.reference_every: the backend {backend!r} cannot renew a reference; use 'torch' or "
+                "'deepspeed', or leave it out"
+            )
+    has_greedy_sibling(config)
+
+
+def critic_folder(config: RunConfig, critic: CriticConfig, spec: ModelSpec) -> Path:
+    """The model folder that it begins as."""
+    if critic.model is None:
+        return spec.folder
+    folder = (Path(config.base) / Path(critic.model).expanduser()).resolve()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"algorithms.{config.trainer.algorithm}.critic.model: {folder}: no model folder, expected one of a reward "
+            "model; without the setting the critic begins as the policy's model"
+        )
+    return folder
+
+
+def has_greedy_sibling(config: RunConfig) -> bool:
+    """Whether the first sibling of each group is sampled greedily, as a baseline. ConfigError where that leaves nothing
+    to train on, or where other groups of the run have none."""
+    name = config.trainer.algorithm
+    named = {where: name_of_algorithm(one, where) for where, one in config.algorithms_named().items()}
+    greedy = [
+        where
+        for where, one in named.items()
+        if getattr(registry.resolve("algorithm", one, where=where), "greedy_baseline", False)
+    ]
+    if not greedy:
+        return False
+    if len(named) > 1 or config.stages:
+        raise ConfigError(
+            f"{greedy[0]}: each group of {named[greedy[0]]!r} has a greedy sibling, expected it for all groups of a "
+            "run, as trainer.algorithm alone, without stages"
+        )
+    if config.feeder.group_size < 2:
+        raise ConfigError(
+            f"feeder.group_size: got 1, expected at least 2: with {name!r} one sibling of each group is its baseline, "
+            "and the others are trained on"
+        )
+    for taskset, section in config.tasksets.items():
+        where = f"tasksets.{taskset}.sampling"
+        if sampling_for(config, section.sampling, where=where).temperature == 0:
+            raise ConfigError(
+                f"{where}.temperature: got 0, expected more: with {name!r} greedy siblings are the baseline of those "
+                "that are drawn"
+            )
+    return True

@@ -1,0 +1,236 @@
+"""The processes of a backend as rank 0 sees them: it starts them on its host, unless a launcher started them all, and
+calls, watches and ends them.
+
+A call is a record in a key-value store that rank 0 keeps: the others wait for it, however long; all do what it says,
+and the others leave their result, or what went wrong, in the store. So rank 0 may do without them for as long as it
+likes, and only what all do together has a limit of time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+
+from rftstream.backends.deepspeed.wire import pack, unpack
+from rftstream.errors import BackendError, ConfigError
+
+log = logging.getLogger(__name__)
+
+distributed: Any = torch.distributed  # its stubs lack the stores
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+FOREVER = timedelta(days=365)
+GRACE_S = 5.0
+"""For what the others have to say after an error that may be theirs, and for them to end."""
+ABANDON_S = 30.0
+"""After a rank was lost: so long for rank 0 to find out by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Of a process among the ranks, as launchers tell it by the environment."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """On its host."""
+    host: str
+    """Of rank 0, as is the port."""
+    port: int
+
+    @staticmethod
+    def given() -> RankPlace | None:
+        """None where no launcher started this process."""
+        try:
+            rank, size, local_rank, host, port = (
+                os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+            )
+        except KeyError:
+            return None
+        return RankPlace(rank=int(rank), size=int(size), local_rank=int(local_rank), host=host, port=int(port))
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+        }
+
+    def connect(self) -> Any:
+        """A connection to rank 0's store. Who waits in one keeps it from all else."""
+        return distributed.TCPStore(self.host, self.port, wait_for_workers=False)
+
+
+def is_of_others(error: Exception) -> bool:
+    """Whether it only says that another rank is late or gone: what torch's networks raise."""
+    return isinstance(error, distributed.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
+
+
+class Ranks:
+    """Called from one thread at a time."""
+
+    def __init__(self, processes: int, *, threads: int, timeout_s: float) -> None:
+        """`processes`: of this host; a launcher knows better how many there are."""
+        self._timeout_s = timeout_s
+        self._count = 0
+        self._ended = threading.Event()
+        launched = RankPlace.given()
+        if launched is not None and launched.rank:
+            raise ConfigError(
+                f"backend deepspeed: found a trainer that is rank {launched.rank} of a launcher, expected rank 0; have "
+                "it start `--module rftstream.backends.deepspeed.rank worker FILE --role trainer`"
+            )
+        if launched is None:
+            listening = socket.create_server((LOOPBACK, 0))
+            port = listening.getsockname()[1]
+            self.place = RankPlace(rank=0, size=processes, local_rank=0, host=LOOPBACK, port=port)
+            how = {"master_listen_fd": listening.detach()}
+        else:
+            self.place, how = launched, {}
+        self._store = distributed.TCPStore(
+            self.place.host, self.place.port, is_master=True, wait_for_workers=False, **how
+        )
+        self._others = range(1, self.place.size)
+        self._processes = {} if launched else {rank: self._start(rank, threads) for rank in self._others}
+        if self._processes:
+            threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def _start(self, rank: int, threads: int) -> subprocess.Popen[bytes]:
+        place = RankPlace(rank=rank, size=self.place.size, local_rank=rank, host=LOOPBACK, port=self.place.port)
+        environment = {
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # else each tells at length when rank 0 is gone
+            **os.environ,
+            **place.environment(),
+            "PYTHONPATH": os.pathsep.join(one or os.getcwd() for one in sys.path),
+            "OMP_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        command = [sys.executable, "-m", "rftstream.backends.deepspeed.rank"]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
+
+    def within(self, prefix: str) -> Any:
+        """A part of the store, for the process group of the ranks."""
+        return distributed.PrefixStore(prefix, self._store)
+
+    # ------------------------------------------------------------------------------------------ calling
+
+    def call(
+        self, what: str, arguments: Mapping[str, Any], local: Callable[[], T], *, timeout_s: float | None = None
+    ) -> tuple[T, list[Any]]:
+        """Has all ranks do it, this one by `local`; what came of it here, and in the others. BackendError if one of
+        these ended, failed or did not answer. After any error the ranks are gone."""
+        if self.ended:
+            raise BackendError("backend deepspeed: its ranks have ended; the trainer has to start again")
+        number, self._count = self._count, self._count + 1
+        try:
+            if (trouble := self._trouble()) is not None:
+                raise BackendError(trouble)
+            if self._others:
+                self._store.set(f"call/{number}", pack([what, arguments]))
+            found = local()
+            answers = [self._answer(what, number, rank, timeout_s or self._timeout_s) for rank in self._others]
+        except Exception as error:
+            reason = self._reason(what, error) if is_of_others(error) else None
+            self._end()
+            if reason is None:
+                raise
+            raise BackendError(reason) from error
+        for rank in self._others:
+            self._store.delete_key(f"done/{number}/{rank}")
+        self._store.delete_key(f"call/{number}")
+        return found, answers
+
+    def _answer(self, what: str, number: int, rank: int, timeout_s: float) -> Any:
+        key, deadline = f"done/{number}/{rank}", time.monotonic() + timeout_s
+        while not self._store.check([key]):  # `wait` of the store writes to stderr when it was in vain
+            if (trouble := self._trouble()) is not None:
+                raise BackendError(trouble)
+            if time.monotonic() > deadline:
+                raise BackendError(self._late(what, timeout_s))
+            time.sleep(0.002)
+        return unpack(self._store.get(key))
+
+    def _trouble(self) -> str | None:
+        """What a rank says that it failed by, or how one ended that said nothing."""
+        codes = {rank: process.poll() for rank, process in self._processes.items()}  # before one looks at what was said
+        said = {rank: self._said(rank) for rank in self._others}
+        for rank, words in said.items():
+            if words is not None and not words["of_others"]:
+                return f"{self._name(rank)} failed in {words['what']!r}: {words['error']}"
+        for rank, code in codes.items():
+            if code is not None and said[rank] is None:
+                how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                return f"{self._name(rank)} ended with {how}; the trainer has to start again"
+        return None
+
+    def _said(self, rank: int) -> Any:
+        key = f"failed/{rank}"
+        return unpack(self._store.get(key)) if self._store.check([key]) else None
+
+    def _reason(self, what: str, error: Exception) -> str:
+        """Why the others kept this rank waiting. An error of theirs may come a little later than what it led to."""
+        deadline = time.monotonic() + GRACE_S
+        while (trouble := self._trouble()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return trouble or f"{self._late(what, self._timeout_s)} ({error})"
+
+    def _late(self, what: str, timeout_s: float) -> str:
+        silent = [rank for rank in self._others if self._said(rank) is None]
+        names = ", ".join(map(self._name, silent)).removeprefix("backend deepspeed: ") or "ranks wait for one another"
+        return (
+            f"backend deepspeed: {names}: not done with {what!r} within {timeout_s:g} s; one hangs, or "
+            "backends.deepspeed.timeout_s is too short"
+        )
+
+    def _name(self, rank: int) -> str:
+        process = f" (process {self._processes[rank].pid})" if rank in self._processes else ""
+        return f"backend deepspeed: rank {rank} of {self.place.size}{process}"
+
+    # ------------------------------------------------------------------------------------------ watching
+
+    def _watch(self) -> None:
+        """Rank 0 may have nothing to do with the others for long, or wait in a network that does not tell it of the
+        dead: then the process has to go."""
+        while all(process.poll() is None for process in self._processes.values()):
+            if self._ended.wait(0.2):
+                return
+        if not self._ended.wait(ABANDON_S):
+            log.critical("%s", self._trouble())
+            os._exit(BackendError.exit_code)
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    def end(self) -> None:
+        """Those of a launcher end by themselves, and are given time for it."""
+        if not self.ended and not self._processes:
+            self._store.set(f"call/{self._count}", pack(["end", {}]))
+            keys, deadline = [f"done/{self._count}/{rank}" for rank in self._others], time.monotonic() + GRACE_S
+            while keys and not self._store.check(keys) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        self._end()
+
+    def _end(self) -> None:
+        self._ended.set()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()

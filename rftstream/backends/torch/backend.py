@@ -1,0 +1,290 @@
+"""One process, one device: float32 masters and AdamW over any Hugging Face causal language model.
+
+torch is imported by what uses it: the settings are asked for where nothing is trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.algorithms.settings import CriticConfig
+from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.errors import ConfigError
+from rftstream.models import folder as model_folder
+from rftstream.models.spec import ModelSpec
+from rftstream.weights.snapshot import RawTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from rftstream.backends.torch.critic import Critic
+    from rftstream.backends.torch.learner import Learner
+    from rftstream.backends.torch.network import Network
+
+log = logging.getLogger(__name__)
+
+
+class TorchBackend:
+    loads_model = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        packing: bool = True
+        """Rows are computed one after another in one, without padding, and never see each other; where the model can't
+        (it is tried), they are padded, rows of like lengths together."""
+        gradient_checkpointing: bool = False
+        """Computes activations again in the backward pass: a third slower, and memory of one layer instead of all."""
+        autocast: Literal["auto", "none", "bfloat16"] = "auto"
+        """Matrix products in bfloat16; auto: on GPUs only. Masters, optimizer and logprobs are float32 always."""
+        max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
+        """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
+        pass."""
+        offload_optimizer: bool = False
+        """Masters and moments lie in main memory, 12 bytes a parameter, and the optimizer steps there, on the CPU; the
+        device holds weights and gradients, 8 instead of 16. The same bits where the device is a CPU, and no gain."""
+
+        compile: bool = False
+        """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
+        it needs a C++ compiler. Rounded otherwise than without."""
+        profile: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+        """Batches, counted from 0 since the trainer was started, of which a trace is written (batch-2.json), for
+        ui.perfetto.dev; such a batch takes longer. The first ones are slower than those that follow."""
+        profile_folder: str = "profiles"
+        """Where traces go; relative to where the trainer was started."""
+
+    def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
+        import torch
+
+        self._config, self._spec, self._settings, self._seed = config, model, optimizer, seed
+        self._device = torch.device(model.device)
+        self._network: Any = None
+        self._masters: Any = None
+        self._reference: Network | None = None
+        """Version 0, loaded when it is first needed, or a later one."""
+        self._renewed: dict[str, torch.Tensor] = {}
+        """Weights of a later one, by the names of masters; empty: it is version 0."""
+        self._critic_from: tuple[CriticConfig, Path] | None = None
+        self._critic: Critic | None = None
+
+    def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
+        self._critic_from = settings, folder
+
+    def open(self) -> None:
+        import torch
+
+        from rftstream.backends.torch import lora
+        from rftstream.backends.torch.network import (
+            Network,
+            NetworkSettings,
+            compile_layers,
+            load_model,
+            recompute_activations,
+        )
+        from rftstream.backends.torch.optimizer import Masters
+
+        torch.set_num_threads(self._spec.threads)
+        torch.manual_seed(self._seed)
+        model = load_model(self._spec, self._device)
+        parameters = dict(model.named_parameters())  # tied ones once
+        settings = NetworkSettings.of(self._config, self._device)
+        if self._spec.lora is not None:
+            parameters = lora.add_adapters(model, self._spec)
+        if self._config.gradient_checkpointing:
+            recompute_activations(model)
+        self._network = Network(model, settings)
+        if self._spec.lora is not None and settings.autocast is not None:
+            lora.hold_frozen(model, settings.autocast)
+        if self._config.compile:
+            compile_layers(model)
+        self._num_updates, self._parameters = 0, parameters
+        self._masters = Masters(parameters, self._settings, offload=self._config.offload_optimizer)
+        self._critic = self._open_critic()
+
+    def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        from rftstream.backends.passes import check_needs
+        from rftstream.backends.torch.profiling import traced
+
+        check_needs(algorithm, "torch", critic=self._critic is not None)
+        number, self._num_updates = self._num_updates, self._num_updates + 1
+        if number not in self._config.profile:
+            return self._update(rows, algorithm, plan)
+        with traced(Path(self._config.profile_folder) / f"batch-{number}.json", self._device):
+            return self._update(rows, algorithm, plan)
+
+    def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        from rftstream.backends.torch.learner import take_steps
+
+        learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
+        if self._critic is not None and "values" in algorithm.needs:
+            learners.append(self._critic.learner(rows, plan))
+        passes = learners[0].passes
+        num_steps = passes.num_steps
+        odd = take_steps(learners, algorithm, num_steps)
+        if odd is not None:
+            return Update(metrics={**odd, "num_tokens": passes.num_tokens}, skipped=True)
+        metrics = {
+            "num_tokens": passes.num_tokens,
+            "optimizer_steps": float(num_steps),
+            "lr": plan.lr,
+            "microbatches": float(passes.num_microbatches),
+        }
+        for learner in learners if num_steps else ():
+            found = learner.metrics(algorithm)
+            metrics |= {**found, "tflop": metrics.get("tflop", 0.0) + found["tflop"]}
+        return Update(metrics=metrics)
+
+    def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
+        from rftstream.backends.passes import Passes
+        from rftstream.backends.torch.learner import Learner
+
+        whole_groups = "whole_groups" in algorithm.needs
+        passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
+        if passes.wants_proximal(algorithm):
+            passes.compute_proximal()
+        if "reference_logprobs" in algorithm.needs:
+            passes.compute_reference(self._open_reference())
+        return Learner(passes, self._masters, plan.lr, plan.max_grad_norm)
+
+    def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
+        """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere."""
+        from rftstream.backends.passes import row_logprobs
+
+        return row_logprobs(rows, tokens_per_microbatch, self._network, self._device)
+
+    def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """Likewise of the reference."""
+        from rftstream.backends.passes import row_logprobs
+
+        return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
+
+    def renew_reference(self) -> None:
+        """It becomes the policy as it is now."""
+        self._put_reference(self._masters.masters)
+
+    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """What the critic says of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+        assert self._critic is not None, "hold_critic comes first"
+        return self._critic.values(rows, tokens_per_microbatch)
+
+    def served_tensors(self) -> Mapping[str, RawTensor]:
+        from rftstream.weights.tensors import ServedTensors
+
+        return ServedTensors(self._masters.masters, self._spec.dtype)
+
+    def save(self, folder: Path) -> None:
+        import torch
+
+        from rftstream.weights.tensors import REFERENCE_FILE, raw, write_tensors
+
+        write_tensors(folder / "masters.safetensors", {name: raw(one) for name, one in self._masters.masters.items()})
+        write_tensors(folder / "optimizer.safetensors", {name: raw(value) for name, value in self._masters.moments()})
+        random = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self._device)
+        write_tensors(folder / "random.safetensors", {name: raw(state) for name, state in random.items()})
+        if self._renewed:
+            write_tensors(folder / REFERENCE_FILE, {name: raw(one) for name, one in self._renewed.items()})
+        if self._critic is not None:
+            self._critic.save(folder)
+        about = {"backend": "torch", "model": self._spec.name, "torch": torch.__version__}
+        (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        import torch
+        from safetensors.torch import load_file
+
+        from rftstream.weights.tensors import REFERENCE_FILE
+
+        device = "cpu" if self._config.offload_optimizer else str(self._device)
+        masters = load_file(folder / "masters.safetensors", device=device)
+        if masters.keys() != self._masters.masters.keys():
+            raise ConfigError(f"{folder}: the checkpoint is of another model than {self._spec.name}; start a new run")
+        self._masters.put(masters, load_file(folder / "optimizer.safetensors", device=device))
+        if (folder / REFERENCE_FILE).is_file():
+            self._put_reference(load_file(folder / REFERENCE_FILE, device=device))
+        elif self._renewed:
+            self._reference, self._renewed = None, {}
+        if self._critic is not None and not self._critic.load(folder, device):
+            log.warning("%s: the checkpoint has no critic; it begins anew", folder)
+            self._critic = self._open_critic()
+        random = load_file(folder / "random.safetensors")
+        torch.set_rng_state(random["cpu"])
+        if self._device.type == "cuda" and "cuda" in random:
+            torch.cuda.set_rng_state(random["cuda"], self._device)
+
+    def export(self, folder: Path) -> None:
+        from rftstream.backends.torch import lora
+        from rftstream.weights.tensors import write_tensors
+
+        model_folder.copy_companions(self._spec, folder)
+        served = dict(self.served_tensors())
+        if self._spec.lora is None:
+            write_tensors(folder / "model.safetensors", served, {"format": "pt"})
+        else:
+            lora.write_merged(folder, self._spec, served, lora.base_names(self._network.model))
+
+    def close(self) -> None:
+        self._network, self._masters, self._reference, self._critic = None, None, None, None
+        self._renewed, self._parameters = {}, {}
+
+    def _open_reference(self) -> Network:
+        """From the model folder, unless it was renewed; where adapters are trained, it is the model without them."""
+        from rftstream.backends.torch import lora
+        from rftstream.backends.torch.network import Network, NetworkSettings, load_model
+
+        if self._reference is None and self._spec.lora is not None:
+            self._reference = self._network.within(lora.adapters_off)
+        if self._reference is None:
+            with self._same_random():
+                model = load_model(self._spec, self._device).requires_grad_(False)
+                self._reference = Network(model, NetworkSettings.of(self._config, self._device))
+        return self._reference
+
+    def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """These weights are those of the reference from now on; of adapters a copy is held beside the policy's."""
+        import torch
+
+        from rftstream.backends.torch import lora
+
+        if self._spec.lora is not None:
+            self._renewed = {name: one.detach().to(self._device, copy=True) for name, one in tensors.items()}
+            self._reference = self._network.within(lambda _: lora.adapters_as(self._parameters, self._renewed))
+            return
+        self._renewed = dict(self._open_reference().model.named_parameters())
+        with torch.no_grad():
+            for name, one in self._renewed.items():
+                one.copy_(tensors[name])
+
+    def _open_critic(self) -> Critic | None:
+        if self._critic_from is None:
+            return None
+        from rftstream.backends.torch.critic import Critic, ValueNetwork, load_critic
+        from rftstream.backends.torch.network import NetworkSettings, compile_layers, recompute_activations
+        from rftstream.backends.torch.optimizer import Masters
+
+        settings, folder = self._critic_from
+        with self._same_random():
+            model = load_critic(folder, self._device, vocabulary=self._network.vocabulary)
+        if self._config.gradient_checkpointing:
+            recompute_activations(model)
+        network = ValueNetwork(model, NetworkSettings.of(self._config, self._device))
+        if self._config.compile:
+            compile_layers(model)
+        masters = Masters(dict(model.named_parameters()), self._settings, offload=self._config.offload_optimizer)
+        return Critic(network, masters, settings, self._device)
+
+    def _same_random(self) -> contextlib.AbstractContextManager[None]:
+        """Loading a model may draw; what the run draws must not depend on it."""
+        import torch
+
+        return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])

@@ -1,0 +1,207 @@
+"""The critic: a network with one output at each token, beside the policy's, with masters and optimizer of its own.
+
+It begins as the trunk of the policy's model with a head that says 0, or as a reward model. Shapes: B rows of a
+micro-batch, T padded tokens, N unmasked tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm, TrainingRow
+from rftstream.algorithms.settings import CriticConfig
+from rftstream.backends.base import UpdatePlan
+from rftstream.backends.passes import Minibatch, Passes, micro_inputs
+from rftstream.backends.torch import attention
+from rftstream.backends.torch.inputs import Inputs
+from rftstream.backends.torch.learner import Learner
+from rftstream.backends.torch.network import Network, NetworkSettings
+from rftstream.backends.torch.optimizer import Masters
+from rftstream.errors import ConfigError
+from rftstream.models import folder as model_folder
+from rftstream.weights.tensors import raw, write_tensors
+
+MASTERS_FILE, OPTIMIZER_FILE = "critic.safetensors", "critic_optimizer.safetensors"
+HEADS = ("score", "classifier")
+"""What transformers calls the head of models for classification."""
+
+
+class ValueModel(nn.Module):
+    """A trunk and a head, as `Network` takes them."""
+
+    def __init__(self, trunk: Any, head: nn.Linear) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    @property
+    def base_model(self) -> Any:
+        return self.trunk
+
+    @property
+    def config(self) -> Any:
+        return self.trunk.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+    def forward(self, **inputs: Any) -> Any:
+        output = self.trunk(**inputs)
+        output.logits = self.head(output.last_hidden_state)
+        return output
+
+    def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
+        self.trunk.gradient_checkpointing_enable(settings)
+
+
+def load_critic(folder: Path, device: torch.device, *, vocabulary: int) -> ValueModel:
+    """In float32, without dropout. ConfigError for what is no critic: not one output, other tokens, eyes for what comes
+    later. `vocabulary`: of the policy."""
+    trunk, head = _parts_of(folder)
+    model = ValueModel(trunk, head).to(device).eval()
+    known = int(trunk.config.get_text_config().vocab_size)
+    if known < vocabulary:
+        raise ConfigError(
+            f"critic: {folder}: knows {known} tokens, expected the {vocabulary} of the policy; give a model with its "
+            "tokenizer"
+        )
+    if not _is_causal(model):
+        raise ConfigError(f"critic: {folder}: sees what comes after a token, expected a decoder; give another model")
+    return model
+
+
+def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
+    """Trunk and head."""
+    from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+    from transformers import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    kind = str((model_folder.read_json(folder / "config.json").get("architectures") or [""])[0])
+    loader: Any = AutoModel
+    if kind.endswith("ForSequenceClassification"):
+        loader = AutoModelForSequenceClassification
+    elif kind.endswith("ForTokenClassification"):
+        loader = AutoModelForTokenClassification
+    wanted = {"dtype": torch.float32, "attn_implementation": attention.register()}
+    try:
+        model = loader.from_pretrained(folder, use_safetensors=True, **wanted)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"critic: {folder}: cannot be read as a model: {error}; give another folder") from None
+    if loader is AutoModel:
+        head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        return model, head
+    found = next((one for name in HEADS if isinstance(one := getattr(model, name, None), nn.Linear)), None)
+    if found is None or found.out_features != 1:
+        outputs = "no linear head" if found is None else f"{found.out_features} outputs"
+        raise ConfigError(f"critic: {folder}: a {kind} with {outputs}, expected a reward model with one")
+    return model.base_model, found
+
+
+@torch.no_grad()
+def _is_causal(model: ValueModel) -> bool:
+    """Found by trying."""
+    one_BT = torch.tensor([[1, 2, 3, 1]], device=model.device)
+    other_BT = torch.tensor([[1, 2, 3, 2]], device=model.device)
+    states, others = (model.trunk(input_ids=ids, use_cache=False).last_hidden_state for ids in (one_BT, other_BT))
+    return torch.allclose(states[:, :3], others[:, :3], rtol=1e-3, atol=1e-3)
+
+
+class ValueNetwork(Network):
+    model: ValueModel
+
+    def __init__(self, model: ValueModel, settings: NetworkSettings) -> None:
+        super().__init__(model, settings)
+
+    def values(self, inputs: Inputs) -> Tensor:
+        """Of what stands before each unmasked token; [B, T] in float32, 0 at masked positions."""
+        head = self.model.head
+        with self._autocast():
+            hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
+        values_N = nn.functional.linear(hidden_ND.to(head.weight.dtype), head.weight, head.bias)[:, 0]
+        zeros_BT = torch.zeros(inputs.rows.loss_mask_BT.shape, device=values_N.device, dtype=values_N.dtype)
+        return zeros_BT.index_put((inputs.rows_N, inputs.places_N), values_N)
+
+
+class CriticPasses(Passes):
+    """Forward and backward passes of one batch through the critic: as many steps as the policy takes."""
+
+    def __init__(
+        self, network: ValueNetwork, rows: Sequence[TrainingRow], plan: UpdatePlan, device: torch.device
+    ) -> None:
+        super().__init__(network, rows, plan, device)
+        self._critic = network
+
+    def accumulate(
+        self, minibatch: Minibatch, algorithm: Algorithm, backward: Callable[[Tensor], object] = Tensor.backward
+    ) -> float:
+        total = torch.zeros((), device=self._device)
+        for inputs in minibatch.inputs:
+            values_BT = self._critic.values(inputs)
+            loss, metrics = cast(CriticAlgorithm, algorithm).value_loss(values_BT, inputs.rows, minibatch.denominators)
+            backward(loss)
+            total += loss.detach()
+            self._add(metrics)
+            self._flops += self._critic.flops(inputs, backward=True)
+        self.num_tokens += minibatch.num_tokens
+        self._losses.append(float(total))
+        return self._losses[-1]
+
+    def metrics(self, algorithm: Algorithm) -> dict[str, float]:
+        means = {name: float(value) / max(self.num_tokens, 1.0) for name, value in self._sums.items()}
+        return {"value_loss": sum(self._losses) / max(len(self._losses), 1), "tflop": self._flops / 1e12, **means}
+
+
+class Critic:
+    """The network, its masters and its optimizer."""
+
+    def __init__(self, network: ValueNetwork, masters: Masters, settings: CriticConfig, device: torch.device) -> None:
+        self._network, self._masters, self._settings, self._device = network, masters, settings, device
+
+    def learner(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> Learner:
+        passes = CriticPasses(self._network, rows, plan, self._device)
+        return Learner(
+            passes,
+            self._masters,
+            self._settings.lr,
+            self._settings.max_grad_norm,
+            loss_name="value_loss",
+            norm_name="critic_grad_norm",
+        )
+
+    @torch.no_grad()
+    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """Of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+        result = [np.zeros(len(row.token_ids), dtype=np.float32) for row in rows]
+        for numbers, inputs in micro_inputs(rows, tokens_per_microbatch, self._network, self._device):
+            values_BT = self._network.values(inputs).float().cpu().numpy()
+            for place, number in enumerate(numbers):
+                result[number][:] = values_BT[place, : len(result[number])]
+        return result
+
+    def save(self, folder: Path) -> None:
+        write_tensors(folder / MASTERS_FILE, {name: raw(one) for name, one in self._masters.masters.items()})
+        write_tensors(folder / OPTIMIZER_FILE, {name: raw(value) for name, value in self._masters.moments()})
+
+    def load(self, folder: Path, device: str) -> bool:
+        """What `save` wrote; False if there is none. ConfigError if it is of another model."""
+        from safetensors.torch import load_file
+
+        if not (folder / MASTERS_FILE).is_file():
+            return False
+        masters = load_file(folder / MASTERS_FILE, device=device)
+        shapes, known = ({name: one.shape for name, one in some.items()} for some in (masters, self._masters.masters))
+        if shapes != known:
+            raise ConfigError(f"{folder}: the checkpoint's critic is of another model; take back the change of it")
+        self._masters.put(masters, load_file(folder / OPTIMIZER_FILE, device=device))
+        return True

@@ -1,0 +1,75 @@
+"""Rows on the device, as a micro-batch: padded, or packed one after another.
+
+Shapes: B rows, T tokens of the longest, N unmasked tokens of all; the network reads [B, T - 1] or, packed, [1, P].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rftstream.algorithms.base import MicroBatch, TrainingRow
+from rftstream.core.packing import pad_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    token_ids: Tensor
+    """int64 [B, T - 1] or [1, P]: the last token of a row predicts nothing and is left out."""
+    position_ids: Tensor | None
+    """int64 [1, P]; packed only."""
+    lengths: tuple[int, ...]
+    """Tokens of each row that the network reads."""
+    sources_N: Tensor
+    """For each unmasked token the place in `token_ids`, flat, that predicts it."""
+    targets_N: Tensor
+    """The unmasked tokens."""
+    rows_N: Tensor
+    places_N: Tensor
+    temperatures_N: Tensor | None
+    """None: 1 everywhere."""
+    rows: MicroBatch
+
+
+def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bool) -> Inputs:
+    def on_device(array: np.ndarray, dtype: Any = np.int64) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype)).to(device)
+
+    def padded(arrays: Sequence[np.ndarray]) -> Tensor:
+        return on_device(pad_rows([np.asarray(array, np.float32) for array in arrays]), np.float32)
+
+    mask_BT = pad_rows([np.asarray(row.loss_mask, np.float32) for row in rows])
+    if not ((mask_BT == 0) | (mask_BT == 1)).all():
+        raise ValueError("rows: a loss mask holds values that are neither 0 nor 1, expected 1 where a token counts")
+    mask_BT[:, 0] = 0  # nothing comes before it
+    rows_N, places_N = mask_BT.nonzero()
+    lengths_B = np.asarray([max(len(row.token_ids) - 1, 1) for row in rows])
+    read = [np.asarray(row.token_ids[:length]) for row, length in zip(rows, lengths_B, strict=True)]
+    begins_B = np.cumsum(lengths_B) - lengths_B if packed else np.arange(len(rows)) * lengths_B.max()
+    token_ids_BT = pad_rows([np.asarray(row.token_ids, np.int64) for row in rows])
+    temperatures_B = np.asarray([row.temperature for row in rows], np.float32)
+    return Inputs(
+        token_ids=on_device(np.concatenate(read)[None] if packed else pad_rows(read)),
+        position_ids=on_device(np.concatenate([np.arange(one) for one in lengths_B])[None]) if packed else None,
+        lengths=tuple(lengths_B.tolist()),
+        sources_N=on_device(begins_B[rows_N] + places_N - 1),
+        targets_N=on_device(token_ids_BT[rows_N, places_N]),
+        rows_N=on_device(rows_N),
+        places_N=on_device(places_N),
+        temperatures_N=None if (temperatures_B == 1).all() else on_device(temperatures_B[rows_N], np.float32),
+        rows=MicroBatch(
+            loss_mask_BT=on_device(mask_BT, np.float32),
+            behavior_logprobs_BT=padded([row.behavior_logprobs for row in rows]),
+            advantages_BT=padded([row.advantages for row in rows]),
+            additions={
+                name: padded([row.additions[name] for row in rows])
+                for name in rows[0].additions
+                if all(name in row.additions for row in rows)
+            },
+        ),
+    )

@@ -1,0 +1,117 @@
+"""Adapters on a model, by PEFT: low-rank matrices beside its linear layers are all that is trained."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rftstream.config.registry import suggest
+from rftstream.errors import ConfigError
+from rftstream.models.spec import ModelSpec
+from rftstream.weights.adapters import PREFIX, whole_tensors, write_adapter
+from rftstream.weights.snapshot import RawTensor
+from rftstream.weights.tensors import write_tensors
+
+ADAPTER = "adapter"
+"""Folder in an exported one with the adapters alone."""
+
+
+def require() -> None:
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "model.lora: the package peft is not installed; pip install 'rftstream[lora]' where the trainer runs"
+        ) from None
+
+
+def add_adapters(model: Any, spec: ModelSpec) -> dict[str, nn.Parameter]:
+    """Puts them in, drawn by torch's generator, and freezes all else. Their parameters by the names that they travel
+    under."""
+    require()
+    from peft import LoraConfig, inject_adapter_in_model
+
+    lora = spec.lora
+    assert lora is not None
+    _check_targets(model, spec)
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    model.requires_grad_(False)
+    inject_adapter_in_model(
+        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"),  # type: ignore[arg-type]
+        model,
+    )
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    assert all(".lora_" in name for name in trained)
+    return {f"{PREFIX}{name.replace('.default.', '.')}": one for name, one in trained.items()}
+
+
+def hold_frozen(model: Any, dtype: torch.dtype) -> None:
+    """The matrices that have adapters: half of the memory where products are computed in this type anyway."""
+    for layer in _adapted(model):
+        layer.get_base_layer().to(dtype)
+
+
+def _check_targets(model: Any, spec: ModelSpec) -> None:
+    assert spec.lora is not None
+    for target in () if isinstance(spec.lora.targets, str) else spec.lora.targets:
+        found = {name: one for name, one in model.named_modules() if name == target or name.endswith(f".{target}")}
+        if not found:
+            linear = {name.rpartition(".")[2] for name, one in model.named_modules() if type(one) is nn.Linear}
+            raise ConfigError(
+                f"model.lora.targets: {spec.name} has no layer {target!r}; {suggest(target, sorted(linear))}"
+            )
+        for name, one in found.items():
+            head = one is model.get_output_embeddings()
+            if head or type(one) is not nn.Linear:
+                what = "the head" if head else f"of the kind {type(one).__name__}"
+                raise ConfigError(f"model.lora.targets: {name} is {what}, expected a linear layer within the model")
+
+
+@contextlib.contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """The model as it was before they were put in."""
+    layers = list(_adapted(model))
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@contextlib.contextmanager
+def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with other ones, for passes without gradients."""
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = tensors[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
+
+
+def base_names(model: Any) -> list[str]:
+    """Names of the model's own weights, without adapters: as its checkpoint has them."""
+    return [name.replace(".base_layer.", ".") for name, _ in model.named_parameters() if ".lora_" not in name]
+
+
+def write_merged(folder: Path, spec: ModelSpec, adapters: Mapping[str, RawTensor], names: list[str]) -> None:
+    """The weights that they make of the model, `names`, and the adapters apart."""
+    whole = whole_tensors(spec, adapters, names, where=str(folder))
+    write_tensors(folder / "model.safetensors", whole, {"format": "pt"})
+    (folder / ADAPTER).mkdir()
+    write_adapter(folder / ADAPTER, spec, adapters)
+
+
+def _adapted(model: Any) -> Iterator[Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return (one for one in model.modules() if isinstance(one, BaseTunerLayer))

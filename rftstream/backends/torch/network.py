@@ -1,0 +1,226 @@
+"""A causal language model as a backend uses it: from a micro-batch to logprobs, whatever steps its optimizer.
+
+Shapes: B rows, T tokens of the longest, N unmasked tokens of all, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rftstream.backends.torch import attention
+from rftstream.backends.torch.inputs import Inputs
+from rftstream.core.logprobs import token_logprobs
+from rftstream.errors import ConfigError
+from rftstream.models.folder import loading
+from rftstream.models.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    autocast: torch.dtype | None
+    """Of matrix products; None: as the weights are."""
+    max_logits_bytes: int
+    packing: bool
+    """Where the model can."""
+
+    @staticmethod
+    def of(config: Any, device: torch.device) -> NetworkSettings:
+        """From a backend's config; autocast "auto" means on GPUs only."""
+        wished = config.autocast
+        return NetworkSettings(
+            autocast=torch.bfloat16 if wished == "bfloat16" or (wished == "auto" and device.type == "cuda") else None,
+            max_logits_bytes=config.max_logits_bytes,
+            packing=config.packing,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Elements of the model's matrices."""
+
+    body: int
+    head: int
+    trained_body: int
+    trained_head: int
+
+    @staticmethod
+    def of(model: Any) -> _Sizes:
+        head = model.get_output_embeddings()
+        linear = [one.weight for one in model.modules() if isinstance(one, nn.Linear) and one is not head]
+        by_head = [] if head is None else [head.weight]
+        return _Sizes(
+            *(
+                sum(one.numel() for one in weights if one.requires_grad or not trained)
+                for trained in (False, True)
+                for weights in (linear, by_head)
+            )
+        )
+
+
+class Network:
+    """Called from one thread. `model` may be whatever wraps transformers' one, if it is called like it."""
+
+    def __init__(self, model: Any, settings: NetworkSettings) -> None:
+        self.model = model
+        self._within: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self._settings = settings
+        self._device: torch.device = model.device
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
+        self._head: nn.Linear | None = model.get_output_embeddings() if _has_plain_head(model) else None
+        self._sizes = _Sizes.of(model)
+        self._attention_size = _attention_size(model.config.get_text_config())
+        self.packs = settings.packing and _keeps_rows_apart(model)
+        """Whether inputs may be packed."""
+        if settings.packing and not self.packs:
+            log.warning("%s: rows can't be packed for this model, so they are padded", type(model).__name__)
+
+    def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies [B, T], 0 at masked positions. The head sees only what predicts unmasked tokens."""
+        head = self._head
+        with self._within(self.model), self._autocast():
+            hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
+        logprobs_N, entropy_N = token_logprobs(
+            hidden_ND,
+            None if head is None else head.weight,
+            inputs.targets_N,
+            inputs.temperatures_N,
+            bias_V=None if head is None else head.bias,
+            entropy_gradient=entropy_gradient,
+            chunk_tokens=max(self._settings.max_logits_bytes // (4 * self.vocabulary), 1),
+            dtype=self._settings.autocast,
+        )
+        places = (inputs.rows_N, inputs.places_N)
+        zeros_BT = torch.zeros(inputs.rows.loss_mask_BT.shape, device=self._device)
+        return zeros_BT.index_put(places, logprobs_N), zeros_BT.index_put(places, entropy_N)
+
+    def within(self, change: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Network:
+        """The same model, changed while it computes. For passes without gradients."""
+        other = copy.copy(self)
+        other._within = change
+        return other
+
+    def flops(self, inputs: Inputs, *, backward: bool) -> float:
+        """Of a forward pass, or of both, from the sizes of the model's matrices: 2 for each weight and token, twice
+        that backward (once for frozen weights), and those of causal attention. Experts of a mixture are not counted."""
+        attention_size = 4.0 * self._attention_size * sum(length * length for length in inputs.lengths) / 2
+        num_tokens, num_targets = sum(inputs.lengths), len(inputs.targets_N)
+        forward = 2.0 * (self._sizes.body * num_tokens + self._sizes.head * num_targets)
+        if not backward:
+            return forward + attention_size
+        by_weights = 2.0 * (self._sizes.trained_body * num_tokens + self._sizes.trained_head * num_targets)
+        return 2 * forward + by_weights + 3 * attention_size
+
+    def _hidden(self, inputs: Inputs) -> Tensor:
+        """[B, T - 1, D] or [1, P, D]; logits, where the head can't be taken apart. Padding is on the right, where
+        causal attention never looks, so no attention mask is needed."""
+        more = {} if inputs.position_ids is None else _packed(inputs.position_ids, inputs.lengths)
+        if self._head is None:
+            return self.model(input_ids=inputs.token_ids, use_cache=False, **more).logits  # type: ignore[no-any-return]
+        return _states(self.model, inputs.token_ids, **more)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._settings.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self._settings.autocast)
+
+
+def _attention_size(config: Any) -> int:
+    """Layers times their width."""
+    num_heads = getattr(config, "num_attention_heads", None) or 1
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
+    return int(getattr(config, "num_hidden_layers", 0) * num_heads * width)
+
+
+def load_model(spec: ModelSpec, device: torch.device) -> Any:
+    """In float32. ConfigError unless its weights have the names of the checkpoint, under which they travel."""
+    from transformers import AutoModelForCausalLM
+    from transformers import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    loader: Any = AutoModelForCausalLM
+    with loading(spec):
+        model = loader.from_pretrained(
+            spec.folder, dtype=torch.float32, attn_implementation=attention.register(), use_safetensors=True
+        )
+    model.to(device)
+    model.eval()  # samplers have no dropout, so the ratio must not see any either
+    _check_names(spec, dict(model.named_parameters()))
+    return model
+
+
+def recompute_activations(model: Any) -> None:
+    """In the backward pass, layer by layer."""
+    for module in model.modules():  # transformers does it in training mode only, where there would be dropout
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def compile_layers(model: Any) -> None:
+    """Each by itself: layers are alike, so the code of one serves for all of them."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.compile(dynamic=True)
+
+
+def _check_names(spec: ModelSpec, parameters: Mapping[str, Any]) -> None:
+    from safetensors import safe_open
+
+    known: set[str] = set()
+    for file in spec.folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            known.update(opened.keys())
+    if known and (odd := sorted(parameters.keys() - known)):
+        raise ConfigError(
+            f"model {spec.name}: transformers calls a weight {odd[0]!r}, which its checkpoint does not; models "
+            "that are converted while loading can't be trained by the torch backend yet"
+        )
+
+
+def _states(model: Any, token_ids: Tensor, **more: Any) -> Tensor:
+    return model.base_model(input_ids=token_ids, use_cache=False, **more).last_hidden_state  # type: ignore[no-any-return]
+
+
+def _packed(position_ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
+    return {"position_ids": position_ids, "attention_mask": attention.row_lengths(lengths)}
+
+
+@torch.no_grad()
+def _has_plain_head(model: Any) -> bool:
+    """Models that do more to their logits than one matrix product (soft caps, scales) are found by trying."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or model.base_model is model:
+        return False
+    probe_BT = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    whole = model(input_ids=probe_BT, use_cache=False).logits
+    return torch.allclose(head(_states(model, probe_BT)), whole, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def _keeps_rows_apart(model: Any) -> bool:
+    """Found by trying, too: whether packed rows give what each gives alone."""
+    lengths, vocabulary = (5, 3, 4), model.config.get_text_config().vocab_size
+    rows = [torch.arange(7 * length, 8 * length, device=model.device)[None] % vocabulary for length in lengths]
+    position_ids = torch.cat([torch.arange(length, device=model.device) for length in lengths])[None]
+    try:
+        together = model(input_ids=torch.cat(rows, dim=1), use_cache=False, **_packed(position_ids, lengths)).logits
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:  # it may not know one or the other
+        log.info("%s: packed rows were refused: %s", type(model).__name__, error)
+        return False
+    alone = torch.cat([model(input_ids=row, use_cache=False).logits for row in rows], dim=1)
+    return torch.allclose(together, alone, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,181 @@
+"""The commands: a skin over `rftstream.runtime` and what it drives. Nothing heavy is imported before it is needed.
+
+One file per group of commands; to add one, write it there and name it in `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from rftstream.errors import RftError
+from rftstream.version import __version__
+
+GROUPS: dict[str, dict[str, str]] = {
+    "Before a run": {
+        "check": "rftstream.commands.views:check",
+        "try": "rftstream.commands.trial:try_",
+        "doctor": "rftstream.commands.manage:doctor",
+        "list": "rftstream.commands.views:list_",
+        "convert": "rftstream.commands.convert:convert",
+    },
+    "A run": {
+        "run": "rftstream.commands.run:run",
+        "resume": "rftstream.commands.run:resume",
+        "worker": "rftstream.commands.run:worker",
+        "pause": "rftstream.commands.control:pause",
+        "unpause": "rftstream.commands.control:unpause",
+        "drain": "rftstream.commands.control:drain",
+    },
+    "What it does and did": {
+        "status": "rftstream.commands.views:status",
+        "plot": "rftstream.commands.views:plot",
+        "audit": "rftstream.commands.views:audit",
+        "inspect": "rftstream.commands.views:inspect",
+        "trace": "rftstream.commands.trace:trace",
+        "dead": "rftstream.commands.dead:dead",
+    },
+    "What comes of it": {
+        "evaluate": "rftstream.commands.evaluate:evaluate",
+        "weights": "rftstream.commands.weights:weights",
+        "experts": "rftstream.commands.experts:experts",
+        "replay": "rftstream.commands.replay:replay",
+        "rescore": "rftstream.commands.rescore:rescore",
+    },
+    "What it leaves behind": {
+        "topics": "rftstream.commands.manage:topics",
+        "delete": "rftstream.commands.manage:delete",
+        "completion": "rftstream.commands.completion:completion",
+    },
+}
+"""What commands are for -> command -> where it is, in the order of the help."""
+
+COMMANDS = {name: where for commands in GROUPS.values() for name, where in commands.items()}
+
+_END_SOMETHING = {"drain": ", which ends the run in order", "delete": ", which removes a run"}
+"""Proposed with a word on what they do, and for a name that is written alike only if it means hardly anything else."""
+
+
+class Commands(click.Group):
+    """Imports a command when it is asked for, and tells our own errors as one line with their exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        command.short_help = (command.help or "").partition("\n")[0]  # click would cut it in a narrow terminal
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            rows = [
+                (name.ljust(width), command.get_short_help_str(limit=formatter.width))
+                for name in commands
+                if (command := self.get_command(ctx, name)) is not None
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {args[0]!r}; {_suggest(args[0])}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **more)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # of --help and --version, which are written here
+            _tell(_about(error))
+            sys.exit(RftError.exit_code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RftError as error:
+            if ctx.params.get("debug"):
+                raise
+            _tell(str(error))
+            ctx.exit(error.exit_code)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a disk that is full or read-only, a folder without rights
+            if ctx.params.get("debug"):
+                raise
+            _tell(_about(error))
+            ctx.exit(RftError.exit_code)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="rftstream")
+@click.option("--debug", is_flag=True, envvar="RFTSTREAM_DEBUG", help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Reinforcement fine-tuning of language models over a durable log.
+
+    \b
+    rftstream run examples/arithmetic.toml     a whole run on this machine
+    rftstream audit examples/arithmetic.toml   what became of every rollout
+    """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The console script."""
+    try:
+        cli.main(args=list(args) if args is not None else None, prog_name="rftstream")
+    except BrokenPipeError:  # whoever read the output has left
+        sys.exit(1)
+    finally:
+        _give_up_unwritten()
+
+
+def _give_up_unwritten() -> None:
+    """What could not be written stays in a buffer, and the interpreter would complain of it when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # nobody can be told, but the exit code says it
+        click.echo(f"rftstream: {text}", err=True)
+
+
+def _about(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{place}{error.strerror}; make room on its disk, or raise the limit, and do it again"
+    return f"{place}{error.strerror or error}; the system refused, `rftstream --debug ...` shows where"
+
+
+def _suggest(name: str) -> str:
+    """By what it means elsewhere, else by how it is written."""
+    import difflib
+
+    from rftstream.config.aliases import COMMANDS as MEANT
+
+    near = difflib.get_close_matches(name.lower(), COMMANDS, n=3)
+    surely = difflib.get_close_matches(name.lower(), _END_SOMETHING, n=1, cutoff=0.9)
+    meant = (
+        [MEANT[name.lower()]]
+        if name.lower() in MEANT
+        else surely or [one for one in near if one not in _END_SOMETHING or sorted(one) == sorted(name.lower())]
+    )
+    where = "`rftstream --help` shows all"
+    return f"did you mean {meant[0]!r}{_END_SOMETHING.get(meant[0], '')}? {where}" if meant else where

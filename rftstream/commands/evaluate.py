@@ -1,0 +1,213 @@
+"""`evaluate`: versions of a run, or any model, on the held-out problems of a run file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rftstream.commands.options import examples, json_option, load_run_file, run_argument, set_option
+from rftstream.commands.words import AnyPath
+from rftstream.contracts.role_names import RoleName
+
+if TYPE_CHECKING:
+    from rftstream.contracts.versions import EvalResult
+    from rftstream.launch.evaluation import Versions
+
+ALL = "all"
+
+
+def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> Versions:
+    """`0,40,200`, or `all`."""
+    if value is None:
+        return ()
+    if value == ALL:
+        return "all"
+    words = [word.strip() for word in value.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise click.BadParameter(f"got {value!r}, expected numbers with commas between them, e.g. 0,40,200, or {ALL}")
+    return [int(word) for word in words]
+
+
+@examples(
+    "rftstream evaluate examples/runs/arithmetic",
+    "rftstream evaluate examples/arithmetic.toml --evaluation sums --versions 0,100,200 --json",
+    "rftstream evaluate examples/runs/arithmetic --versions all",
+    "rftstream evaluate examples/arithmetic.toml --model models/a --model models/b --out scores",
+)
+@click.command()
+@run_argument
+@click.option("--evaluation", metavar="NAME", help="Only this one.  [default: all of the run file]")
+@click.option(
+    "--versions",
+    "--version",
+    callback=_versions,
+    metavar="A,B,...",
+    help="These versions, or `all` that are still held.  [default: the newest]",
+)
+@click.option(
+    "--model",
+    "models",
+    metavar="PATH",
+    multiple=True,
+    help="A model folder, or name on the hub, in place of a run's versions; also several times.",
+)
+@click.option(
+    "--out",
+    type=AnyPath(file_okay=False),
+    metavar="DIR",
+    help="With --model: keep results and completions here.  [default: only shown]",
+)
+@click.option("--again", is_flag=True, help="Also what has its result.")
+@click.option("--here", is_flag=True, help="Do the work here, whoever the log says is the evaluator.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    metavar="S",
+    help="How long to wait for an evaluator's next answer.",
+)
+@set_option
+@json_option
+def evaluate(
+    run: Path,
+    evaluation: str | None,
+    versions: Versions,
+    models: tuple[str, ...],
+    out: Path | None,
+    again: bool,
+    here: bool,
+    timeout: float,
+    sets: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Evaluate versions of a run, or model folders, on the run file's held-out problems; show them beside each other.
+
+    Nothing is trained and a live run is not held up: if its evaluator is alive it is asked and does it next; else the
+    work is done here, on the device of evaluator.device. The results go to the log and the object store as always, and
+    what has its result is shown, not evaluated again; so after ctrl-C the same command does the rest. Without
+    --evaluation and --versions, and nobody alive who does it, all that is still due is done (as of a finished run whose
+    evaluator died). A version whose weights are not in the store any more is refused.
+
+    With --model no run is needed or touched: RUN is a run file, and its evaluations are done on the model with the
+    settings of the file (and --set). A folder that a run left (`final/`) gets the numbers that the run gave to that
+    version. With --out every result is kept as it comes, and the same command goes on.
+
+    RUN is a run folder, or a run file (then its newest run).
+    """
+    if models and (versions or here):
+        raise click.UsageError("--model: is of no run; it goes with neither --versions nor --here")
+    if not models and (sets or out is not None):
+        raise click.UsageError(
+            f"{'--set' if sets else '--out'}: goes with --model; versions of a run are evaluated by the run's settings"
+        )
+    if models:
+        _evaluate_models(run, models, evaluation, out, sets, again=again, as_json=as_json)
+    else:
+        _evaluate_versions(run, evaluation, versions, again=again, here=here, timeout_s=timeout, as_json=as_json)
+
+
+def _evaluate_versions(
+    run: Path, evaluation: str | None, versions: Versions, *, again: bool, here: bool, timeout_s: float, as_json: bool
+) -> None:
+    from rftstream.commands.views import opened_run, print_out
+    from rftstream.launch import evaluation as work
+    from rftstream.launch.host import prepare_process
+    from rftstream.queries.evaluations import result_to_json, results_to_text
+
+    found: list[work.Evaluated] = []
+    with opened_run(run) as opened, _stopped("what has its result keeps it, and the same command does the rest") as end:
+        prepare_process(opened.config, RoleName.evaluator)
+        with closing(
+            work.evaluate(
+                opened, evaluation=evaluation, versions=versions, again=again, here=here, timeout_s=timeout_s, say=_say
+            )
+        ) as results:
+            for one in results:
+                found.append(one)
+                if one.new:
+                    _say(_line(one.result, f"version {one.result.name.version}"))
+    found.sort(key=lambda one: one.result.name.version)
+    if as_json:
+        print_out({"results": [{**result_to_json(one.result), "new": one.new} for one in found]})
+    elif found:
+        print_out(results_to_text(one.result for one in found))
+    elif not end.came:
+        click.echo("nothing is due: every version whose turn it was has its result; --versions V evaluates others")
+    end.leave()
+
+
+def _evaluate_models(
+    file: Path,
+    models: Sequence[str],
+    evaluation: str | None,
+    out: Path | None,
+    sets: tuple[str, ...],
+    *,
+    again: bool,
+    as_json: bool,
+) -> None:
+    from rftstream.commands.views import print_out
+    from rftstream.config.part_names import check_part_names
+    from rftstream.launch.host import prepare_process
+    from rftstream.launch.model_evaluation import Scored, evaluate_model, result_row
+    from rftstream.queries.evaluations import table
+
+    config = load_run_file([file / "config.toml" if file.is_dir() else file], sets)
+    prepare_process(config, RoleName.evaluator)
+    check_part_names(config)
+    found: list[Scored] = []
+    goes_on = "the same command goes on" if out is not None else "with --out it would go on where it was"
+    with _stopped(goes_on) as end:
+        for model in dict.fromkeys(models):
+            with closing(
+                evaluate_model(config, model, evaluation=evaluation, out=out, again=again, say=_say)
+            ) as results:
+                for one in results:
+                    found.append(one)
+                    if one.new:
+                        _say(_line(one.result, model))
+    if as_json:
+        print_out({"results": [{"model": one.model, **result_row(one.result), "new": one.new} for one in found]})
+    elif found:
+        rows = sorted(found, key=lambda one: list(config.evaluations).index(one.result.evaluation))
+        print_out(table(("evaluation", "model"), [((one.result.evaluation, one.model), one.result) for one in rows]))
+    end.leave()
+
+
+class _End:
+    """Whether ctrl-C came."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def leave(self) -> None:
+        if self.came:
+            sys.exit(1)
+
+
+@contextmanager
+def _stopped(what_now: str) -> Iterator[_End]:
+    end = _End()
+    try:
+        yield end
+    except KeyboardInterrupt:
+        end.came = True
+        _say(f"stopped; {what_now}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _line(result: EvalResult, of: str) -> str:
+    from rftstream.queries.formatting import number
+
+    mean = number(result.metrics.get("mean"))
+    unscored = f", {result.num_unscored} unscored" if result.num_unscored else ""
+    return f"{result.evaluation} of {of}: mean {mean}{unscored}"

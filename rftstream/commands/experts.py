@@ -1,0 +1,99 @@
+"""`experts`: demonstrations and preference pairs for a run to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import examples, json_option, run_argument
+from rftstream.commands.views import opened_run, print_out
+
+
+@examples(
+    "rftstream experts load examples/runs/mix --from demonstrations.jsonl",
+    "rftstream experts load runs/dpo --from hf:data/pairs --dry-run",
+)
+@click.group()
+def experts() -> None:
+    """Demonstrations and preference pairs, for the algorithms mix, chord, sft and dpo.
+
+    A run file names them by `experts.source`; this adds more to a run that is there.
+    """
+
+
+@examples(
+    "rftstream experts load examples/runs/mix --from demonstrations.jsonl",
+    "rftstream experts load runs/a --from chats.parquet --column messages=conversation --json",
+    "rftstream experts load runs/dpo --from hf:data/pairs --dry-run",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    metavar="FILE",
+    help="JSON lines, JSON, CSV, Parquet, a folder of a Hugging Face dataset, or hf:NAME of one on the hub.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="OURS=THEIRS",
+    help="Which column is what: messages, prompt, completion, chosen, rejected, system, tools, weight.",
+)
+@click.option("--system", metavar="TEXT", help="System prompt put in front, where there is none.")
+@click.option("--split", help="Of a Hugging Face dataset; default: train.")
+@click.option("--subset", help="Of a Hugging Face dataset that has several.")
+@click.option("--skip-too-long", is_flag=True, help="Leave out what is longer than the context.")
+@click.option("--dry-run", is_flag=True, help="Look at everything, write nothing.")
+@json_option
+def load(
+    run: Path,
+    source: str,
+    columns: tuple[str, ...],
+    system: str | None,
+    split: str | None,
+    subset: str | None,
+    skip_too_long: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Load demonstrations or preference pairs into a run, live or not, each once however often it is loaded.
+
+    A row is a chat (`messages`, or `conversations`), `prompt` and `completion`, or `prompt`, `chosen` and `rejected`.
+    Each is rendered with the run's template first: an error names the line, and then nothing is written. The passes
+    that begin from now on have them.
+    """
+    from rftstream.config.loader import experts_source
+    from rftstream.config.sections import ExpertsSection
+    from rftstream.launch.host import add_import_paths
+    from rftstream.runs.load_demonstrations import load_experts
+
+    options = {name: value for name, value in (("split", split), ("subset", subset)) if value is not None}
+    section = ExpertsSection(
+        source=experts_source(source, Path()),
+        columns=_columns(columns),
+        system=system,
+        options=options,
+        too_long="skip" if skip_too_long else "error",
+    )
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    with opened_run(run) as opened:
+        add_import_paths(opened.config)
+        loaded = load_experts(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
+    print_out(loaded.to_json() if as_json else loaded.to_text())
+
+
+def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if wrong := [pair for pair in pairs if not pair.partition("=")[2]]:
+        raise click.UsageError(f"--column {wrong[0]}: expected OURS=THEIRS, e.g. messages=conversation")
+    return found
+
+
+experts.add_command(load)

@@ -1,0 +1,124 @@
+"""`topics`, `delete` and `doctor`: looking after what runs stand on and leave behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rftstream.commands.options import (
+    at_work,
+    examples,
+    files_argument,
+    json_option,
+    load_run_file,
+    run_argument,
+    run_files,
+    set_option,
+)
+from rftstream.commands.words import RunPath
+
+if TYPE_CHECKING:
+    from rftstream.runs.delete import Deletion
+
+
+@examples(
+    "rftstream topics list examples/arithmetic.toml",
+    "rftstream topics apply examples/arithmetic.toml --json",
+)
+@click.command()
+@click.argument("action", type=click.Choice(["list", "apply"]))
+@click.argument("file", metavar="FILE", required=False, type=RunPath(), envvar="RFTSTREAM_CONFIG")
+@json_option
+def topics(action: str, file: Path | None, as_json: bool) -> None:
+    """List a run's topics beside what they should be, or make those that are missing.
+
+    `list` shows partitions, how much they hold, and every setting that is not as the run file and rftstream want it;
+    exit 1 if there is one or a topic is missing. `apply` makes what is missing, with the right settings, on Kafka too,
+    and changes nothing that is there; topics with other partitions are refused. FILE is a run file (its newest run, or
+    the one that it would start), or a run folder.
+    """
+    from rftstream.commands.views import print_out
+    from rftstream.queries.topics import apply_topics, list_topics
+
+    (path,) = run_files([file] if file is not None else [])
+    report = list_topics(path) if action == "list" else apply_topics(path)
+    print_out(report.to_json() if as_json else report.to_text())
+    sys.exit(0 if report.fine else 1)
+
+
+@examples("rftstream delete examples/runs/arithmetic", "rftstream delete examples/runs/arithmetic-2 --yes")
+@click.command()
+@run_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@json_option
+def delete(run: Path, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove a run: log or topics and consumer groups, weights and checkpoints, run folder.
+
+    Shows what would go and asks. Refused while somebody is at work on the run. Only what a run makes is deleted: other
+    files in its folder stay, and no link is followed. RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.commands.views import print_out
+    from rftstream.runs.delete import delete_run, plan_deletion
+
+    if as_json and not (yes or dry_run):
+        raise click.UsageError("--json asks nothing; give --yes or --dry-run with it")
+    plan = plan_deletion(run)
+    if not as_json:
+        click.echo("\n".join(_deletion_lines(plan)))
+    if not (yes or dry_run):
+        click.confirm("delete all of this?", abort=True)
+    if not dry_run:
+        delete_run(plan)
+    if as_json:
+        print_out({**plan.to_json(), "deleted": not dry_run})
+    elif not dry_run:
+        click.echo(f"{plan.folder.run_id}: deleted")
+
+
+def _deletion_lines(plan: Deletion) -> list[str]:
+    from rftstream.queries.formatting import columns, plural, size
+
+    rows = [
+        (name, f"a link; what is at {plan.links[name]} stays" if name in plan.links else size(count))
+        for name, count in plan.parts.items()
+    ]
+    lines = [f"{plan.folder.path}: {size(plan.num_bytes)}", *columns(rows, left=1, indent="  ")]
+    if plan.servers is not None:
+        lines.append(
+            f"on Kafka at {plan.servers}: {plural(len(plan.topics), 'topic')} and "
+            f"{plural(len(plan.groups), 'consumer group')} of {plan.folder.run_id}"
+        )
+    if plan.shared_with:
+        lines.append(f"stays, for {', '.join(plan.shared_with)} has the same store: what is in {plan.store}")
+    elif plan.store is not None:
+        lines.append(f"in {plan.store}: {plural(len(plan.objects), 'object')}")
+    if plan.kept:
+        lines.append(f"stays, for no run makes it: {', '.join(plan.kept)}")
+    return lines
+
+
+@examples("rftstream doctor", "rftstream doctor examples/arithmetic.toml --json")
+@click.command()
+@files_argument
+@set_option
+@json_option
+def doctor(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
+    """Look whether this machine, and what a run file names, is fit for a run.
+
+    Python, packages, cores, memory, disk, limits, GPUs; with FILE also its model, its object store, and the broker with
+    its version and settings. Each thing is ok, a warning, or a problem with what to do. Exit 0 when nothing is a
+    problem, 3 if the broker is one, else 1.
+    """
+    from rftstream.commands.views import print_out
+
+    config = load_run_file(files, sets) if files else None
+    with at_work("looking at this machine" if config is None else "looking at this machine and what the file names"):
+        from rftstream.preflight.doctor import examine
+
+        report = examine(config)
+    print_out(report.to_json() if as_json else report.to_text())
+    sys.exit(report.exit_code)

@@ -1,0 +1,85 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rftstream.commands.words import RunFile, RunPath
+from rftstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
+
+DEFAULT_FILE = "rftstream.toml"
+
+files_argument = click.argument("files", metavar="[FILE]...", nargs=-1, type=RunFile(), envvar="RFTSTREAM_CONFIG")
+run_argument = click.argument("run", metavar="RUN", type=RunPath())
+set_option = click.option(
+    "--set", "sets", metavar="SECTION.KEY=VALUE", multiple=True, help="Change a setting; may be given several times."
+)
+progress_option = click.option(
+    "--progress",
+    type=click.Choice(["auto", "live", "plain", "none"]),
+    default="auto",
+    show_default=True,
+    help="A live view, plain lines, or nothing; auto looks whether there is a terminal.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+no_index_option = click.option(
+    "--no-index", is_flag=True, help="Read the log alone, and keep nothing of what was read."
+)
+
+
+def examples(*lines: str) -> Callable[[Any], Any]:
+    """Puts examples under a command's help, as they are."""
+
+    def decorate(command: Any) -> Any:
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+        return command
+
+    return decorate
+
+
+def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
+    """FILE as given (or by $RFTSTREAM_CONFIG, which click reads), else ./rftstream.toml."""
+    if files:
+        return tuple(files)
+    if Path(DEFAULT_FILE).is_file():
+        return (Path(DEFAULT_FILE),)
+    raise ConfigError(
+        f"no run file: none given, RFTSTREAM_CONFIG is not set and there is no ./{DEFAULT_FILE}; "
+        "name one, e.g. `rftstream run examples/arithmetic.toml`"
+    )
+
+
+def load_run_file(files: Sequence[Path], sets: Sequence[str] = ()) -> RunConfig:
+    """The resolved config of FILE..., the environment and --set."""
+    from rftstream.config import loader
+
+    return loader.load(run_files(files), sets=sets)
+
+
+def can_dim() -> bool:
+    """Whether stdout is a terminal that shows dim text, and nobody asked for plain text (NO_COLOR)."""
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
+
+
+@contextmanager
+def at_work(what: str) -> Iterator[None]:
+    """Shows on a terminal what takes its time here; nothing else may be printed meanwhile."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} ..."):
+        yield

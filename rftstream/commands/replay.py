@@ -1,0 +1,149 @@
+"""`replay`: training what was recorded again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rftstream.commands.options import examples, json_option, progress_option, run_argument, set_option
+from rftstream.commands.views import opened_run
+from rftstream.commands.words import AnyPath
+from rftstream.contracts.role_names import RoleName
+
+if TYPE_CHECKING:
+    from rftstream.runs.folder import OpenRun
+
+SAY_EVERY_S = 5.0
+
+
+@examples(
+    "rftstream replay examples/runs/arithmetic",
+    "rftstream replay examples/runs/arithmetic --from 100 --to 150 --json",
+    "rftstream replay examples/runs/arithmetic --set trainer.lr=5e-4 --into examples/runs/slower",
+    "rftstream replay runs/a --from 200 --algorithm my_losses:Reinforce --into runs/b --dry-run",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="A",
+    help="First version; the checkpoint at or before it is what it begins with.",
+)
+@click.option(
+    "--to", "last", type=click.IntRange(min=0), metavar="B", help="Last version.  [default: the newest in force]"
+)
+@click.option("--device", metavar="DEVICE", help="cpu, cuda:0, ...  [default: what the run trained on]")
+@click.option(
+    "--into",
+    type=AnyPath(file_okay=False),
+    metavar="NEWRUN",
+    help="Train into a new run, in this folder, instead of comparing.",
+)
+@click.option("--algorithm", metavar="NAME", help="Of the new run; short for --set trainer.algorithm=NAME.")
+@set_option
+@click.option("--dry-run", is_flag=True, help="With --into: only show what would be trained.")
+@json_option
+@progress_option
+def replay(
+    run: Path,
+    first: int,
+    last: int | None,
+    device: str | None,
+    into: Path | None,
+    algorithm: str | None,
+    sets: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    progress: str,
+) -> None:
+    """Train the recorded batches again, and compare; or under other settings, into a new run.
+
+    By itself it compares every recorded digest and says where the first difference is, if there is one: exit 1; all
+    equal: exit 0. On CPU equality is bit for bit, with the threads that the run recorded; where it is not promised
+    (other libraries, a GPU) it says why. Reads the log and the store, writes nothing.
+
+    With --into it makes a run that trains the batches between the versions A and B under other settings of training
+    (--algorithm, --set), beginning with the state that RUN had at A. Nothing is sampled or scored; the groups keep
+    their ids. It is a run like any other: `rftstream resume NEWRUN`, or the same command again, goes on with it.
+
+    RUN is a run folder, or a run file (then its newest run).
+    """
+    if algorithm is not None:
+        sets = (*sets, f"trainer.algorithm={json.dumps(algorithm)}")
+    if into is None and (sets or dry_run):
+        given = "--dry-run" if dry_run else "--algorithm" if algorithm is not None else "--set"
+        raise click.UsageError(f"{given}: without --into nothing is changed; name the folder of a new run by --into")
+
+    from rftstream.launch.host import prepare_process
+
+    with opened_run(run) as opened:
+        prepare_process(opened.config, RoleName.trainer)
+        if into is None:
+            _compare(opened, first, last, device, as_json=as_json)
+        else:
+            if device is not None:
+                sets = (*sets, f"trainer.device={json.dumps(device)}")
+            _branch(opened, into, sets, first, last, dry_run=dry_run, as_json=as_json, progress=progress)
+
+
+def _compare(opened: OpenRun, first: int, last: int | None, device: str | None, *, as_json: bool) -> None:
+    from rftstream.replay.again import replay as train_again
+
+    found = train_again(opened, first=first, last=last, device=device, report=_lines())
+    click.echo(json.dumps(found.to_json(), allow_nan=False) if as_json else found.to_text())
+    sys.exit(0 if found.equal else 1)
+
+
+def _branch(
+    opened: OpenRun,
+    into: Path,
+    sets: tuple[str, ...],
+    first: int,
+    last: int | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    progress: str,
+) -> None:
+    from rftstream.launch.replay_into import Replay
+
+    branch = Replay(opened, into, sets=sets, first=first, last=last)
+    if not as_json:
+        click.echo(branch.plan.to_text())
+    if dry_run:
+        if as_json:
+            click.echo(json.dumps({**branch.plan.to_json(), "dry_run": True}))
+        return
+    branch.prepare(lambda text: click.echo(text, err=True), _lines())
+    result = branch.train(progress=progress, stream=sys.stderr if as_json else sys.stdout)
+    click.echo(json.dumps({**branch.plan.to_json(), **result.to_dict()}) if as_json else result.summary())
+    if result.error:
+        click.echo(f"rftstream: {result.error}", err=True)
+    sys.exit(result.exit_code)
+
+
+def _lines() -> Callable[[int, int, int], None]:
+    """A line every few seconds, on stderr."""
+    said_at = began = time.monotonic()
+    done = 0
+
+    def report(version: int, last: int, different: int) -> None:
+        nonlocal said_at, done
+        done += 1
+        now = time.monotonic()
+        if now - said_at >= SAY_EVERY_S:
+            said_at = now
+            left_s = (now - began) / done * (last - version)
+            click.echo(f"version {version} of {last}, {different} differ; {left_s:.0f} s to go", err=True)
+
+    return report

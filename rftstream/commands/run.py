@@ -1,0 +1,186 @@
+"""`run`, `resume` and `worker`: what starts processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rftstream.commands.options import (
+    examples,
+    files_argument,
+    json_option,
+    load_run_file,
+    progress_option,
+    run_argument,
+    run_files,
+    set_option,
+)
+from rftstream.commands.words import AnyPath, RunPath, Word
+from rftstream.roles import ROLES
+
+if TYPE_CHECKING:
+    from rftstream.launch.session import RunResult
+
+
+@examples(
+    "rftstream run examples/arithmetic.toml",
+    "rftstream run examples/arithmetic.toml --set trainer.lr=5e-4 --set run.steps=100",
+    "rftstream run base.toml mine.toml --run-dir runs/try-1 --json",
+    "rftstream run examples/arithmetic.toml --no-workers",
+)
+@click.command()
+@files_argument
+@click.option(
+    "--run-dir",
+    type=AnyPath(),
+    help="Folder of the new run; one in which a run has ended is refused.  [default: runs/<name>; once that "
+    "has ended, runs/<name>-2, ...]",
+)
+@set_option
+@json_option
+@progress_option
+@click.option(
+    "--no-workers",
+    is_flag=True,
+    help="Only make the run, if none is there that has not ended: others start the workers.",
+)
+def run(
+    files: tuple[Path, ...],
+    run_dir: Path | None,
+    sets: tuple[str, ...],
+    as_json: bool,
+    progress: str,
+    no_workers: bool,
+) -> None:
+    """Start a run and see it to its end.
+
+    Starts every role as a process, shows progress, restarts what dies, and leaves a run folder with the trained model
+    in final/. Several FILEs overlay each other, the later wins; without FILE: $RFTSTREAM_CONFIG, then
+    ./rftstream.toml. Ctrl-C stops cleanly (`rftstream resume` goes on), a second one at once.
+    """
+    config = load_run_file(files, sets)
+    from rftstream.launch import launch
+
+    if no_workers:
+        folder, is_new = launch.create(config, run_dir=run_dir)
+        click.echo(
+            json.dumps({"run_dir": str(folder.path), "created": is_new})
+            if as_json
+            else f"{folder.path}: {'created' if is_new else 'is there and has not ended'}; start a worker of each "
+            f"role: rftstream worker --run-dir {folder.path} --role ROLE"
+        )
+        return
+    stream = sys.stderr if as_json else sys.stdout
+    _finish(launch.run(config, run_dir=run_dir, progress=progress, stream=stream), as_json=as_json)
+
+
+@examples(
+    "rftstream resume examples/runs/arithmetic",
+    "rftstream resume examples/runs/arithmetic --set run.steps=400",
+)
+@click.command()
+@run_argument
+@set_option
+@json_option
+@progress_option
+def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
+    """Go on with a run that was stopped or died, or add steps to a finished one.
+
+    RUN is a run folder, or a run file (then its newest run). The run goes on with the settings that it has recorded;
+    what the run file says otherwise by now is shown and not taken, --set changes a setting. Counts, devices, log
+    level, steps, rhythm of checkpoints and evaluations and the learning rate may change; another model, taskset,
+    template or partition count is refused. Own modules are taken as they are now; which of them have changed is shown.
+    """
+    from rftstream.launch import launch
+
+    stream = sys.stderr if as_json else sys.stdout
+    _finish(launch.resume(run, sets=sets, progress=progress, stream=stream), as_json=as_json)
+
+
+@examples(
+    "rftstream worker examples/arithmetic.toml --role explorer",
+    "rftstream worker --run-dir examples/runs/arithmetic --role verifier --metrics-port 9100",
+)
+@click.command()
+@files_argument
+@click.option(
+    "--role",
+    required=True,
+    metavar="ROLE",
+    type=Word(tuple(ROLES)),
+    help="feeder, explorer, verifier, buffer, trainer, evaluator.",
+)
+@click.option("--run-dir", type=RunPath(), help="Folder of the run.  [default: FILE's newest run]")
+@click.option("--process", metavar="NAME", help="Name in logs and claims.  [default: ROLE-HOST-PID]")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve /metrics and /health there; 0: any free port, written to logs/NAME.port.",
+)
+@click.option("--device", metavar="DEVICE", help="cpu, cuda:0, ...  [default: what FILE says]")
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    show_default=True,
+    help="How long to wait for the run to exist.",
+)
+@click.option("--parent", type=int, hidden=True, help="The process that started this one: its end is ours.")
+def worker(
+    files: tuple[Path, ...],
+    role: str,
+    run_dir: Path | None,
+    process: str | None,
+    metrics_port: int | None,
+    device: str | None,
+    wait_s: float,
+    parent: int | None,
+) -> None:
+    """Run one process of a role, beside others of the same run.
+
+    Any number of explorers and verifiers share the work and may come and go. Of the other roles one is in force: a
+    later one takes over. SIGTERM or ctrl-C finishes what is in hand and leaves.
+    """
+    from rftstream.launch import host
+    from rftstream.launch.processes import die_with_parent
+    from rftstream.roles.build import role_builder
+
+    if parent is not None:
+        die_with_parent(parent)
+    stop = host.Stop()
+    role_builder(role)  # an unknown one is said before anything is waited for
+    config, folder = host.join(
+        files if run_dir else run_files(files),
+        run_dir,
+        wait_s=wait_s,
+        stop=stop,
+        say=lambda text: click.echo(text, err=True),
+    )
+    sys.exit(
+        host.run_worker(
+            config,
+            folder,
+            role,
+            process=process or host.default_process(role),
+            metrics_port=metrics_port,
+            device=device,
+            wait_s=wait_s,
+            parent=parent,
+            stop=stop,
+        )
+    )
+
+
+def _finish(result: RunResult, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result.to_dict()))
+    else:
+        click.echo(result.summary())
+    if result.error:
+        click.echo(f"rftstream: {result.error}", err=True)
+    sys.exit(result.exit_code)

@@ -1,0 +1,72 @@
+"""`try`: a few tasks through workflow and reward, printed to be read."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import (
+    at_work,
+    can_dim,
+    examples,
+    files_argument,
+    json_option,
+    load_run_file,
+    set_option,
+)
+from rftstream.contracts.role_names import RoleName
+
+
+@examples(
+    "rftstream try examples/arithmetic.toml --num 3",
+    "rftstream try mine.toml --taskset sums --samples 4 --set sampling.temperature=0.7",
+    "rftstream try mine.toml --num 20 --json | jq '.rollouts[].reward'",
+)
+@click.command(name="try")
+@files_argument
+@click.option("--num", type=click.IntRange(min=1), default=1, show_default=True, help="Tasks.")
+@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Rollouts of each task.")
+@click.option("--taskset", metavar="NAME", help="Only of this taskset.  [default: as the run would mix them]")
+@click.option("--seed", type=click.IntRange(min=0), help="Other tasks and samples.  [default: run.seed]")
+@set_option
+@json_option
+def try_(
+    files: tuple[Path, ...],
+    num: int,
+    samples: int,
+    taskset: str | None,
+    seed: int | None,
+    sets: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Take a few tasks through environment, policy and reward, and print them to be read.
+
+    The first tasks of the run, with the model as it is before training: each prompt as the model sees it, what was
+    sampled, and the reward with its parts, or the reason why there is none. Trains nothing and leaves nothing behind.
+    Exit 1 if nothing could be scored.
+    """
+    config = load_run_file(files, sets)
+    from rftstream.config.part_names import check_part_names
+    from rftstream.launch.host import prepare_process
+
+    prepare_process(config, RoleName.explorer)
+    check_part_names(config)
+    from rftstream.commands.views import print_out
+    from rftstream.preflight.trial import TrialReport, try_run
+    from rftstream.queries.shown_completions import CompletionReader
+
+    reader = CompletionReader(dims=can_dim())
+    report = TrialReport(wanted=num * samples)
+    with closing(try_run(config, report, num_tasks=num, samples=samples, taskset=taskset, seed=seed)) as rollouts:
+        while True:
+            with at_work("sampling and scoring"):
+                one = next(rollouts, None)
+            if one is None:
+                break
+            if not as_json:
+                click.echo(f"{one.to_text(reader)}\n")
+    print_out(report.to_json() if as_json else report.summary())
+    sys.exit(0 if report.num_scored else 1)

@@ -1,0 +1,271 @@
+"""`check`, `status`, `audit`, `inspect`, `plot` and `list`: what can be asked without changing anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rftstream.commands.options import (
+    at_work,
+    can_dim,
+    examples,
+    files_argument,
+    json_option,
+    load_run_file,
+    no_index_option,
+    run_argument,
+    set_option,
+)
+from rftstream.commands.words import KINDS, AnyPath, Word, complete_topic
+
+if TYPE_CHECKING:
+    from rftstream.queries.index import Index
+    from rftstream.runs.folder import OpenRun
+
+
+@examples(
+    "rftstream check examples/arithmetic.toml",
+    "rftstream check base.toml mine.toml --set feeder.group_size=16 --json",
+)
+@click.command()
+@files_argument
+@set_option
+@json_option
+def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
+    """Look at everything in a run file before it is run.
+
+    Builds the settings of every part, opens tasksets (all lines of a file), shows a rendered prompt with its tokens,
+    refuses prompts longer than the context, names what looks unintended and where own modules are taken from, and
+    estimates the disk that the run will need. Exit 2 if the run could not start.
+    """
+    config = load_run_file(files, sets)
+    with at_work("looking at model, tasks and parts"):
+        from rftstream.launch.host import prepare_process
+
+        prepare_process(config, "check")
+        from rftstream.preflight.check import check as look
+
+        report = look(config)
+    print_out(report.to_json() if as_json else report.to_text())
+    sys.exit(0 if report.ok else 2)
+
+
+@examples("rftstream status examples/runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
+@click.command()
+@run_argument
+@json_option
+def status(run: Path, as_json: bool) -> None:
+    """Where a run stands: state, version, reward, evaluations, what waits where, who works on it.
+
+    RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.queries.status import read_status
+
+    with opened_run(run) as opened:
+        found = read_status(opened)
+    print_out(found.to_json() if as_json else found.to_text())
+
+
+@examples("rftstream audit examples/runs/arithmetic", "rftstream audit examples/runs/arithmetic --json | jq .rollouts")
+@click.command()
+@run_argument
+@json_option
+@no_index_option
+def audit(run: Path, as_json: bool, no_index: bool) -> None:
+    """Count from the log what became of every rollout and every group.
+
+    admitted = pending + trained + expired + filtered + dead, also while the run is live. Shows the lengths of the
+    completions by outcome, twins, and whatever contradicts itself. Exit 1 when it does not balance or a twin is found.
+    What was read is kept in RUN/index (safe to delete), so that the next audit reads only what has come since.
+    RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.queries.audit import audit as count
+
+    with opened_run(run) as opened, indexed(opened, no_index) as index, at_work("reading the log"):
+        report = count(opened.transport, index)
+    print_out(report.to_json() if as_json else report.to_text())
+    sys.exit(0 if report.fine else 1)
+
+
+@examples(
+    "rftstream inspect examples/runs/arithmetic rollouts --last 3",
+    "rftstream inspect examples/runs/arithmetic verified --where group_id=sums/0/17/0 --json",
+    "rftstream inspect examples/runs/arithmetic steps --from 100 --json | jq .message.metrics.reward",
+)
+@click.command()
+@run_argument
+@click.argument("topic", required=False, shell_complete=complete_topic)
+@json_option
+@click.option("--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")
+@click.option("--from", "start", type=click.IntRange(min=0), metavar="OFFSET", help="From this offset on.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option(
+    "--where",
+    "conditions",
+    metavar="HEADER=VALUE",
+    multiple=True,
+    help="Only records with this header; may be given several times.",
+)
+def inspect(
+    run: Path,
+    topic: str | None,
+    as_json: bool,
+    partition: int | None,
+    start: int | None,
+    last: int | None,
+    conditions: tuple[str, ...],
+) -> None:
+    """Show records of a topic, decoded: headers, turns as text, metrics.
+
+    Without TOPIC: the topics of the run, what is on each, and how many records each holds. With --json one object a
+    line: topic, partition, offset, timestamp, key, headers, and message with its arrays as lists, or error where a
+    record cannot be decoded. RUN is a run folder, or a run file (then its newest run).
+    """
+    where = {}
+    for condition in conditions:
+        header, equals, value = condition.partition("=")
+        if not equals:
+            raise click.BadParameter(f"got {condition!r}, expected HEADER=VALUE", param_hint="--where")
+        where[header] = value
+    from rftstream.queries.inspect import list_topics, record_to_json, record_to_text, select, topics_to_text
+    from rftstream.queries.shown_completions import open_reader
+    from rftstream.service.role import Log
+
+    num_shown = 0
+    with opened_run(run) as opened:
+        if topic is None:
+            if start is not None or last is not None or partition is not None or where:
+                raise click.UsageError("TOPIC is missing; `rftstream inspect RUN` lists the topics")
+            held = list_topics(Log(opened.transport))
+            print_out(held if as_json else topics_to_text(opened.run_id, held))
+            return
+        reader = open_reader(opened, dims=can_dim())
+        for record in select(Log(opened.transport), topic, partition=partition, start=start, last=last, where=where):
+            num_shown += 1
+            click.echo(_to_json(record_to_json(record)) if as_json else record_to_text(record, reader))
+    if not num_shown:
+        click.echo(f"{topic}: no such records" if where else f"{topic}: no records", err=True)
+
+
+@examples(
+    "rftstream plot examples/runs/arithmetic",
+    "rftstream plot examples/runs/arithmetic --out .",
+    "rftstream plot examples/runs/arithmetic --tensorboard board && tensorboard --logdir board",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--out", type=AnyPath(file_okay=False), metavar="DIR", help="Where the pictures go.  [default: RUN/plots]"
+)
+@click.option(
+    "--tensorboard",
+    type=AnyPath(file_okay=False),
+    metavar="DIR",
+    help="Write event files for TensorBoard into this folder instead of pictures.",
+)
+@json_option
+def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
+    """Draw the run's curves as PNG and as a page for a browser, over steps and over time.
+
+    Reward, held-out evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
+    only steps in force, with a mark where a trainer resumed. The page, index.html, stands by itself: values to point
+    at, to zoom into and to switch off, completions from the beginning and the end, and the run's own settings. RUN is
+    a run folder, or a run file (then its newest run).
+    """
+    from rftstream.queries.history import read_history
+    from rftstream.queries.page_facts import own_settings, read_samples
+    from rftstream.queries.plot import plot as draw
+    from rftstream.queries.plot import write_events
+    from rftstream.queries.plot_page import write_page
+    from rftstream.queries.shown_completions import open_reader
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened, at_work("reading the log and drawing"):
+        history = read_history(Log(opened.transport))
+        if tensorboard is None:
+            folder = out or opened.folder.plots
+            files = draw(history, run=opened.run_id, folder=folder)
+            page: Path | None = write_page(
+                history,
+                run=opened.run_id,
+                folder=folder,
+                settings=own_settings(opened.config),
+                samples=read_samples(Log(opened.transport), open_reader(opened, dims=False)),
+            )
+        else:
+            files, page = [write_events(history, tensorboard)], None
+    pages = {} if page is None else {"page": str(page)}
+    if as_json:
+        print_out({"files": [str(file) for file in files], **pages})
+    else:
+        print_out("\n".join([*map(str, files), *pages.values()]))
+
+
+@examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
+@click.command(name="list")
+@click.argument("kind", type=Word(KINDS))
+@click.option(
+    "--folder",
+    type=AnyPath(file_okay=False),
+    metavar="DIR",
+    help="Of `list runs`: where the run folders are.  [default: where run files here write them, and those "
+    "one folder below]",
+)
+@json_option
+def list_(kind: str, folder: Path | None, as_json: bool) -> None:
+    """List the built-in parts of a KIND and how to plug your own; or the runs.
+
+    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs. `list runs` looks
+    where `run` writes: beside the run files in this folder and in the folders of it, and in runs/.
+    """
+    from rftstream.queries import listing
+
+    if kind in ("run", "runs"):
+        lines = listing.list_runs(*(listing.run_places(Path()) if folder is None else [folder]))
+        print_out([listing.run_line_to_json(line) for line in lines] if as_json else listing.runs_to_text(lines))
+        return
+    kind = listing.kind_of(kind)
+    parts = listing.list_parts(kind)
+    print_out([listing.part_to_json(part) for part in parts] if as_json else listing.parts_to_text(kind, parts))
+
+
+@contextmanager
+def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[Index | None]:
+    """The run's index unless it is not wanted; what was wrong with it goes to stderr."""
+    from rftstream.queries.index import opened_index
+
+    if no_index:
+        yield None
+        return
+    with opened_index(run, looking=looking) as index:
+        yield index
+        for note in index.notes if index is not None else ():
+            click.echo(f"index: {note}", err=True)
+
+
+@contextmanager
+def opened_run(run: Path) -> Iterator[OpenRun]:
+    from rftstream.runs.folder import open_run
+
+    with at_work("opening the run"):
+        opened = open_run(run)
+    try:
+        yield opened
+    finally:
+        opened.transport.close()
+
+
+def print_out(what: Any) -> None:
+    click.echo(what if isinstance(what, str) else _to_json(what))
+
+
+def _to_json(what: Any) -> str:
+    from rftstream.queries.inspect import to_plain
+
+    return json.dumps(to_plain(what), ensure_ascii=False, allow_nan=False)

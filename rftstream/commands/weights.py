@@ -1,0 +1,168 @@
+"""`weights`: the versions that a run has published, what of them is there, and how to get at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rftstream.commands.options import at_work, examples, json_option, run_argument
+from rftstream.commands.views import opened_run, print_out
+from rftstream.commands.words import AnyPath
+
+
+@examples(
+    "rftstream weights list runs/smollm2",
+    "rftstream weights verify runs/smollm2",
+    "rftstream weights export runs/smollm2 --version 120 --to models/mine",
+)
+@click.group()
+def weights() -> None:
+    """Published versions: list them, read and compare them all, make an ordinary model folder of one.
+
+    RUN may be live or over; no trainer is needed.
+    """
+
+
+@examples("rftstream weights list runs/smollm2", "rftstream weights list runs/smollm2 --json")
+@click.command(name="list")
+@run_argument
+@click.option("--all", "everything", is_flag=True, help="Also versions whose objects were deleted, as the run said.")
+@json_option
+def list_(run: Path, everything: bool, as_json: bool) -> None:
+    """Show the versions in force: anchor or delta, how large, and whether they can still be made.
+
+    With --json one list.
+    """
+    from rftstream.queries.weights import line_to_json, lines_to_table, list_versions
+    from rftstream.runs.published import read_published
+
+    with opened_run(run) as opened:
+        lines = list_versions(read_published(opened))
+        shown = [line for line in lines if everything or line.state != "deleted"]
+        if as_json:
+            print_out([line_to_json(line) for line in shown])
+            return
+        from rich.console import Console
+
+        more = len(lines) - len(shown)
+        title = f"{opened.run_id}: {opened.store().url}" + (f" ({more} more are deleted: --all)" if more else "")
+        Console(width=None if Console().is_terminal else 120).print(lines_to_table(shown, title))
+
+
+@examples("rftstream weights verify runs/smollm2")
+@click.command()
+@run_argument
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
+    """Read every version that the run keeps, make its weights, and compare all digests. Exit 1 if one is damaged.
+
+    With --json one object a line.
+    """
+    from rftstream.runs.published import read_published
+    from rftstream.runs.published import verify as verified
+
+    damaged = num = 0
+    with opened_run(run) as opened:
+        published = read_published(opened)
+        with at_work("reading the store"):
+            for one, problem in verified(published):
+                num, damaged = num + 1, damaged + (problem is not None)
+                if as_json:
+                    print_out(
+                        {
+                            "version": one.name.version,
+                            "trainer_epoch": one.name.trainer_epoch,
+                            "object": one.object,
+                            "good": problem is None,
+                            "problem": problem,
+                        }
+                    )
+                elif problem is not None:
+                    click.echo(f"version {one.name.version}: {problem}")
+    if not as_json:
+        click.echo(f"{num - damaged} of {num} versions are good" + ("" if damaged else ", bit for bit"))
+    if damaged:
+        ctx.exit(1)
+
+
+@examples(
+    "rftstream weights export runs/smollm2",
+    "rftstream weights export runs/smollm2 --version 100 --version 120 --to models/mine",
+    "rftstream weights export runs/smollm2-lora --adapter --to adapters/mine",
+    "rftstream weights export runs/smollm2 --version 120 --upload me/smollm2-sums --private",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--version",
+    "versions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="NUMBER",
+    help="Which one; several with several. Default: the newest.",
+)
+@click.option(
+    "--to",
+    "target",
+    type=AnyPath(),
+    metavar="FOLDER",
+    help="Where to; several versions go to v<NUMBER> in it. Default: RUN/exports/v<NUMBER>.",
+)
+@click.option(
+    "--adapter", is_flag=True, help="Of a run with [model.lora]: the adapter alone, not merged with the model."
+)
+@click.option(
+    "--upload",
+    "repository",
+    metavar="OWNER/NAME[@BRANCH]",
+    help="Send it to a hub, too (HF_TOKEN, HF_ENDPOINT). Several go to branches v<NUMBER>.",
+)
+@click.option("--private", is_flag=True, help="A repository that --upload makes is not public.")
+@json_option
+def export(
+    run: Path,
+    versions: tuple[int, ...],
+    target: Path | None,
+    adapter: bool,
+    repository: str | None,
+    private: bool,
+    as_json: bool,
+) -> None:
+    """Make an ordinary Hugging Face model folder of a version: weights, config, tokenizer, template.
+
+    With --json one object a line: version, folder, weights_digest, and url if it was uploaded.
+    """
+    from rftstream.runs.published import model_of, read_published, write_model_folder
+
+    versions = tuple(dict.fromkeys(versions))
+    places: list[Any] = []
+    if repository is not None:
+        from rftstream.models import hub
+
+        places = hub.places_of(repository, versions, where="--upload")
+    elif private:
+        raise click.UsageError("--private is for what --upload makes; give --upload OWNER/NAME, too.")
+    with opened_run(run) as opened:
+        spec, published = model_of(opened), read_published(opened)
+        for number, one in enumerate(published.choose(versions, where="--version")):
+            version = one.name.version
+            folder = target or opened.folder.exports
+            if target is None or len(versions) > 1:
+                folder = folder / (f"v{version}-adapter" if adapter else f"v{version}")
+            with at_work(f"version {version}"):
+                write_model_folder(published, one, spec, folder, adapter=adapter)
+            told = {"version": version, "folder": str(folder), "weights_digest": one.weights_digest}
+            text = f"version {version} is in {folder}"
+            if places:
+                with at_work(f"sending version {version}"):
+                    message = f"version {version} of {opened.run_id}"
+                    told["url"] = hub.upload(folder, places[number], private=private, message=message)
+                text += f", and at {told['url']}"
+            print_out(told if as_json else text)
+
+
+for command in (list_, verify, export):
+    weights.add_command(command)

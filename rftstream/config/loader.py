@@ -1,0 +1,394 @@
+"""The run file: sections, defaults, ranges. The only reader of TOML and of the environment.
+
+Precedence: file (several overlay each other, later wins) < environment `RFTSTREAM__TRAINER__LR` < `--set trainer.lr=`.
+What is secret (keys like `password`) is taken out into the environment (secrets.py). A part's own knobs stand in
+`[<kind>s.<name>]` (`[algorithms.grpo]`, `[policies.hf]`, `[rewards.math]`), are declared by its `Config`, and are
+checked by `check_parts`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rftstream.config import registry, secrets
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.toml_errors import explain_toml
+from rftstream.contracts.tasks import Sampling
+from rftstream.errors import ConfigError
+
+
+def load(
+    files: Sequence[str | Path],
+    *,
+    sets: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """The resolved config of one or more run files. ConfigError says what is wrong and where."""
+    merged: dict[str, Any] = {}
+    sources: list[tuple[str, Mapping[str, Any]]] = []
+    for file in files:
+        sources.append((f"{file}:", _read_toml(Path(file))))
+        _merge(merged, copy.deepcopy(sources[-1][1]))
+    variables: dict[str, str] = {}
+    for name, value in sorted((env if env is not None else os.environ).items()):
+        if name.startswith("RFTSTREAM__"):
+            path = [part.lower() for part in name.split("__")[1:]]
+            _set(merged, path, _parse_value(value), where=name)
+            sources.append((f"{name}:", _nested(path, _parse_value(value))))
+            variables[".".join(path)] = name
+    for assignment in sets:
+        key, equals, value = assignment.partition("=")
+        path = _split_key(key)
+        if not equals or not path:
+            raise ConfigError(f"--set {assignment}: expected section.key=value")
+        _set(merged, path, _parse_value(value), where=f"--set {key}")
+        variables.pop(".".join(path), None)
+        sources.append(("--set", _nested(path, _parse_value(value))))
+    merged.setdefault("base", str(Path(files[0]).resolve().parent) if files else os.getcwd())
+    secrets.hide(merged, names=variables)
+    try:
+        return from_dict(merged)
+    except ConfigError as error:
+        raise ConfigError(f"{_source_of(str(error), sources, files)} {error}") from None
+
+
+def _source_of(error: str, sources: Sequence[tuple[str, Mapping[str, Any]]], files: Sequence[str | Path]) -> str:
+    """Who gave what the error begins with, of those who know most of its path: a value whoever came last, a section
+    who began it. Of what nobody gave, the files."""
+    best, found = 0, ", ".join(map(str, files)) + ":"
+    path = _split_key(error.partition(": ")[0])
+    for name, values in sources:
+        depth, value = 0, values
+        while depth < len(path) and isinstance(value, Mapping) and path[depth] in value:
+            depth, value = depth + 1, value[path[depth]]
+        if depth > best or (depth == best > 0 and not isinstance(value, Mapping)):
+            best, found = depth, name
+    return found
+
+
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    return {path[0]: _nested(path[1:], value) if len(path) > 1 else value}
+
+
+def from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """A config from plain values, checked as a whole."""
+    plain: dict[str, Any] = copy.deepcopy(dict(values))
+    secrets.hide(plain)
+    for section in ("run", "model", "experts" if "experts" in plain else "tasksets"):
+        if section not in plain:
+            raise ConfigError(
+                f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME], or [experts] alone"
+            )
+    for tables, section_type in (("tasksets", TasksetSection), ("evaluations", EvaluationSection)):
+        sections = plain.get(tables, {})
+        for name in sections if isinstance(sections, dict) else ():  # one by one, so that errors name them
+            registry.convert(sections[name], section_type, where=f"{tables}.{name}")
+    config: RunConfig = registry.convert(plain, RunConfig, where="")
+    _check_kind_of_log(plain.get("transport", {}))
+    _check_whole(config)
+    return _absolute(config)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Plain values, None and no stages left out: what is written beside the run and recorded in its manifest."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items() if item is not None}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return value
+
+    values: dict[str, Any] = plain(config)
+    if not config.stages:
+        del values["stages"]
+    return values
+
+
+def from_toml(text: str) -> RunConfig:
+    """What `to_toml` wrote, as a log or another run recorded it; nothing is taken from the environment."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recorded config: not TOML: {error}") from None
+    return from_dict(values)
+
+
+def to_toml(config: RunConfig) -> str:
+    import tomli_w
+
+    return tomli_w.dumps(to_dict(config))
+
+
+def replace(config: RunConfig, **settings: Any) -> RunConfig:
+    """A copy with `section__key=value` changed, checked anew: replace(config, trainer__lr=1e-5)."""
+    values = to_dict(config)
+    for key, value in settings.items():
+        _set(values, key.split("__"), value, where=key)
+    return from_dict(values)
+
+
+def sampling_for(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> Sampling:
+    """[sampling] with a taskset's or evaluation's own differences."""
+    base = to_dict_flat(config.sampling)
+    result: Sampling = registry.convert({**base, **differences}, Sampling, where=where)
+    return result
+
+
+def to_dict_flat(value: Any) -> dict[str, Any]:
+    return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+
+
+def _check_kind_of_log(given: Mapping[str, Any]) -> None:
+    """Who says where brokers are and not of what kind the log is most likely forgot it, and would get one in the run
+    folder. Who names the embedded one switches away from Kafka on purpose."""
+    for key in ("servers", "options"):
+        if given.get(key) and "kind" not in given:
+            raise ConfigError(
+                f"transport.{key}: given without transport.kind, and the default, 'embedded', has no use for it; add "
+                'kind = "kafka", or kind = "embedded" if the log is meant to be in the run folder'
+            )
+
+
+def _check_whole(config: RunConfig) -> None:
+    if config.without_tasks and (config.experts is None or config.experts.source is None):
+        raise ConfigError(
+            'tasksets: none given; add one, e.g. [tasksets.train] source = "jsonl:data/train.jsonl", or name '
+            "demonstrations by experts.source, for a run that learns from them alone"
+        )
+    origins = (config.model.path, config.model.make, config.model.init_from)
+    if sum(one is not None for one in origins) != 1:
+        raise ConfigError("model: expected exactly one of path, init_from and [model.make]")
+    if "@" in config.weights.store.partition("://")[2].partition("/")[0]:
+        raise ConfigError(
+            "weights.store: got a URL with keys in it, which would be written beside the run; expected none; "
+            "give them in the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    if 0 < (tokens := config.explorer.repetition_tokens) < 2 * config.explorer.repetition_period:
+        raise ConfigError(
+            f"explorer.repetition_tokens: got {tokens}, expected at least twice explorer.repetition_period = "
+            f"{2 * config.explorer.repetition_period}, or 0 for never"
+        )
+    if config.trainer.publish_every > config.feeder.max_staleness + 1:
+        raise ConfigError(
+            f"trainer.publish_every: got {config.trainer.publish_every}, expected at most feeder.max_staleness + 1 = "
+            f"{config.feeder.max_staleness + 1}; explorers would wait for a version that is never announced"
+        )
+    every, best = config.trainer.keep_every, config.trainer.keep_best
+    if every is not None and every % config.trainer.checkpoint_every:
+        raise ConfigError(
+            f"trainer.keep_every: got {every}, expected a multiple of trainer.checkpoint_every = "
+            f"{config.trainer.checkpoint_every}; there is no checkpoint of the versions between"
+        )
+    if best is not None and best not in config.evaluations:
+        raise ConfigError(
+            f"trainer.keep_best: got {best!r}, expected an evaluation; "
+            + (registry.suggest(best, config.evaluations) if config.evaluations else "add [evaluations.NAME]")
+        )
+    if config.retention is not None and config.retention.checkpoints > config.trainer.keep_checkpoints:
+        raise ConfigError(
+            f"retention.checkpoints: got {config.retention.checkpoints}, expected at most trainer.keep_checkpoints = "
+            f"{config.trainer.keep_checkpoints}; there are no more to begin with"
+        )
+    if config.experts is not None and "experts" in config.tasksets:
+        raise ConfigError("tasksets.experts: the name of demonstrations beside [experts]; call the taskset otherwise")
+    if config.tasksets and not any(section.weight for section in config.tasksets.values()):
+        raise ConfigError("tasksets: every weight is 0; give at least one taskset a weight")
+    _check_stages(config)
+    if config.feeder.group_size == 1 and config.buffer.zero_variance == "replace":
+        raise ConfigError("buffer.zero_variance: 'replace' would filter every group of size 1; use 'keep'")
+    if not (config.steps or config.run.hours or config.run.stop_reward is not None) and not all(
+        section.passes for section in config.tasksets.values()
+    ):
+        raise ConfigError("run: nothing ends it; give steps, hours, stop_reward, or passes for every taskset")
+    check_sampling(config.sampling, where="sampling")
+    for name, section in config.tasksets.items():
+        _check_differences(config, section.sampling, where=f"tasksets.{name}.sampling")
+    for name, evaluation in config.evaluations.items():
+        _check_differences(config, evaluation.sampling, where=f"evaluations.{name}.sampling")
+        if max(evaluation.k, default=1) > evaluation.n:
+            raise ConfigError(f"evaluations.{name}.k: got {max(evaluation.k)}, expected at most n = {evaluation.n}")
+
+
+def _check_stages(config: RunConfig) -> None:
+    """What needs no part to be looked up."""
+    if not config.stages:
+        return
+    if config.run.steps is not None:
+        raise ConfigError(
+            f"run.steps: got {config.run.steps:,}, expected none beside [[stages]], which say how long the run is "
+            f"({config.steps:,} steps); leave it out"
+        )
+    if config.experts is not None and config.experts.passes is not None:
+        raise ConfigError(
+            f"experts.passes: got {config.experts.passes}, expected none beside [[stages]], which take each "
+            "demonstration as often as their steps need; leave it out"
+        )
+
+
+def _check_differences(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> None:
+    """[sampling] is in order by itself, so what is wrong with both together is one of the differences."""
+    check_sampling(sampling_for(config, differences, where=where), where=where, given=differences)
+
+
+def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] | None = None) -> None:
+    """ConfigError for a value out of its range, naming the key that was `given`; default: all were."""
+    if given is not None and "min_tokens" not in given and sampling.min_tokens > sampling.max_tokens >= 1:
+        raise ConfigError(
+            f"{where}.max_tokens: got {sampling.max_tokens}, expected at least min_tokens = {sampling.min_tokens}, as "
+            "[sampling] has it; set min_tokens here as well"
+        )
+    ranges: dict[str, tuple[bool, str]] = {
+        "temperature": (sampling.temperature >= 0, "at least 0"),
+        "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
+        "top_k": (sampling.top_k >= 0, "at least 0 (0 is off)"),
+        "min_p": (0 <= sampling.min_p < 1, "in [0, 1)"),
+        "repetition_penalty": (sampling.repetition_penalty > 0, "above 0"),
+        "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
+        "min_tokens": (0 <= sampling.min_tokens <= sampling.max_tokens, "between 0 and max_tokens"),
+    }
+    for key, (fine, expected) in ranges.items():
+        if not fine:
+            raise ConfigError(f"{where}.{key}: got {getattr(sampling, key)}, expected {expected}")
+
+
+FILE_SCHEMES = ("jsonl:", "parquet:", "file:")
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    """Relative file locations become absolute, against the folder of the run file; templates become their text, so
+    that all workers of the run have the same."""
+    base = Path(config.base)
+
+    def source(text: str) -> str:
+        for scheme in FILE_SCHEMES:
+            if text.startswith(scheme):
+                return scheme + str(base / Path(text.removeprefix(scheme)).expanduser())
+        folder = text.removeprefix("hf:")
+        return f"hf:{(base / folder).resolve()}" if folder not in ("", text) and (base / folder).is_dir() else text
+
+    model = config.model
+    if model.path is not None:
+        beside = (base / Path(model.path).expanduser()).resolve()
+        if beside.is_dir() or (model.path.startswith((".", "~")) and not Path(model.path).is_dir()):
+            model = dataclasses.replace(model, path=str(beside))  # a missing one, too: errors say where it was sought
+    model = dataclasses.replace(model, chat_template=_template(model.chat_template, base, "model"))
+
+    def sections(kind: str) -> dict[str, Any]:
+        return {
+            name: dataclasses.replace(
+                section,
+                source=source(section.source),
+                chat_template=_template(section.chat_template, base, f"{kind}.{name}"),
+            )
+            for name, section in getattr(config, kind).items()
+        }
+
+    experts = config.experts
+    if experts is not None:
+        sources = [source(experts_source(one, base)) for one in experts.sources]
+        experts = dataclasses.replace(experts, source=sources[0] if len(sources) == 1 else tuple(sources) or None)
+    return dataclasses.replace(
+        config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"), experts=experts
+    )
+
+
+def experts_source(text: str, base: Path) -> str:
+    """KIND:LOCATION for a path alone: by what there is, else by its ending."""
+    if text.partition(":")[0] in ("jsonl", "parquet", "hf", "file"):
+        return text
+    if (base / Path(text).expanduser()).is_dir():
+        return f"hf:{text}"
+    return f"{'parquet' if text.endswith('.parquet') else 'file'}:{text}"
+
+
+def _template(value: str | None, base: Path, section: str) -> str | None:
+    """A template's text: `value` itself if it reads like one, else of the file that it names."""
+    if value is None or "{" in value or "\n" in value:
+        return value
+    where, path = f"{section}.chat_template", base / Path(value).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{where}: {path}: {error.strerror or error}; name a Jinja file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: {path}: not UTF-8: {error}; save it as UTF-8") from None
+    if "{" not in text:
+        raise ConfigError(f"{where}: {path}: nothing of a template in it, expected Jinja with {{{{ messages }}}}")
+    return text
+
+
+def _not_a_file(folder: Path) -> str:
+    if (folder / "run.lock").exists():
+        return f"{folder}: is a run folder, expected a run file; `rftstream resume {folder}` goes on with that run"
+    found = ", ".join(map(str, sorted(folder.glob("*.toml"))))
+    return f"{folder}: is a folder, expected a run file" + (f"; there is {found}" if found else "")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG") from None
+    except IsADirectoryError:
+        raise ConfigError(_not_a_file(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error}; save it as UTF-8") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {explain_toml(text, str(error))}") from None
+
+
+def glance(path: Path) -> dict[str, Any]:
+    """What a file gives, unchecked; nothing if it cannot be read or is not TOML."""
+    try:
+        return _read_toml(path)
+    except (ConfigError, OSError):
+        return {}
+
+
+def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value
+
+
+def _set(target: dict[str, Any], path: Sequence[str], value: Any, *, where: str) -> None:
+    part, *rest = path
+    if not rest:
+        target[part] = value
+        return
+    inner = target.setdefault(part, {})
+    if isinstance(inner, list) and len(rest) > 1:  # stages.0.steps
+        number, *rest = rest
+        if not (number.isdigit() and int(number) < len(inner)):
+            raise ConfigError(f"{where}: got {part}.{number}, expected {part}.0 to {part}.{len(inner) - 1}")
+        inner = inner[int(number)]
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{where}: {part} is a value, not a section")
+    _set(inner, rest, value, where=where)
+
+
+def _split_key(key: str) -> list[str]:
+    """`tasksets."my set".weight` -> its parts, quotes honoured."""
+    return [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^.]+)', key)]
+
+
+def _parse_value(text: str) -> Any:
+    """As TOML reads it; what is not TOML is taken as a string, so that quotes can be left out."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,237 @@
+"""The one lookup behind every table of parts: a built-in name, or `module:Thing` of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rftstream.config import aliases
+from rftstream.errors import ConfigError, RftError
+
+MANY = 12
+"""More names than these are not all told to somebody to whom one can be proposed."""
+
+_info_of_class = functools.cache(msgspec.inspect.type_info)
+"""It evaluates every annotation anew, which takes milliseconds for a whole run file."""
+
+KINDS = {
+    "transport": "rftstream.transport:TRANSPORTS",
+    "policy": "rftstream.policies:POLICIES",
+    "backend": "rftstream.backends:BACKENDS",
+    "algorithm": "rftstream.algorithms:ALGORITHMS",
+    "reward": "rftstream.rewards:REWARDS",
+    "environment": "rftstream.environments:ENVIRONMENTS",
+    "taskset": "rftstream.data.tasksets:TASKSETS",
+}
+"""Kind -> where its table is."""
+
+
+def table(kind: str) -> dict[str, str]:
+    """Built-in names of a kind -> where each is."""
+    return import_path(KINDS[kind], what=kind)  # type: ignore[no-any-return]
+
+
+def resolve(kind: str, name: str, *, where: str = "") -> Any:
+    """The class or function behind `name`. ConfigError names the nearest known one."""
+    known = table(kind)
+    where = where or kind
+    if ":" in name:
+        return import_path(name, what=where)
+    if name not in known:
+        raise ConfigError(f"{where}: unknown {name!r}; {suggest(name, known)} (or 'module:Name' of your own)")
+    return import_path(known[name], what=where)
+
+
+def build_config(part: Any, options: Mapping[str, Any] | None, *, where: str) -> Any:
+    """The part's frozen `Config` from its table in the run file; unknown keys and bad values are ConfigErrors."""
+    config_type = getattr(part, "Config", None)
+    if config_type is None:
+        if options:
+            raise ConfigError(f"{where}: has no options, got {', '.join(sorted(options))}; remove them")
+        return None
+    return convert(dict(options or {}), config_type, where=where)
+
+
+def convert(values: Any, target: Any, *, where: str) -> Any:
+    """Plain values to a dataclass, strictly, with errors that name the key as the user wrote it."""
+    check_keys(values, target, where)
+    check_numbers(values, where)
+    try:
+        return msgspec.convert(values, target)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `")
+        of_names = path.startswith("key` in `")  # it is a name that is wrong, and not what stands under it
+        keys = re.findall(r"\w[\w-]*", path.removeprefix("key` in `").rstrip("`").removeprefix("$"))
+        place = ".".join(part for part in (where, *keys) if part)
+        if of_names:
+            raise ConfigError(_wrong_name(place, text, values, target, keys)) from None
+        raise ConfigError(f"{place}: {_explain(text, values, target, keys)}") from None
+
+
+def _wrong_name(place: str, text: str, values: Any, target: Any, keys: list[str]) -> str:
+    """Of a table whose sections have names that users choose: which of them is not as it should be."""
+    wanted: Any = _type_info(target)
+    for key in keys:
+        values, wanted = values[key], _fields(wanted)[key]
+    pattern = re.search(r"matching regex '(.*)'", text)
+    wrong = next((name for name in values if pattern and not re.search(pattern[1], name)), "")
+    return f'{place}."{wrong}": got {wrong!r} as the name of a section, expected {_form(wanted.key_type, text)}'
+
+
+def _form(wanted: Any, text: str) -> str:
+    """The form that a text must have, in words where the field has them."""
+    kinds = wanted.types if isinstance(wanted, msgspec.inspect.UnionType) else (wanted,)
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.Metadata) and "description" in (kind.extra_json_schema or {}):
+            return str((kind.extra_json_schema or {})["description"])
+    pattern = re.search(r"matching regex '(.*)'", text)
+    return f"text of the form {pattern[1] if pattern else text}"
+
+
+def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
+    """What was found and what was expected, in the words of the run file."""
+    wanted: Any = _type_info(target)
+    found = values
+    for key in keys:
+        inner = getattr(wanted, "value_type", getattr(wanted, "item_type", wanted))
+        wanted = _fields(wanted).get(key, wanted) if _dataclass_info(wanted) else inner
+        if isinstance(found, dict):
+            found = found.get(key, found)
+        elif isinstance(found, list) and key.isdigit():
+            found = found[int(key)]
+    plain = wanted.type if isinstance(wanted, msgspec.inspect.Metadata) else wanted
+    kinds = plain.types if isinstance(plain, msgspec.inspect.UnionType) else (plain,)
+    choices = [str(one) for kind in kinds if isinstance(kind, msgspec.inspect.LiteralType) for one in kind.values]
+    if choices and (len(kinds) == 1 or isinstance(found, str)):
+        return f"got {found!r}; {suggest(str(found), choices)}"
+    if "matching regex '" in text:
+        return f"got {found!r}, expected {_form(wanted, text)}"
+    expected = re.sub(r"^Expected ", "", text).partition(", got")[0].replace("`", "").replace(" | null", "")
+    if text.startswith("Object missing required field"):
+        return f"missing {text.rpartition(' ')[2].strip('`')!r}; it has no default"
+    if isinstance(found, dict) and expected.startswith("array"):
+        return f"got a section, expected a list; of sections each begins with two brackets, [[{'.'.join(keys)}]]"
+    expected = re.sub(r"^(object|array)\b", lambda kind: IN_TOML[kind[1]], expected)
+    return f"got {found!r}, expected {expected[:1].lower() + expected[1:]}"
+
+
+IN_TOML = {"object": "a section", "array": "a list"}
+"""What msgspec calls by its name in JSON."""
+
+
+def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:
+    """ConfigError for keys that no dataclass along the way has. `root`: where else they may belong."""
+    root = target if root is None else root
+    for key, value, inner in _pairs(values, target):
+        place = f"{where}.{key}" if where else key
+        if inner is None:
+            if where:
+                raise ConfigError(f"{place}: unknown key; {_suggest_key(key, target, root)}")
+            raise ConfigError(f"{place}: unknown section; {_suggest_section(key, target)}")
+        check_keys(value, inner, place, root)
+
+
+def check_numbers(values: Any, where: str) -> None:
+    """ConfigError for numbers that no setting can mean: TOML has nan and inf, and Python integers of any size, which no
+    record of the log can hold."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            check_numbers(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(values, (list, tuple)):
+        for number, value in enumerate(values):
+            check_numbers(value, f"{where}.{number}")
+    elif isinstance(values, float) and not math.isfinite(values):
+        raise ConfigError(f"{where}: got {values}, expected a finite number")
+    elif isinstance(values, int) and not -(2**63) <= values < 2**63:
+        raise ConfigError(f"{where}: got {values}, expected an integer of at most 64 bits")
+
+
+def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """`known: a, b, c; did you mean 'b'?`"""
+    spelt = {one.lower(): one for one in known}
+    near = [spelt[one] for one in difflib.get_close_matches(name.lower(), list(spelt), n=3)]
+    near.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places are the likeliest slip
+    text = "known: " + ", ".join(sorted(known)) if known else "none are known"
+    if not near:
+        return text
+    return f"did you mean {near[0]!r}?" if len(known) > MANY else f"{text}; did you mean {near[0]!r}?"
+
+
+def _suggest_key(key: str, target: Any, root: Any) -> str:
+    """By what it means elsewhere, in this section or another one; else by how it is written."""
+    known, meant = _fields(target), _meant(key, root)
+    here = dict.fromkeys(one.rpartition(".")[2] for one in meant)
+    if here and all(one in known for one in here):
+        return f"did you mean {' or '.join(map(repr, here))}?"
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
+    return suggest(key, known)
+
+
+def _suggest_section(key: str, target: Any) -> str:
+    """Of a setting without its section: where it may belong; else the section that is written alike."""
+    places = _meant(key, target)
+    return f"did you mean {' or '.join(places)}?" if places else suggest(key, _fields(target))
+
+
+def _meant(key: str, root: Any) -> list[str]:
+    """Settings of this name in other sections, and what goes by this name elsewhere."""
+    places = [f"{section}.{key}" for section, inner in _fields(root).items() if key in _fields(inner)]
+    return places + list(aliases.SETTINGS.get(key.lower().replace("-", "_"), ()))
+
+
+def _fields(target: Any) -> dict[str, Any]:
+    info = _dataclass_info(target)
+    return {field.encode_name: field.type for field in info.fields} if info else {}
+
+
+def _dataclass_info(target: Any) -> Any:
+    info: Any = _type_info(target)
+    if isinstance(info, msgspec.inspect.Metadata):
+        info = info.type
+    if isinstance(info, msgspec.inspect.UnionType):
+        info = next((one for one in info.types if isinstance(one, msgspec.inspect.DataclassType)), None)
+    return info if isinstance(info, msgspec.inspect.DataclassType) else None
+
+
+def _type_info(target: Any) -> msgspec.inspect.Type:
+    return target if isinstance(target, msgspec.inspect.Type) else _info_of_class(target)
+
+
+def _pairs(values: Any, target: Any) -> list[tuple[str, Any, Any]]:
+    info = _dataclass_info(target)
+    if info is not None and isinstance(values, dict):
+        known = {field.encode_name: field.type for field in info.fields}
+        return [(key, value, known.get(key)) for key, value in values.items()]
+    plain = _type_info(target)
+    if isinstance(plain, msgspec.inspect.DictType) and isinstance(values, dict):
+        return [(key, value, plain.value_type) for key, value in values.items()]
+    if isinstance(plain, msgspec.inspect.VarTupleType) and isinstance(values, list):
+        return [(str(number), value, plain.item_type) for number, value in enumerate(values)]
+    return []
+
+
+def import_path(path: str, *, what: str) -> Any:
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{what}: cannot import {path!r}: no module named {error.name!r}; "
+            "is it installed, or in the folder of the run file?"
+        ) from None
+    except (RftError, MemoryError):
+        raise
+    except Exception as error:  # the user's code: whatever it raises, trying again would not help
+        raise ConfigError(f"{what}: importing {path!r} failed: {type(error).__name__}: {error}; mend it") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ConfigError(f"{what}: module {module_name!r} has no {name!r}") from None

@@ -1,0 +1,172 @@
+"""The stages of a run: which batches are made of what, and trained by what.
+
+All of it is a function of the version alone (batch k is trained at version k), so that every role knows it from the run
+file and from what stands on the log anyway. A run without [[stages]] is one stage without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from rftstream.config import registry
+from rftstream.config.sections import ExpertsSection, RunConfig, StageSection, TrainerSection, name_of_algorithm
+from rftstream.contracts.batches import LossKind
+from rftstream.errors import ConfigError
+
+OF_TRAINER = ("lr", "lr_schedule", "warmup_steps", "min_lr_share", "minibatches", "updates_per_batch")
+"""Settings of [trainer] that a stage may have for itself."""
+FROM_EXPERTS = frozenset({LossKind.sft, LossKind.dpo})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    number: int = 0
+    """From 0."""
+    name: str = ""
+    first: int = 0
+    """The version at which its first batch is trained."""
+    steps: int | None = None
+    """Its batches; None: as many as there are."""
+    where: str = "trainer.algorithm"
+    """Of its algorithm in the run file."""
+    trainer: TrainerSection
+    """With what it has otherwise."""
+    own_reference: bool = False
+    """Whether the reference, if its algorithm has one, becomes the policy that it begins with."""
+    takes_rollouts: bool = True
+    kind: LossKind | None = None
+    """Of the demonstrations that it takes; None: none, or in a run without stages those of the algorithm."""
+    expert_ratio: float = 0.0
+    """Demonstrations beside the rollouts of a batch, relative to their number."""
+    experts_per_batch: int = 0
+    """Where there are no rollouts."""
+
+    @property
+    def end(self) -> int | None:
+        """The version after its last batch."""
+        return None if self.steps is None else self.first + self.steps
+
+    def to_text(self) -> str:
+        last = "" if self.end is None else f" to {self.end:,}"
+        return f"{self.name}, versions {self.first:,}{last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """In order; there is at least one."""
+
+    all: tuple[Stage, ...]
+    named: bool
+    """Whether the run file has any."""
+
+    @staticmethod
+    def of(config: RunConfig) -> Stages:
+        """ConfigError if an algorithm cannot be found, or takes chats and pairs alike."""
+        experts = config.experts or ExpertsSection()
+        common = Stage(
+            trainer=config.trainer,
+            steps=config.run.steps,
+            takes_rollouts=not config.without_tasks,
+            expert_ratio=experts.ratio if config.experts is not None else 0.0,
+            experts_per_batch=experts.per_batch,
+        )
+        if not config.stages:
+            return Stages((common,), named=False)
+        firsts = accumulate((one.steps for one in config.stages), initial=0)
+        return Stages(
+            tuple(
+                _stage(config, number, one, first, common)
+                for (number, one), first in zip(enumerate(config.stages), firsts, strict=False)
+            ),
+            named=True,
+        )
+
+    @staticmethod
+    def recorded(config: RunConfig) -> Stages:
+        """For who makes no batches, since they are there already."""
+        return Stages((Stage(trainer=config.trainer),), named=False)
+
+    @property
+    def steps(self) -> int | None:
+        """Of the whole run."""
+        return self.all[-1].end
+
+    @property
+    def always_explores(self) -> bool:
+        return all(stage.takes_rollouts for stage in self.all)
+
+    def at(self, version: int) -> Stage:
+        """Of the batch that is trained at `version`; beyond the end the last one."""
+        return next((stage for stage in self.all if stage.end is None or version < stage.end), self.all[-1])
+
+    def batches_of_rollouts(self, first: int, end: int) -> int:
+        """How many of the batches `first` ... `end - 1` take rollouts."""
+        if not self.named:
+            return end - first
+        return sum(
+            max(0, min(end, stage.end or end) - max(first, stage.first)) for stage in self.all if stage.takes_rollouts
+        )
+
+    def batch_of_rollouts(self, first: int, number: int) -> int:
+        """The one with this number, from 0, among the batches from `first` on that take rollouts; where there are not
+        so many, the end of the run."""
+        if not self.named:
+            return first + number
+        for stage in self.all:
+            if stage.takes_rollouts and stage.end is not None:
+                begin = max(first, stage.first)
+                if number < max(0, stage.end - begin):
+                    return begin + number
+                number -= max(0, stage.end - begin)
+        return self.steps or 0
+
+
+def _stage(config: RunConfig, number: int, section: StageSection, first: int, common: Stage) -> Stage:
+    where = f"stages.{number}.algorithm" if section.algorithm is not None else "trainer.algorithm"
+    name = name_of_algorithm(config.algorithms_named()[where], where)
+    kinds = loss_kinds(name, where)
+    if len(from_experts := kinds & FROM_EXPERTS) > 1:
+        raise ConfigError(f"{where}: {name!r} learns from chats and from pairs, expected one of them in a stage")
+    own = {key: value for key in OF_TRAINER if (value := getattr(section, key)) is not None}
+    return replace(
+        common,
+        number=number,
+        name=section.name or name,
+        first=first,
+        steps=section.steps,
+        where=where,
+        trainer=replace(config.trainer, **own),
+        takes_rollouts=LossKind.rl in kinds,
+        kind=next(iter(from_experts), None),
+        own_reference=number > 0 and section.reference == "stage",
+        expert_ratio=common.expert_ratio if section.experts_ratio is None else section.experts_ratio,
+        experts_per_batch=section.experts_per_batch or common.experts_per_batch,
+    )
+
+
+def stage_line(config: RunConfig, version: int) -> str | None:
+    """`2 of 3, grpo, versions 20 to 60`: in which stage a run at this version is; without looking up any part."""
+    first = 0
+    for number, section in enumerate(config.stages):
+        end = first + section.steps
+        if version < end or number + 1 == len(config.stages):
+            name = section.name or name_of_algorithm(section.algorithm or config.trainer.algorithm, "stages")
+            return f"{number + 1} of {len(config.stages)}, {name}, versions {first:,} to {end:,}"
+        first = end
+    return None
+
+
+def loss_kinds(algorithm: str, where: str) -> frozenset[LossKind]:
+    """What it learns from."""
+    part = registry.resolve("algorithm", algorithm, where=where)
+    return frozenset(map(LossKind, getattr(part, "loss_kinds", (LossKind.rl,))))
+
+
+def taken_kinds(config: RunConfig) -> frozenset[LossKind]:
+    """What the run learns from, in any of its stages."""
+    places = [stage.where for stage in Stages.of(config).all]
+    named = config.algorithms_named()
+    kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_algorithm(named[one], one), one) for one in places]
+    return frozenset().union(*kinds)

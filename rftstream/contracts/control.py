@@ -1,0 +1,153 @@
+"""What is said about a run as a whole: who is in force, what it should do, what was asked. Topic `control`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rftstream.contracts.versions import VersionName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunManifest:
+    """What the run is; the feeder's first record. `control`, key `manifest`."""
+
+    run: str
+    """Name of the run."""
+    created_at: float
+    """When the feeder first started."""
+    config: str
+    """The resolved config as TOML, secrets left out."""
+    digests: dict[str, str]
+    """model, tokenizer, chat_template, config, and `taskset.<name>` for each."""
+    partitions: int
+    """Of tasks, rollouts, partials and verified; fixed for the run."""
+    shares: int
+    """Of batches; fixed for the run."""
+    seed: int
+    """The run's seed; all others derive from it."""
+    rftstream_version: str
+    """That created the run."""
+    changed: tuple[str, ...] = ()
+    """Of a run made of another one's records: `key before -> after` for each setting in which it differs from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who holds a single role. `control`, key `claim/<role>`. The one with the highest epoch is in force."""
+
+    role: str
+    """feeder, buffer, trainer or evaluator."""
+    epoch: int
+    """Dense from 1, per role."""
+    host: str
+    """Where it runs."""
+    pid: int
+    """Process id there."""
+    process: str
+    """Name of the process in the logs."""
+    claimed_at: float
+    """When it took the role."""
+
+
+class DesiredState(StrEnum):
+    """What a run should do."""
+
+    running = "running"
+    """Work goes on."""
+    paused = "paused"
+    """No admission, no steps; work in flight finishes."""
+    draining = "draining"
+    """No admission; what is admitted is finished, then the run ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What the run should do. `control`, key `state`."""
+
+    state: DesiredState
+    """The desired state."""
+    by: str
+    """Who asked for it."""
+    reason: str = ""
+    """Why, for people."""
+    since: float = 0.0
+    """When it was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TasksEnded:
+    """The feeder admits no more. `control`, key `end`."""
+
+    admitted: int
+    """Groups admitted in all."""
+    reason: str
+    """taskset, steps, draining, experts."""
+    experts: int = 0
+    """Of a run without tasks: demonstrations that there are, of which each pass takes those that are trained on."""
+    batches: int | None = None
+    """Of a run without tasks: how many batches all passes make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished:
+    """The run is over. `control`, key `finished`; a tombstone takes it back."""
+
+    reason: str
+    """steps, hours, reward, taskset, drained, no_signal, ..."""
+    name: VersionName
+    """The last version."""
+    finished_at: float
+    """When the last step was done."""
+    exit_code: int = 0
+    """What the workers exit with."""
+
+
+class RequestKind(StrEnum):
+    """What can be asked for."""
+
+    evaluate = "evaluate"
+    """Evaluate a version now."""
+    retry_dead = "retry_dead"
+    """Put a dead group back as a new attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Something to be done once. `control`, key `request/<id>`."""
+
+    request_id: str
+    """A request with the same id is the same request."""
+    kind: RequestKind
+    """What to do."""
+    arguments: dict[str, Any]
+    """As the kind asks; plain values only."""
+    expires_at: float
+    """Not done after this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimmed:
+    """What was deleted of the run so far, said before it goes. `control`, key `trimmed`; the newest says all of it.
+
+    What it names counts as gone from here on, whether it is still there or not: a process that was away may delete it
+    at any time."""
+
+    name: VersionName
+    """Of the newest checkpoint when this was written."""
+    checkpoints: tuple[VersionName, ...]
+    """Those that are kept; any other that is older than `name` is gone."""
+    offsets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Topic -> the first offset that is kept, per partition. Topics that are not named are whole."""
+    version: int = 0
+    """Batches below are gone: the earliest version that can be trained on from."""
+    sequence: int = 0
+    """All groups below are through: each has its outcome, its siblings have been seen, its batch was trained. Records
+    of `tasks`, `rollouts` and `verified` that are gone belong to these."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """What became of the groups below `sequence`: trained, expired, filtered, dead -> how many."""
+    rollouts: dict[str, int] = field(default_factory=dict)
+    """What became of their rollouts, likewise."""
+    trimmed_at: float = 0.0
+    """When this was written."""

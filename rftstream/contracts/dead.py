@@ -1,0 +1,50 @@
+"""Records that could not be dealt with. Topic `dead`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record that could not be dealt with, as it was. `dead`: any -> any."""
+
+    topic: str
+    """Where the record stands."""
+    partition: int
+    """Where the record stands."""
+    offset: int
+    """Where the record stands."""
+    key: bytes | None
+    """Of the record."""
+    value: bytes | None
+    """Of the record, unchanged."""
+    headers: tuple[tuple[str, bytes], ...]
+    """Of the record: names and values."""
+    role: str
+    """Who gave up."""
+    reason: str
+    """In a word."""
+    detail: str
+    """The error, for people."""
+    tries: int
+    """How often it was tried."""
+    dead_at: float = 0.0
+    """When it was given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadDropped:
+    """Dead letters and dead groups that somebody has done with: they stay where they stand, and are listed no more.
+    `control`, key `dropped/<digest of what is in it>`."""
+
+    letters: tuple[str, ...]
+    """Ids of dead letters, `role/topic/partition/offset`."""
+    groups: tuple[str, ...]
+    """Groups whose outcome is dead, `taskset/pass/index/attempt`."""
+    by: str
+    """Who asked for it."""
+    reason: str = ""
+    """Why, for people."""
+    dropped_at: float = 0.0
+    """When it was asked for."""

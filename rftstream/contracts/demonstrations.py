@@ -1,0 +1,40 @@
+"""A demonstration is a conversation to imitate, or a preference pair. Topic `experts`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.contracts.tasks import ChatMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Two answers to the same messages."""
+
+    prompt: tuple[ChatMessage, ...]
+    """What both answer."""
+    chosen: tuple[ChatMessage, ...]
+    """The better answer."""
+    rejected: tuple[ChatMessage, ...]
+    """The worse one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """Expert experience. `experts`: `rftstream experts load`, gateway -> buffer. Chat or preference, never both."""
+
+    demonstration_id: str
+    """Derived from source and content."""
+    source: str
+    """File or service that it came from."""
+    messages: tuple[ChatMessage, ...] = ()
+    """A chat; the assistant messages are trained on."""
+    preference: Preference | None = None
+    """A preference pair."""
+    weight: float = 1.0
+    """Factor of its loss."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Everything else that the source had; plain values only."""
+    number: int = 0
+    """Dense from 0, in the order in which they were loaded; `number mod partitions` is the partition."""

@@ -1,0 +1,66 @@
+"""An outcome says what became of a group and why. Topic `outcomes`: buffer -> feeder, audit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import UnscorableReason
+
+
+class GroupResult(StrEnum):
+    """What became of a group."""
+
+    batched = "batched"
+    """In a batch."""
+    filtered = "filtered"
+    """Left out on purpose, e.g. for rewards that are all the same."""
+    expired = "expired"
+    """Too late or too old."""
+    dead = "dead"
+    """Too few of its rollouts could be scored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """A rollout as an outcome tells of it."""
+
+    rollout_id: str
+    """`group_id/sibling`."""
+    num_tokens: int
+    """Sampled tokens."""
+    status: RolloutStatus
+    """How it ended."""
+    reward: float | None = None
+    """None: not scored."""
+    reason: UnscorableReason | None = None
+    """Why it was not scored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOutcome:
+    """What became of a group, exactly one for each admitted group. `outcomes`: buffer -> feeder, explorer, audit.
+
+    `late` records are for siblings that arrived after their group's outcome; they change no count of groups."""
+
+    group_id: str
+    """`taskset/pass/index/attempt`."""
+    taskset: str
+    """Name in the run file."""
+    sequence: int
+    """The feeder's count of admitted groups."""
+    result: GroupResult
+    """What became of the group; of a late record, what became of its siblings."""
+    reason: str
+    """complete, zero_variance, deadline, stale, unscorable, ..."""
+    rollouts: tuple[RolloutSummary, ...]
+    """The siblings that were there; of a late record, the late ones."""
+    batch_sequence: int | None = None
+    """Set exactly for batched groups."""
+    late: bool = False
+    """For siblings that arrived after the outcome."""
+    decided_at: float = 0.0
+    """When the buffer decided."""
+    group_size: int = 0
+    """Siblings that the feeder admitted; 0: not told, before version 2."""

@@ -1,0 +1,59 @@
+"""Records: what the log holds. A message is encoded into one (`codec`); a transport carries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as it stands on the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_s: float
+    key: bytes | None
+    value: bytes | None
+    """None for a tombstone, and where a reader was told to leave bodies out."""
+    headers: Headers
+
+    @property
+    def place(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def header(self, name: str) -> bytes | None:
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record to be published."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    """None: a tombstone, which takes back what the key had on a compacted topic."""
+    headers: Headers = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.key or b"") + len(self.value or b"") + sum(len(k) + len(v) for k, v in self.headers)

@@ -1,0 +1,136 @@
+"""A rollout is one sampled attempt, without a reward. Topics `rollouts` and `partials`.
+
+Shapes: T tokens of a segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """`count` consecutive sampled tokens from position `start` on came from one policy version."""
+
+    start: int
+    """Position in the segment, from 0."""
+    count: int
+    """At least 1."""
+    trainer_epoch: int
+    """Of the version."""
+    version: int
+    """The trainer step of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of turns flattened to tokens."""
+
+    token_ids: Array
+    """int32 [T]."""
+    behavior_logprobs: Array
+    """float32 [T]: log-probability of the token under the distribution it was sampled from; 0 where not sampled."""
+    loss_mask: Array
+    """uint8 [T]: 1 where the token was sampled by the policy and may be trained on."""
+    versions: tuple[VersionSpan, ...]
+    """In order, not overlapping; together they cover the sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message of the conversation as a person reads it."""
+
+    role: str
+    """As in ChatMessage."""
+    content: str
+    """The text."""
+    num_tokens: int = 0
+    """Sampled tokens of an assistant turn, 0 for the others."""
+    finish_reason: str | None = None
+    """stop, length or repetition, for assistant turns."""
+
+
+class RolloutStatus(StrEnum):
+    """How a rollout ended."""
+
+    completed = "completed"
+    """It ended by itself."""
+    truncated = "truncated"
+    """A token limit ended it, or the rule against repeated text."""
+    failed = "failed"
+    """The environment or the policy failed; `error` says how."""
+    skipped = "skipped"
+    """Its group was decided before it was sampled."""
+    oversized = "oversized"
+    """It outgrew the record limit; its segments were left out."""
+    undecodable = "undecodable"
+    """Its task could not be decoded; only the headers are known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled attempt, without a reward. `rollouts`: explorer -> verifier."""
+
+    ids: RolloutIds
+    """As the task had them."""
+    status: RolloutStatus
+    """How it ended."""
+    problem: Problem | None
+    """None exactly when the task was undecodable."""
+    turns: tuple[Turn, ...]
+    """The completion: what came after the problem's messages."""
+    segments: tuple[Segment, ...]
+    """What to train on; most rollouts have one, an agent that rewrites its context several."""
+    num_tokens: int
+    """Sampled tokens over all segments."""
+    sampling: Sampling
+    """As the task had it."""
+    error: str | None = None
+    """Why it failed, for people."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the environment measured."""
+    attachments: dict[str, Media] = field(default_factory=dict)
+    """What a model family needs beside tokens (MoE routing, for one), by reference."""
+    started_at: float = 0.0
+    """When sampling began."""
+    finished_at: float = 0.0
+    """When the last token was sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialRollout:
+    """One piece of an unfinished rollout. `partials`: explorer -> explorer, keyed `rollout_id#piece`."""
+
+    ids: RolloutIds
+    """As the task had them."""
+    piece: int
+    """Dense from 0."""
+    turns: tuple[Turn, ...]
+    """Of this piece only."""
+    segments: tuple[Segment, ...]
+    """Of this piece only."""
+    num_tokens: int
+    """Sampled tokens of this piece."""
+    environment_state: bytes | None = None
+    """What the environment saved of itself, its own encoding."""
+    sampler_state: bytes | None = None
+    """State of the sampler's random generator."""
+    saved_at: float = 0.0
+    """When the explorer saved it."""
+    continues: bool = False
+    """The first segment goes on where the last one of the piece before ended."""
+    kept_messages: int = 0
+    """So many messages of the conversation as the piece before left it stand in front; before the first piece it is
+    the problem's messages."""
+    messages: tuple[ChatMessage, ...] = ()
+    """What follows them: together they are what the policy is shown now."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the environment measured so far, in all."""
+    started_at: float = 0.0
+    """When sampling of the rollout began."""
+    explorer: str = ""
+    """Name of the process that sampled this piece."""

@@ -1,0 +1,118 @@
+"""A task is one rollout to do. Topic `tasks`: feeder -> explorer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutIds:
+    """Where a rollout belongs. Set by the feeder, carried unchanged to the end of the flow."""
+
+    rollout_id: str
+    """`group_id/sibling`."""
+    group_id: str
+    """`taskset/pass/index/attempt`."""
+    taskset: str
+    """Name in the run file, `[a-z0-9_-]+`."""
+    sibling: int
+    """Index in the group, dense from 0."""
+    group_size: int
+    """Siblings that the feeder admitted."""
+    sequence: int
+    """The feeder's dense count of admitted groups; `sequence mod partitions` is the partition everywhere."""
+    min_version: int
+    """No token of the rollout may be sampled by an older version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """An image or other payload, by reference."""
+
+    url: str
+    """Where the bytes are; any URL that fsspec opens."""
+    digest: str
+    """`sha256:<hex>` of the bytes behind the url."""
+    kind: str
+    """Media type, e.g. image/png."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One message of a conversation, as chat templates take it."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    """The text; empty where a message is tool calls only."""
+    media: tuple[Media, ...] = ()
+    """Shown with the text, in order."""
+    name: str | None = None
+    """Of the speaker or of the tool, where the template uses it."""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """As the model family writes them, one plain map each."""
+    tool_call_id: str | None = None
+    """The call that a tool message answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """The full set. docs/algorithms.md says with which of them the recorded logprobs are exact."""
+
+    temperature: float = 1.0
+    """0 is greedy; the recorded logprobs are then those of temperature 1."""
+    top_p: float = 1.0
+    """1: off."""
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    """0: off."""
+    presence_penalty: float = 0.0
+    """0: off."""
+    frequency_penalty: float = 0.0
+    """0: off."""
+    repetition_penalty: float = 1.0
+    """1: off."""
+    min_tokens: int = 0
+    """No end of sequence before this many completion tokens."""
+    max_tokens: int = 256
+    """Completion tokens of the whole rollout, all turns together."""
+    stop: tuple[str, ...] = ()
+    """A completion ends after any of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be solved, as the taskset gave it."""
+
+    messages: tuple[ChatMessage, ...]
+    """The prompt."""
+    answer: str | None = None
+    """The reference answer, where the taskset has one."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Definitions of the tools offered, one plain map each."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Everything else that the taskset had, for environment and reward; plain values only."""
+    data_source: str = ""
+    """Which part of a mixed taskset it comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One rollout to do. `tasks`: feeder -> explorer."""
+
+    ids: RolloutIds
+    """The rollout to be made."""
+    problem: Problem
+    """What to solve."""
+    sampling: Sampling
+    """How to sample it; set per taskset."""
+    seed: int
+    """Derived from the run's seed and the rollout_id; non-negative, below 2**63."""
+    environment: str = "single_turn"
+    """Name in the table of environments."""
+    stored_rollout: str | None = None
+    """`topic[partition]@offset` of a rollout to score again instead of sampling."""
+    created_at: float = 0.0
+    """When the feeder admitted it."""

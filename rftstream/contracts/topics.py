@@ -1,0 +1,171 @@
+"""The table of topics: who writes what where, with which key. deploy/ and the docs are checked against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rftstream.contracts.role_names import RoleName
+
+MAX_RECORD_BYTES = 8 * 1024 * 1024
+"""Of one record, key, value and headers together."""
+
+MAX_DEAD_BYTES = MAX_RECORD_BYTES + 256 * 1024
+"""Of one on `dead`: it holds a whole record and says why it is there."""
+
+
+class Width(StrEnum):
+    """How many partitions a topic has."""
+
+    partitions = "partitions"
+    """The run's partition count."""
+    shares = "shares"
+    """The trainer's shares."""
+    one = "one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    name: str
+    messages: tuple[str, ...]
+    """Contracts (keys of messages.MESSAGES) that may be on it."""
+    key: str
+    width: Width
+    twin: tuple[str, ...] | None
+    """Headers that together must be unique on the topic; None where repeats are meant."""
+    compacted: bool = False
+    max_record_bytes: int = MAX_RECORD_BYTES
+    writer: str | None = None
+    """The single role whose claimed epochs its records must name to be in force (runtime/inforce.py); None: records
+    stand for themselves. On `control` it depends on the message."""
+    description: str = ""
+
+
+TOPICS: dict[str, Topic] = {
+    topic.name: topic
+    for topic in (
+        Topic(
+            name="tasks",
+            messages=("task",),
+            key="rollout_id",
+            width=Width.partitions,
+            twin=("rollout_id",),
+            description="one rollout to do",
+        ),
+        Topic(
+            name="rollouts",
+            messages=("rollout",),
+            key="rollout_id",
+            width=Width.partitions,
+            twin=("rollout_id",),
+            description="sampled, not yet scored",
+        ),
+        Topic(
+            name="partials",
+            messages=("partial_rollout",),
+            key="rollout_id#piece",
+            width=Width.partitions,
+            twin=("rollout_id", "piece"),
+            compacted=True,
+            description="unfinished rollouts to go on with",
+        ),
+        Topic(
+            name="verified",
+            messages=("verified_rollout",),
+            key="rollout_id",
+            width=Width.partitions,
+            twin=("rollout_id",),
+            description="scored, or with the reason why not",
+        ),
+        Topic(
+            name="experts",
+            messages=("demonstration",),
+            key="demonstration_id",
+            width=Width.partitions,
+            twin=("id",),
+            description="expert demonstrations and preferences",
+        ),
+        Topic(
+            name="feedback",
+            messages=("feedback",),
+            key="feedback_id",
+            width=Width.partitions,
+            twin=("id",),
+            description="late judgements",
+        ),
+        Topic(
+            name="batches",
+            messages=("experience", "batch_manifest"),
+            key="batch_sequence",
+            width=Width.shares,
+            twin=("share", "batch_sequence", "id"),
+            writer=RoleName.buffer,
+            description="what is trained on",
+        ),
+        Topic(
+            name="outcomes",
+            messages=("group_outcome",),
+            key="group_id",
+            width=Width.one,
+            twin=("id",),
+            description="what became of each group",
+        ),
+        Topic(
+            name="weights",
+            messages=("weights_announced",),
+            key="model/version/trainer_epoch",
+            width=Width.one,
+            twin=("id",),
+            writer=RoleName.trainer,
+            description="new weights in the object store",
+        ),
+        Topic(
+            name="steps",
+            messages=("step_record",),
+            key="version/trainer_epoch",
+            width=Width.one,
+            twin=("id",),
+            writer=RoleName.trainer,
+            description="trained batches with their metrics",
+        ),
+        Topic(
+            name="evals",
+            messages=("eval_result",),
+            key="evaluation/version/trainer_epoch",
+            width=Width.one,
+            twin=None,
+            description="evaluation results",
+        ),
+        Topic(
+            name="control",
+            messages=(
+                "run_manifest",
+                "claim",
+                "run_state",
+                "tasks_ended",
+                "run_finished",
+                "request",
+                "dead_dropped",
+                "trimmed",
+            ),
+            key="see messages.py",
+            width=Width.one,
+            twin=None,
+            description="who is in force, what the run should do",
+        ),
+        Topic(
+            name="dead",
+            messages=("dead_letter",),
+            key="role/topic/partition/offset",
+            width=Width.one,
+            twin=None,
+            max_record_bytes=MAX_DEAD_BYTES,
+            description="what could not be dealt with, as it was",
+        ),
+    )
+}
+
+
+def num_partitions(topic: Topic, *, partitions: int, shares: int) -> int:
+    """How many partitions the topic has in a run with these counts."""
+    return {Width.partitions: partitions, Width.shares: shares, Width.one: 1}[topic.width]

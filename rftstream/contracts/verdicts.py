@@ -1,0 +1,68 @@
+"""A verdict is a reward with its parts, or the reason why there is none. Topic `verified`: verifier -> buffer.
+
+Shapes: T tokens of a segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.tasks import RolloutIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A reward and how it came about."""
+
+    reward: float
+    """Finite."""
+    scorer: str
+    """Name of the reward."""
+    scorer_version: str
+    """Changes whenever the same rollout could get another reward."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Named parts; `reward` is their weighted sum unless the scorer says otherwise."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the reward measured; goes to the trackers."""
+    additions: dict[str, Array] = field(default_factory=dict)
+    """Arrays that the algorithm may need, e.g. teacher_logprobs [T]."""
+
+
+class UnscorableReason(StrEnum):
+    """Why a rollout has no reward."""
+
+    undecodable = "undecodable"
+    """Its record could not be decoded; only the headers are known."""
+    failed = "failed"
+    """The rollout failed, so there is nothing to score."""
+    skipped = "skipped"
+    """Its group was decided before it was sampled."""
+    timeout = "timeout"
+    """The scorer did not end within its time limit."""
+    error = "error"
+    """The scorer failed."""
+    missing_checker = "missing_checker"
+    """The scorer needs something that is not installed."""
+    oversized = "oversized"
+    """It outgrew the record limit; its segments are gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedRollout:
+    """A rollout with its verdict, or with the reason why it has none. `verified`: verifier -> buffer."""
+
+    ids: RolloutIds
+    """As the task had them."""
+    rollout: Rollout | None
+    """None exactly when `reason` is undecodable."""
+    verdict: Verdict | None
+    """None: it could not be scored, which is not a reward of 0."""
+    reason: UnscorableReason | None = None
+    """Set exactly when `verdict` is None."""
+    detail: str | None = None
+    """More about the reason, for people."""
+    verified_at: float = 0.0
+    """When the verifier was done with it."""

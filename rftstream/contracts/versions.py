@@ -1,0 +1,131 @@
+"""Versions of the policy: announced on `weights`, recorded on `steps`, evaluated on `evals`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class WeightsKind(StrEnum):
+    """What an object of the store holds."""
+
+    full = "full"
+    """A snapshot that needs nothing else (an anchor)."""
+    delta = "delta"
+    """What changed since the parent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionName:
+    """A version's full name."""
+
+    trainer_epoch: int
+    """How often a trainer had taken the run."""
+    version: int
+    """Weights after batches 0 ... version-1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaObject:
+    """What changed since another version, as an object of the store."""
+
+    parent: VersionName
+    """The version that it applies to."""
+    object: str
+    """Name inside the object store."""
+    num_bytes: int
+    """Of the object."""
+    digest: str
+    """`sha256:<hex>` of the object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsAnnounced:
+    """New weights are in the object store. `weights`: trainer -> explorer, evaluator. The object is durable by then."""
+
+    model: str
+    """Name of the model; weights of another one are refused."""
+    name: VersionName
+    """The version that is announced."""
+    kind: WeightsKind
+    """Snapshot or delta."""
+    parent: VersionName | None
+    """The version a delta applies to; None for full snapshots."""
+    object: str
+    """Name inside the object store."""
+    num_bytes: int
+    """Of the object."""
+    digest: str
+    """`sha256:<hex>` of the object."""
+    weights_digest: str
+    """`sha256:<hex>` of the state: over each tensor's name and digest, sorted by name."""
+    dtype: str
+    """Served dtype, e.g. bfloat16."""
+    resumed: bool = False
+    """True for the anchor that a trainer publishes when it starts."""
+    announced_at: float = 0.0
+    """When the object was durable."""
+    gone: tuple[VersionName, ...] = ()
+    """Older versions whose objects are deleted once this record stands here, by whomever and whenever."""
+    delta: DeltaObject | None = None
+    """Of full snapshots: the same version once more as a delta, for those who have its parent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One trained batch, or (`resumed`) the start of a trainer. `steps`: trainer -> feeder, gateway."""
+
+    name: VersionName
+    """The version that resulted."""
+    batch_sequence: int | None
+    """None on resumed records."""
+    positions: tuple[int, ...]
+    """Next offset to read on `batches`, per share."""
+    trained_groups: int
+    """By all batches up to this version."""
+    trained_rollouts: int
+    """By all batches up to this version."""
+    weights_digest: str | None
+    """None when this version was not published."""
+    metrics: dict[str, float]
+    """Loss, gradient norm, reward, lengths, times, ...; may hold a NaN."""
+    resumed: bool = False
+    """Written by a trainer that starts, with the anchor."""
+    skipped: bool = False
+    """The batch gave a NaN or infinite loss or gradient; the version equals its parent."""
+    announced: bool = True
+    """The version was published on `weights`."""
+    last: bool = False
+    """The run's last step."""
+    recorded_at: float = 0.0
+    """When the step was done."""
+    config: str = ""
+    """Of resumed records: the resolved config that this trainer works by, as TOML, secrets left out."""
+    computed_with: dict[str, str] = field(default_factory=dict)
+    """Of resumed records: what the bits of the weights depend on: versions of libraries, threads, device, cpu."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """One evaluation of one version. `evals`: evaluator -> trainer, gateway."""
+
+    evaluation: str
+    """Name in the run file."""
+    name: VersionName
+    """The version that was evaluated."""
+    num_tasks: int
+    """Tasks of the evaluation."""
+    num_samples: int
+    """Per task (n)."""
+    num_unscored: int
+    """Samples without a reward; not in the means."""
+    metrics: dict[str, float]
+    """mean, std; pass@k, best@k and worst@k for each k; length_mean, truncated_share, and what rewards measured."""
+    generations: str | None
+    """Object of the store with every completion and its reward, one JSON object a line."""
+    request_id: str | None = None
+    """The request that asked for it; None when it was due by itself."""
+    best: bool = False
+    """Best mean of this evaluation so far."""
+    evaluated_at: float = 0.0
+    """When it was done."""

@@ -1,0 +1,248 @@
+"""From the rows of a file to demonstrations and preference pairs, in the forms that people have them in.
+
+messages                      a chat (also `conversations`, as ShareGPT has it): every turn of the assistant
+prompt, completion            texts or messages; what is to be said is the completion (also `response`)
+prompt, chosen, rejected      a preference pair; without a prompt, what both chats begin with
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rftstream.config import registry
+from rftstream.config.sections import ExpertsSection
+from rftstream.contracts.demonstrations import Demonstration, Preference
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.data.tasksets.columns import MAX_PROBLEM_BYTES, Plain, a_kind, look_up, read_chat, read_tools
+from rftstream.errors import ConfigError
+
+OUR_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "system", "tools", "weight")
+ALSO = {"messages": ("conversations",), "completion": ("response",)}
+"""Our name -> what others call it."""
+SHARE_GPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+
+Chat = tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """Where a demonstration comes from, for errors."""
+
+    where: str
+    demonstration: Demonstration
+
+
+class Demonstrations:
+    """Those of files, folders or datasets, by their number; every row was looked at when it was opened."""
+
+    def __init__(self, section: ExpertsSection) -> None:
+        """ConfigError names the file and line of the first row that is none."""
+        self._sources = []
+        for source in section.sources:
+            reader = ExpertColumns(section.columns, system=section.system, source=_name(source))
+            self._sources.append((reader, _open(source, section, reader)))
+
+    def __len__(self) -> int:
+        return sum(len(rows) for _, rows in self._sources)
+
+    def __getitem__(self, index: int) -> RowPlace:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        for reader, rows in self._sources:
+            if index < len(rows):
+                where = rows.where(index)
+                return RowPlace(where, reader.demonstration(rows.row(index), where))
+            index -= len(rows)
+        raise AssertionError("it lies below the sum of them")
+
+
+class ExpertColumns:
+    """Which of a source's columns is what."""
+
+    def __init__(self, columns: Mapping[str, str], *, system: str | None, source: str) -> None:
+        for key in columns:
+            if key not in OUR_COLUMNS:
+                raise ConfigError(f"columns.{key}: unknown; {registry.suggest(key, list(OUR_COLUMNS))}")
+        self._paths = {
+            name: (columns[name],) if name in columns else (name, *ALSO.get(name, ())) for name in OUR_COLUMNS
+        }
+        self._mapped = columns
+        self._system = system
+        self._source = source
+
+    # what a reader of rows asks
+
+    def wanted(self, names: Sequence[str]) -> list[str]:
+        return list(names)
+
+    def check_kept(self, names: Sequence[str], where: str) -> None:
+        pass
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        for ours, path in self._mapped.items():
+            if path not in names and path.partition(".")[0] not in names:
+                raise ConfigError(
+                    f"{where}: no column {path!r}; found {', '.join(names)}; set columns = {{ {ours} = ... }}"
+                )
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        self.demonstration(row, where)
+
+    def chat_path(self, names: Sequence[str]) -> str:
+        return ""  # there are several forms; `demonstration` says what is missing
+
+    # what it makes of a row
+
+    def demonstration(self, row: Mapping[str, Any], where: str) -> Demonstration:
+        """ConfigError if it is neither a chat with something to learn from, nor a pair."""
+        preference: Preference | None = None
+        messages: Chat = ()
+        chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
+        if chosen is not None and rejected is not None:
+            preference = self._preference(row, chosen, rejected, where)
+        else:
+            messages = self._chat(row, where)
+        plain = Plain(where)
+        weight, tools = self._weight(row, where), read_tools(self._value(row, "tools"), where)
+        ours = {path.partition(".")[0] for paths in self._paths.values() for path in paths}
+        info = {name: plain(value, 1) for name, value in row.items() if name not in ours}
+        if tools:
+            info["tools"] = list(tools)
+        made = Demonstration(
+            demonstration_id=_identity(messages, preference, weight, tools),
+            source=self._source,
+            messages=messages,
+            preference=preference,
+            weight=weight,
+            info=info,
+        )
+        plain(msgspec.to_builtins([messages, preference]), 1)
+        if plain.num_bytes > MAX_PROBLEM_BYTES:
+            raise ConfigError(f"{where}: {plain.num_bytes:,} bytes, expected at most {MAX_PROBLEM_BYTES:,}; shorten it")
+        return made
+
+    def _value(self, row: Mapping[str, Any], ours: str) -> Any:
+        for path in self._paths[ours]:
+            found, value, _ = look_up(row, path)
+            if found and value is not None:
+                return value
+        return None
+
+    def _chat(self, row: Mapping[str, Any], where: str) -> Chat:
+        chat = self._value(row, "messages")
+        if chat is not None:
+            messages = read_chat(_plain_roles(chat), where, what="chat")
+        else:
+            prompt, completion = self._value(row, "prompt"), self._value(row, "completion")
+            if prompt is None or completion is None:
+                raise ConfigError(
+                    f"{where}: found the columns {', '.join(row)}, expected messages, or prompt and completion, or "
+                    "prompt, chosen and rejected; set columns = { messages = ... }"
+                )
+            messages = (*read_chat(prompt, where), *_answer(completion, where, "completion"))
+        if not any(message.role == "assistant" for message in messages):
+            roles = ", ".join(dict.fromkeys(message.role for message in messages))
+            raise ConfigError(f"{where}: a chat of {roles}, expected a turn of the assistant to learn from")
+        return self._with_system(messages, row, where)
+
+    def _preference(self, row: Mapping[str, Any], chosen: Any, rejected: Any, where: str) -> Preference:
+        prompt = self._value(row, "prompt")
+        better, worse = _answer(chosen, where, "chosen"), _answer(rejected, where, "rejected")
+        if better[0].role == "assistant" and prompt is not None:
+            before = read_chat(_plain_roles(prompt), where)
+        else:  # whole chats
+            shared = 0
+            while shared < min(len(better), len(worse)) and better[shared] == worse[shared]:
+                shared += 1
+            before, better, worse = better[:shared], better[shared:], worse[shared:]
+            if not before:
+                raise ConfigError(f"{where}: chosen and rejected begin with different messages, expected a prompt")
+            said = read_chat(_plain_roles(prompt), where) if isinstance(prompt, list) and prompt else before
+            if said[0].role == "system" != before[0].role:  # they were cut where the user begins
+                before = (said[0], *before)
+        for name, answer in (("chosen", better), ("rejected", worse)):
+            if not any(message.role == "assistant" for message in answer):
+                raise ConfigError(f"{where}: {name} has no turn of the assistant of its own, expected one to compare")
+        if better == worse:
+            raise ConfigError(f"{where}: chosen and rejected are the same, expected two answers to compare")
+        return Preference(prompt=self._with_system(before, row, where), chosen=better, rejected=worse)
+
+    def _with_system(self, messages: Chat, row: Mapping[str, Any], where: str) -> Chat:
+        system = self._value(row, "system")
+        system = self._system if system is None else system
+        if system is None or messages[0].role == "system":
+            return messages
+        if not isinstance(system, str):
+            raise ConfigError(f"{where}: the system prompt is {a_kind(system)}, expected a text")
+        return (ChatMessage(role="system", content=system), *messages)
+
+    def _weight(self, row: Mapping[str, Any], where: str) -> float:
+        weight = self._value(row, "weight")
+        weight = 1.0 if weight is None else weight
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= sys.float_info.max:
+            raise ConfigError(f"{where}: the weight is {weight!r}, expected a number of at least 0")
+        return float(weight)
+
+
+def _answer(value: Any, where: str, what: str) -> Chat:
+    return read_chat(_plain_roles(value), where, what=what, role="assistant")
+
+
+def _plain_roles(chat: Any) -> Any:
+    """ShareGPT's messages with our names; all else as it is."""
+    if not isinstance(chat, list) or not all(
+        isinstance(one, dict) and "from" in one and "value" in one for one in chat
+    ):
+        return chat
+    return [
+        {
+            "role": SHARE_GPT.get(one["from"], one["from"]) if isinstance(one["from"], str) else None,
+            "content": one["value"],
+        }
+        for one in chat
+    ]
+
+
+def _identity(messages: Chat, preference: Preference | None, weight: float, tools: Any) -> str:
+    """By all that is learned from it, wherever it stands."""
+    text = json.dumps(msgspec.to_builtins([messages, preference, weight, tools]), sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+def _name(source: str) -> str:
+    return source.rstrip("/").rpartition("/")[2].rpartition(":")[2]
+
+
+def _open(source: str, section: ExpertsSection, reader: ExpertColumns) -> Any:
+    from rftstream.data.tasksets.arrow import ArrowRows
+    from rftstream.data.tasksets.hf import HfTaskset, find_data, open_data
+    from rftstream.data.tasksets.parquet import find_files
+    from rftstream.data.tasksets.rows import JsonLines
+
+    kind, _, location = source.partition(":")
+    if kind == "hf":
+        config = registry.build_config(HfTaskset, section.options, where="experts.options")
+        return open_data(find_data(config, location, source), reader, source)
+    if section.options:
+        raise ConfigError(f"experts.options: {', '.join(section.options)}: only a source hf: has options; remove them")
+    if kind == "parquet":
+        return ArrowRows(find_files(location), reader, location)
+    if kind == "jsonl":
+        return JsonLines(Path(location), reader)
+    path = Path(location)
+    if path.suffix in (".json", ".csv", ".tsv", ".arrow"):
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; expected chats or pairs")
+        return open_data([path], reader, location)
+    return JsonLines(path, reader)

@@ -1,0 +1,69 @@
+"""From a demonstration to segments, as an explorer would have made them had the policy said what the expert says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import LossKind
+from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.rollouts import Segment
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.errors import ConfigError
+from rftstream.models.rendering import Renderer
+
+CHOSEN, REJECTED = "chosen", "rejected"
+Sides = dict[str | None, tuple[Segment, ...]]
+"""Of a chat one, None; of a pair `chosen` and `rejected`."""
+
+
+def kind_of(demonstration: Demonstration) -> LossKind:
+    return LossKind.sft if demonstration.preference is None else LossKind.dpo
+
+
+def tokenise(demonstration: Demonstration, renderer: Renderer) -> Sides:
+    """ConfigError if the template refuses it, or if there is nothing to learn from."""
+    pair, tools = demonstration.preference, demonstration.info.get("tools", ())
+    if pair is None:
+        sides: Sides = {None: _segments(demonstration.messages, 0, renderer, tools)}
+    else:
+        sides = {
+            CHOSEN: _segments((*pair.prompt, *pair.chosen), len(pair.prompt), renderer, tools),
+            REJECTED: _segments((*pair.prompt, *pair.rejected), len(pair.prompt), renderer, tools),
+        }
+    for segments in sides.values():
+        if not any(1 in segment.loss_mask.data[1:] for segment in segments):
+            raise ConfigError("no token of the assistant's, expected some to learn from")
+    return sides
+
+
+def length_of(sides: Sides) -> int:
+    """Tokens of its longest segment."""
+    return max((segment.token_ids.shape[0] for segments in sides.values() for segment in segments), default=0)
+
+
+def _segments(
+    messages: Sequence[ChatMessage], trained_from: int, renderer: Renderer, tools: Sequence[Mapping[str, Any]]
+) -> tuple[Segment, ...]:
+    """Only what the assistant says from message `trained_from` on is trained on. A prompt that does not begin with
+    what was said before, as its template writes that, opens another segment."""
+    segments: list[tuple[list[int], list[int]]] = []
+    for place, message in enumerate(messages):
+        if message.role != "assistant" or place < trained_from:
+            continue
+        prompt, said = renderer.render_turn(messages[: place + 1], tools)
+        if not segments or list(prompt[: len(segments[-1][0])]) != segments[-1][0]:
+            segments.append(([], []))
+        token_ids, mask = segments[-1]
+        mask += [0] * (len(prompt) - len(token_ids)) + [1] * len(said)
+        token_ids += [*prompt[len(token_ids) :], *said]
+    return tuple(
+        Segment(
+            token_ids=Array.of(token_ids, "int32"),
+            behavior_logprobs=Array.of([0.0] * len(token_ids), "float32"),
+            loss_mask=Array.of(mask, "uint8"),
+            versions=(),
+        )
+        for token_ids, mask in segments
+    )

@@ -1,0 +1,15 @@
+"""Tasksets, by the scheme of their source (`jsonl:data/train.jsonl`, `reasoning_gym:chain_sum`, `arithmetic`).
+
+To add one: a module with a class that has a `Config` and keeps `rftstream.data.tasksets.base.Taskset`, and a line here.
+It is built as `Class(config: Class.Config, *, location: str, columns: Mapping[str, str], system: str | None)`, where
+`location` is what follows the colon (file locations are absolute by then) and Config comes from the section's
+`options`. Use it by `open.open_taskset`.
+"""
+
+TASKSETS = {
+    "jsonl": "rftstream.data.tasksets.jsonl:JsonlTaskset",
+    "parquet": "rftstream.data.tasksets.parquet:ParquetTaskset",
+    "hf": "rftstream.data.tasksets.hf:HfTaskset",
+    "reasoning_gym": "rftstream.data.tasksets.reasoning_gym:ReasoningGymTaskset",
+    "arithmetic": "rftstream.data.tasksets.arithmetic:ArithmeticTaskset",
+}

@@ -1,0 +1,92 @@
+"""Arithmetic, made on the spot: `3+4=` with the answer `7`. To see a run learn within a minute."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from rftstream.contracts.ids import derive_seed
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.tasksets.order import shuffle_index
+from rftstream.errors import ConfigError
+
+DEFAULT_SIZE = 10_000
+
+
+class ArithmeticTaskset:
+    """All combinations of terms in shuffled order, so that no two problems of `skip` + `size` are the same."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        operation: Literal["+", "-", "*"] = "+"
+        low: Annotated[int, Meta(ge=0)] = 0
+        """Smallest term."""
+        high: Annotated[int, Meta(ge=0)] = 9
+        """Largest term."""
+        terms: Annotated[int, Meta(ge=2)] = 2
+        size: Annotated[int, Meta(ge=1)] | None = None
+        """Problems in one pass; default: all there are, at most 10,000."""
+        skip: Annotated[int, Meta(ge=0)] = 0
+        """Leaves out the first so many: `size = 80` here and `skip = 80` there have no problem in common."""
+        seed: Annotated[int, Meta(ge=0)] = 0
+        template: str = "{problem}="
+        """The prompt; {problem} is for example 3+4."""
+
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
+        if location or columns:
+            raise ConfigError('arithmetic: takes neither a location nor columns; write source = "arithmetic"')
+        if config.high < config.low:
+            raise ConfigError(f"arithmetic: high = {config.high}, expected at least low = {config.low}")
+        if "{problem}" not in config.template:
+            raise ConfigError(f"arithmetic: template {config.template!r}, expected a text with {{problem}} in it")
+        self._config = config
+        self._system = system
+        self._width = config.high - config.low + 1
+        self._all = self._width**config.terms
+        self._size = config.size or min(DEFAULT_SIZE, self._all - config.skip)
+        if self._size < 1 or config.skip + self._size > self._all:
+            raise ConfigError(
+                f"arithmetic: skip + size = {config.skip + self._size}, but there are only {self._all} problems with "
+                f"{config.terms} terms of {config.low}..{config.high}; widen the range or lower size"
+            )
+        self._order_seed = derive_seed(config.seed, "arithmetic", config.low, config.high, config.terms)
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps(["arithmetic", 1, asdict(self._config), self._system], sort_keys=True)
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def __len__(self) -> int:
+        return self._size
+
+    def problem(self, index: int) -> Problem:
+        if not 0 <= index < self._size:
+            raise ConfigError(f"arithmetic: index {index}, expected below size = {self._size}")
+        terms = self._terms(shuffle_index(self._config.skip + index, self._all, seed=self._order_seed))
+        prompt = self._config.template.replace("{problem}", self._config.operation.join(map(str, terms)))
+        system = () if self._system is None else (ChatMessage(role="system", content=self._system),)
+        return Problem(
+            messages=(*system, ChatMessage(role="user", content=prompt)),
+            answer=str(self._result(terms)),
+            data_source="arithmetic",
+        )
+
+    def _terms(self, number: int) -> list[int]:
+        terms = []
+        for _ in range(self._config.terms):
+            number, digit = divmod(number, self._width)
+            terms.append(self._config.low + digit)
+        return terms
+
+    def _result(self, terms: list[int]) -> int:
+        if self._config.operation == "+":
+            return sum(terms)
+        if self._config.operation == "*":
+            return math.prod(terms)
+        return terms[0] - sum(terms[1:])

@@ -1,0 +1,345 @@
+"""From a row to a problem: which of a source's columns is what, and what goes on to the reward.
+
+A column is named by its name, or by the path of a field in it: `reward_model.ground_truth`, `messages.0.content`.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from rftstream.config import registry
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.contracts.topics import MAX_RECORD_BYTES
+from rftstream.errors import ConfigError
+
+OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source")
+CHATS = ("prompt", "messages")
+"""Either of them is what the model is asked. Unless one is named, the first: the other often holds the solution."""
+
+MAX_DEPTH = 24
+"""Of lists and objects in a row; a record has levels of its own around them."""
+MAX_PROBLEM_BYTES = MAX_RECORD_BYTES // 2
+"""Its rollouts need the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """What every source with columns takes."""
+
+    answer_after: str | None = None
+    """The answer is what follows the last of these in its column: "####" for GSM8K."""
+    keep: tuple[str, ...] | None = None
+    """Columns that go on to the reward beside the mapped ones; default: all. Long ones are worth leaving out: every
+    rollout carries them."""
+    skip: Annotated[int, Meta(ge=0)] = 0
+    """Leaves out the first so many rows: `size = 80` here and `skip = 80` there have no problem in common."""
+    size: Annotated[int, Meta(ge=1)] | None = None
+    """Takes at most so many rows; default: all."""
+
+
+class Columns:
+    """The mapping of one source. `columns` are the section's: our name -> the source's column or path."""
+
+    def __init__(
+        self, columns: Mapping[str, str], *, system: str | None, config: TableConfig, data_source: str
+    ) -> None:
+        for key in columns:
+            if key not in OUR_COLUMNS:
+                raise ConfigError(f"columns.{key}: unknown; {registry.suggest(key, list(OUR_COLUMNS))}")
+        self._paths = {name: columns.get(name, name) for name in OUR_COLUMNS}
+        self._mapped = tuple(name for name in OUR_COLUMNS if name in columns)
+        chats = [name for name in CHATS if name in columns]
+        self._chats = chats or list(CHATS)
+        self._system = system
+        self._config = config
+        self._data_source = data_source
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that makes other problems of the same rows."""
+        return [self._paths, self._system, self._config.answer_after, self._config.keep]
+
+    def wanted(self, names: Sequence[str]) -> list[str]:
+        """Of a file's columns those that have to be read."""
+        if self._config.keep is None:
+            return list(names)
+        ours = set(self._paths.values()) | {path.partition(".")[0] for path in self._paths.values()}
+        return [name for name in names if name in ours or name in self._config.keep]
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """ConfigError for a mapped column that is not among these."""
+        for ours in self._mapped:
+            path = self._paths[ours]
+            if path not in names and path.partition(".")[0] not in names:
+                raise ConfigError(_missing(where, path, ours, names))
+        if not any(self._paths[name] in names for name in CHATS) and not set(CHATS) & set(self._mapped):
+            raise ConfigError(_missing(where, "prompt", "prompt", names))
+
+    def check_kept(self, names: Sequence[str], where: str) -> None:
+        """ConfigError for a column to keep that is not among these: of a file, or of its first row."""
+        for name in self._config.keep or ():
+            if name not in names:
+                raise ConfigError(f"{where}: no column {name!r} to keep; {_found(name, names)}")
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """What `problem` refuses, as far as it can be seen quickly."""
+        self._messages(row, where)
+        self._answer(row, where)
+        self._tools(row, where)
+
+    def problem(self, row: Mapping[str, Any], where: str) -> Problem:
+        messages, answer, tools = self._messages(row, where), self._answer(row, where), self._tools(row, where)
+        rest = {name: value for name, value in row.items() if self._goes_on(name)}
+        plain = Plain(where)
+        problem = Problem(
+            messages=messages,
+            answer=answer,
+            tools=tools,
+            info={name: plain(value, 1) for name, value in rest.items()},
+            data_source=str(self._value(row, "data_source", where) or self._data_source),
+        )
+        for text in (answer or "", *(message.content for message in messages)):
+            plain(text, 1)
+        num_bytes = plain.num_bytes
+        if num_bytes > MAX_PROBLEM_BYTES:
+            raise ConfigError(
+                f"{where}: a problem of {num_bytes:,} bytes, expected at most {MAX_PROBLEM_BYTES:,}; leave columns out "
+                'with options = { keep = ["..."] }, or the row'
+            )
+        return problem
+
+    def chat_path(self, names: Sequence[str]) -> str:
+        """Where the prompt stands in a file with these columns."""
+        paths = [self._paths[name] for name in self._chats]
+        return next((path for path in paths if path in names or path.partition(".")[0] in names), paths[-1])
+
+    def chat_column(self, row: Mapping[str, Any]) -> str | None:
+        """The column with the prompt, if it is a list of messages there; None of a text."""
+        for name in self._chats:
+            found, value, _ = look_up(row, self._paths[name])
+            if found and value is not None:
+                return self._paths[name] if isinstance(value, list) else None
+        return None
+
+    # ------------------------------------------------------------------------------------------ fields
+
+    def _goes_on(self, name: str) -> bool:
+        return name not in self._paths.values() and (self._config.keep is None or name in self._config.keep)
+
+    def _value(self, row: Mapping[str, Any], ours: str, where: str) -> Any:
+        """None where a column that nobody named is missing."""
+        path = self._paths[ours]
+        found, value, names = look_up(row, path)
+        if not found and ours in self._mapped:
+            raise ConfigError(_missing(where, path, ours, names))
+        return value
+
+    def _messages(self, row: Mapping[str, Any], where: str) -> tuple[ChatMessage, ...]:
+        chat: Any = None
+        for name in self._chats:
+            if (chat := self._value(row, name, where)) is not None:
+                break
+        else:
+            if not any(look_up(row, self._paths[name])[0] for name in self._chats):
+                raise ConfigError(_missing(where, "prompt", "prompt", list(row)))
+        messages = read_chat(chat, where)
+        system = self._value(row, "system", where)
+        system = self._system if system is None else system
+        if system is None or messages[0].role == "system":
+            return messages
+        if not isinstance(system, str):
+            raise ConfigError(f"{where}: the system prompt is {a_kind(system)}, expected a text")
+        return (ChatMessage(role="system", content=system), *messages)
+
+    def _answer(self, row: Mapping[str, Any], where: str) -> str | None:
+        value = self._value(row, "answer", where)
+        if value is None:
+            return None
+        text = value if isinstance(value, str) else json.dumps(Plain(where)(value, 1), ensure_ascii=False)
+        marker = self._config.answer_after
+        if marker is None:
+            return text
+        if marker not in text:
+            raise ConfigError(f"{where}: the answer {text[:80]!r} has no {marker!r}, expected what answer_after says")
+        return text.rpartition(marker)[2].strip()
+
+    def _tools(self, row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
+        return read_tools(self._value(row, "tools", where), where)
+
+
+def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]]:
+    """Whether a column or a field by its path is there, its value, and else the names found where it should be.
+
+    Below a null every field is null."""
+    if path in row:
+        return True, row[path], ()
+    value: Any = row
+    for part in path.split("."):
+        if value is None:
+            return True, None, ()
+        if isinstance(value, list) and part.isdecimal():
+            if int(part) >= len(value):
+                return False, None, [f"a list of {len(value)}"]
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
+            return False, None, list(value) if isinstance(value, Mapping) else [a_kind(value)]
+    return True, value, ()
+
+
+# ------------------------------------------------------------------------------------------------ chats
+
+
+def read_chat(chat: Any, where: str, *, what: str = "prompt", role: str = "user") -> tuple[ChatMessage, ...]:
+    """A text, which `role` says, or a list of messages. `what`: its name in errors."""
+    if isinstance(chat, str):
+        return (ChatMessage(role=role, content=chat),)
+    if not isinstance(chat, list) or not chat:
+        found = "an empty list" if chat == [] else a_kind(chat)
+        raise ConfigError(f"{where}: the {what} is {found}, expected a text or a list of messages")
+    return tuple(_message(one, f"{where}: message {place} of the {what}") for place, one in enumerate(chat))
+
+
+def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:
+    """A list of functions, as objects or as JSON."""
+    if isinstance(tools, str):
+        tools = _from_json(tools, f"{where}: the tools are a text that is not JSON", "a list of functions")
+    if tools is None or tools == []:
+        return ()
+    if not isinstance(tools, list):
+        raise ConfigError(f"{where}: the tools are {a_kind(tools)}, expected a list of functions")
+    tools = [
+        _from_json(one, f"{where}: tool {i} is a text that is not JSON", "an object") if isinstance(one, str) else one
+        for i, one in enumerate(tools)
+    ]
+    for place, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise ConfigError(f"{where}: tool {place} is {a_kind(tool)}, expected an object with its JSON schema")
+    plain = Plain(where)
+    return tuple(plain(without_nulls(tool), 1) for tool in tools)
+
+
+def _message(message: Any, where: str) -> ChatMessage:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ConfigError(f"{where}, expected {{role, content}} as texts")
+    calls = without_nulls(message.get("tool_calls") or [])
+    if isinstance(calls, str):
+        calls = _from_json(calls, f"{where}: tool_calls is a text that is not JSON", "a list of calls")
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ConfigError(f"{where}: tool_calls, expected a list of objects")
+    plain = Plain(where)
+    return ChatMessage(
+        role=message["role"],
+        content=_content(message.get("content"), bool(calls), where),
+        name=_text_or_none(message, "name", where),
+        tool_calls=tuple(plain(call, 1) for call in calls),
+        tool_call_id=_text_or_none(message, "tool_call_id", where),
+    )
+
+
+def _content(content: Any, may_be_empty: bool, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_empty:
+        return ""
+    if isinstance(content, list) and content:  # in parts, as services take it
+        texts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(text for text in texts if text)
+        raise ConfigError(f"{where}: its content has parts other than text, which are not supported")
+    raise ConfigError(f"{where}, expected {{role, content}} as texts")
+
+
+def _text_or_none(message: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = message.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    raise ConfigError(f"{where}: {key} is {a_kind(value)}, expected a text")
+
+
+def without_nulls(value: Any) -> Any:
+    """Tables with a fixed schema give every object the fields of all others, as nulls; templates would print them."""
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+class Plain:
+    """Values as messages carry them. What has no such form becomes text; counts the bytes of texts on its way."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.num_bytes = 0
+
+    def __call__(self, value: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{self._where}: more than {MAX_DEPTH} levels of lists and objects; flatten them")
+        if value is None or isinstance(value, (bool, float)):
+            self.num_bytes += 9
+            return value
+        if isinstance(value, int):
+            self.num_bytes += 9
+            return value if -(2**63) <= value < 2**63 else str(value)
+        if isinstance(value, Mapping):
+            return {self._text(str(name)): self(one, depth + 1) for name, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self(one, depth + 1) for one in value]
+        return self._text(_as_text(value))
+
+    def _text(self, text: str) -> str:
+        self.num_bytes += len(text.encode("utf-8", "surrogatepass"))
+        return text
+
+
+def _as_text(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bytes():
+            try:
+                return value.decode("utf-8")
+            except UnicodeDecodeError:
+                return base64.b64encode(value).decode()
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case decimal.Decimal():
+            return format(value, "f")
+        case _:
+            return str(value)
+
+
+def a_kind(value: Any) -> str:
+    """`a text`, `an object`: what was found, in the words of the data."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
+    return "a null" if value is None else names.get(type(value), f"a {type(value).__name__}")
+
+
+def _from_json(text: str, where: str, expected: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{where} ({error}), expected {expected}") from None
+
+
+def _missing(where: str, path: str, ours: str, names: Sequence[str]) -> str:
+    return f"{where}: no column {path!r}; {_found(path, names)}; set columns = {{ {ours} = ... }} to the right one"
+
+
+def _found(name: str, names: Sequence[str]) -> str:
+    """`found a, b, c; did you mean 'b'?`"""
+    near = registry.suggest(name.rpartition(".")[2], list(names)).partition("; ")[2]
+    shown = ", ".join(names) if names else "none"
+    return f"found {shown}; {near}" if near else f"found {shown}"

@@ -1,0 +1,22 @@
+"""JSON lines: one problem a line. The file is gone through once, line by line; only the lines' offsets are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rftstream.data.tasksets.columns import Columns, TableConfig
+from rftstream.data.tasksets.rows import JsonLines
+from rftstream.data.tasksets.table import RowTaskset
+
+
+class JsonlTaskset(RowTaskset):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(TableConfig):
+        pass
+
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
+        path = Path(location)
+        mapping = Columns(columns, system=system, config=config, data_source=path.stem)
+        super().__init__(JsonLines(path, mapping), mapping, config, str(path))

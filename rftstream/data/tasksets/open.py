@@ -1,0 +1,46 @@
+"""From the run file's `source = ...` to a taskset; and, from order.py, in which order its problems come."""
+
+from __future__ import annotations
+
+from rftstream.config import registry
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.data.tasksets import TASKSETS
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.order import mix, order
+from rftstream.errors import ConfigError
+
+__all__ = ["mix", "open_taskset", "order"]
+
+
+def open_taskset(name: str, section: TasksetSection | EvaluationSection, config: RunConfig) -> Taskset:
+    """The taskset of `[tasksets.NAME]` or `[evaluations.NAME]`. ConfigErrors name the section."""
+    kind = "tasksets" if isinstance(section, TasksetSection) else "evaluations"
+    where = f"{kind}.{name}"
+    scheme, colon, location = section.source.partition(":")
+    if scheme in TASKSETS:
+        part = registry.resolve("taskset", scheme, where=f"{where}.source")
+    elif colon and _is_module(scheme) and location.isidentifier():
+        part, location = registry.resolve("taskset", section.source, where=f"{where}.source"), ""
+    else:
+        kind_of_file = section.source.rpartition(".")[2]
+        if not colon and kind_of_file in TASKSETS:
+            raise ConfigError(
+                f"{where}.source: got {section.source!r}, expected KIND:PATH; "
+                f"did you mean '{kind_of_file}:{section.source}'?"
+            )
+        raise ConfigError(
+            f"{where}.source: unknown {section.source!r}; {registry.suggest(scheme, TASKSETS)} "
+            "(or 'module:Class' of your own)"
+        )
+    part_config = registry.build_config(part, section.options, where=f"{where}.options")
+    try:
+        taskset: Taskset = part(part_config, location=location, columns=section.columns, system=section.system)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if len(taskset) < 1:
+        raise ConfigError(f"{where}: {section.source!r} has no problems; expected at least one")
+    return taskset
+
+
+def _is_module(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))

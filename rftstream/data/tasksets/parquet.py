@@ -1,0 +1,45 @@
+"""Parquet: a file, a pattern (`data/train-*.parquet`) or a folder of files. Read in slices, never as a whole."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rftstream.data.tasksets.arrow import ArrowRows
+from rftstream.data.tasksets.columns import Columns, TableConfig
+from rftstream.data.tasksets.table import RowTaskset
+from rftstream.errors import ConfigError
+
+
+class ParquetTaskset(RowTaskset):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(TableConfig):
+        pass
+
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
+        paths = find_files(location)
+        mapping = Columns(columns, system=system, config=config, data_source=Path(location).stem.rstrip("-_*?[]"))
+        super().__init__(ArrowRows(paths, mapping, location), mapping, config, location)
+
+
+def find_files(location: str) -> list[Path]:
+    """In the order of their names. ConfigError if there are none."""
+    path = Path(location)
+    if path.is_dir():
+        found = [one for one in path.rglob("*.parquet") if not _hidden(one.relative_to(path))]
+    elif path.exists():
+        found = [path]
+    else:
+        found = [Path(one) for one in glob.glob(location, recursive=True) if Path(one).is_file()]
+    if not found:
+        text = "no such file" if not (path.is_dir() or glob.has_magic(location)) else "no *.parquet there"
+        text = "nothing matches" if glob.has_magic(location) and not path.is_dir() else text
+        raise ConfigError(f"{location}: {text}; expected a Parquet file, a pattern or a folder of such files")
+    return sorted(found)
+
+
+def _hidden(path: Path) -> bool:
+    """Left behind by other programs: `_temporary/`, `.part-0.parquet`."""
+    return any(part.startswith((".", "_")) for part in path.parts)

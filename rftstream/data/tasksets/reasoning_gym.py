@@ -1,0 +1,125 @@
+"""reasoning-gym: 100 and more procedural tasks, each with its own scorer. `source = "reasoning_gym:chain_sum"`.
+
+Some of its generators depend on Python's hash seed, so a problem carries its whole entry for the scorer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.config import registry
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.errors import ConfigError
+
+
+class ReasoningGymTaskset:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        size: int = 10_000
+        """Problems in one pass."""
+        seed: int = 0
+        config: dict[str, Any] = field(default_factory=dict)
+        """The task's own settings, e.g. { min_terms = 2, max_terms = 3 } for chain_sum."""
+
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
+        if columns:
+            raise ConfigError(f"reasoning_gym:{location}: has no columns, got {', '.join(columns)}; remove them")
+        self._name = location
+        self._settings = {**config.config, "seed": config.seed, "size": config.size}
+        self._system = system
+        self._dataset = _create(location, self._settings)
+        self._size = config.size
+
+    @property
+    def digest(self) -> str:
+        version = importlib.metadata.version("reasoning-gym")
+        text = json.dumps([self._name, pack_value(self._settings), self._system, version], sort_keys=True)
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def __len__(self) -> int:
+        return self._size
+
+    def problem(self, index: int) -> Problem:
+        if not 0 <= index < self._size:
+            raise ConfigError(f"reasoning_gym:{self._name}: index {index}, expected below size = {self._size}")
+        entry = self._dataset[index]
+        system = () if self._system is None else (ChatMessage(role="system", content=self._system),)
+        return Problem(
+            messages=(*system, ChatMessage(role="user", content=entry["question"])),
+            answer=None if entry["answer"] is None else str(entry["answer"]),
+            info={"dataset": self._name, "config": pack_value(self._settings), "entry": pack_value(entry)},
+            data_source=f"reasoning_gym/{self._name}",
+        )
+
+
+def pack_value(value: Any) -> Any:
+    """A value of reasoning-gym as plain ones that survive any encoding: tuples and dicts with other keys are marked."""
+    if value is None or isinstance(value, (bool, str)):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else {"!int": str(value)}
+    if isinstance(value, list):
+        return [pack_value(one) for one in value]
+    if isinstance(value, tuple):
+        return {"!tuple": [pack_value(one) for one in value]}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("!") for key in value):
+            return {str(key): pack_value(one) for key, one in value.items()}
+        return {"!dict": [[pack_value(key), pack_value(one)] for key, one in value.items()]}
+    if hasattr(value, "item"):  # a number of numpy
+        return pack_value(value.item())
+    raise ConfigError(f"reasoning_gym: found a {type(value).__name__}, expected plain values; take another task")
+
+
+def unpack_value(value: Any) -> Any:
+    """What `pack_value` had."""
+    if isinstance(value, list):
+        return [unpack_value(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, inner),) = value.items()
+        if key == "!tuple":
+            return tuple(unpack_value(one) for one in inner)
+        if key == "!dict":
+            return {unpack_value(name): unpack_value(one) for name, one in inner}
+        if key == "!int":
+            return int(inner)
+    return {key: unpack_value(one) for key, one in value.items()}
+
+
+def import_reasoning_gym() -> Any:
+    """The package; takes some seconds. ImportError if it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it uses
+        return importlib.import_module("reasoning_gym")
+
+
+def _create(name: str, settings: dict[str, Any]) -> Any:
+    try:
+        reasoning_gym = import_reasoning_gym()
+    except ImportError as error:
+        raise ConfigError(
+            f"reasoning_gym:{name}: needs the package reasoning-gym ({error}); pip install reasoning-gym"
+        ) from None
+    datasets = reasoning_gym.factory.DATASETS
+    if name not in datasets:
+        raise ConfigError(f"reasoning_gym:{name}: unknown task; {registry.suggest(name, list(datasets))}")
+    known = {item.name: None for item in dataclasses.fields(datasets[name][1])}
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"reasoning_gym:{name}: config.{key}: unknown key; {registry.suggest(key, known)}")
+    try:
+        return reasoning_gym.create_dataset(name, **settings)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"reasoning_gym:{name}: config refused: {type(error).__name__}: {error}") from None

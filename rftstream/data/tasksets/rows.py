@@ -1,0 +1,264 @@
+"""Rows of data files, found by their number: JSON lines, a JSON list, CSV, and several files one after the other.
+
+A file is gone through once; of JSON lines and CSV only the places where rows begin are kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+
+from rftstream.data.tasksets.columns import a_kind
+from rftstream.errors import ConfigError
+
+
+class RowReader(Protocol):
+    """What makes something of rows, and looks at each when its file is opened. ConfigErrors name the place."""
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Of the columns."""
+
+    def check_kept(self, names: Sequence[str], where: str) -> None:
+        """Of the columns, once for each file."""
+
+    def check(self, row: Mapping[str, Any], where: str) -> None: ...
+
+    def wanted(self, names: Sequence[str]) -> list[str]:
+        """Of a file's columns those that have to be read."""
+
+    def chat_path(self, names: Sequence[str]) -> str:
+        """Where the first messages stand in a file with these columns."""
+
+
+class RowSource(Protocol):
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the contents, as hex digits."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> dict[str, Any]:
+        """A row of its own; ConfigError if the file is not what it was."""
+
+    def where(self, index: int) -> str:
+        """File and line, for errors."""
+
+
+class JsonLines:
+    """One JSON object a line; blank lines are passed over."""
+
+    def __init__(self, path: Path, columns: RowReader) -> None:
+        self._path = path
+        self._offsets = array("q")
+        self._lines = array("q")
+        with _open(path, "a file of JSON lines") as file:
+            self.digest = self._scan(file, columns)
+            self._state = _state(file)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def row(self, index: int) -> dict[str, Any]:
+        with _open(self._path, "a file of JSON lines") as file:
+            _check_state(file, self._state, self._path)
+            file.seek(self._offsets[index])
+            return _json_object(file.readline(), self.where(index), "one object a line")
+
+    def where(self, index: int) -> str:
+        return f"{self._path}:{self._lines[index]}"
+
+    def _scan(self, file: BinaryIO, columns: RowReader) -> str:
+        """Checks every line, keeps where it begins, and returns the file's digest."""
+        sha256 = hashlib.sha256()
+        offset = 0
+        names = None
+        for number, line in enumerate(file, start=1):
+            sha256.update(line)
+            if line.strip():
+                where = f"{self._path}:{number}"
+                row = _json_object(line, where, "one object a line")
+                if names is None:
+                    columns.check_kept(list(row), where)
+                if row.keys() != names:
+                    names = row.keys()
+                    columns.check_names(list(row), where)
+                columns.check(row, where)
+                self._offsets.append(offset)
+                self._lines.append(number)
+            offset += len(line)
+        if not self._offsets:
+            raise ConfigError(f"{self._path}: is empty, expected one JSON object a line")
+        return sha256.hexdigest()
+
+
+class JsonList:
+    """A file that holds one list of objects. Its bytes stay in memory: it can't be read in part."""
+
+    def __init__(self, path: Path, columns: RowReader) -> None:
+        self._path = path
+        with _open(path, "a JSON file") as file:
+            data = file.read()
+        try:
+            self._rows = msgspec.json.decode(data, type=list[msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ConfigError(f"{path}: not JSON: {error}; expected a list of objects") from None
+        if not self._rows:
+            raise ConfigError(f"{path}: is empty, expected a list of objects")
+        self.digest = hashlib.sha256(data).hexdigest()
+        columns.check_kept(list(self.row(0)), self.where(0))
+        for index in range(len(self._rows)):
+            row = self.row(index)
+            columns.check_names(list(row), self.where(index))
+            columns.check(row, self.where(index))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, index: int) -> dict[str, Any]:
+        return _json_object(self._rows[index], self.where(index), "an object")
+
+    def where(self, index: int) -> str:
+        return f"{self._path}: row {index}"
+
+
+class Csv:
+    """The first line names the columns. Cells are texts, as they stand there."""
+
+    def __init__(self, path: Path, columns: RowReader) -> None:
+        self._path = path
+        self._delimiter = "\t" if path.suffix == ".tsv" else ","
+        self._offsets = array("q")
+        sha256 = hashlib.sha256()
+        with _open(path, "a CSV file") as file:
+            lines = _Lines(file, path, sha256)
+            reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+            self._names = next(self._cells(reader, "the first line"), [])
+            if len(set(self._names)) != len(self._names):
+                raise ConfigError(f"{path}: two columns have the same name, found {', '.join(self._names)}; rename one")
+            columns.check_names(self._names, str(path))
+            columns.check_kept(self._names, str(path))
+            offset = lines.offset
+            for cells in self._cells(reader, "a row"):
+                if cells:
+                    self._offsets.append(offset)
+                    row = self._named(cells, self.where(len(self) - 1))
+                    columns.check(row, self.where(len(self) - 1))
+                offset = lines.offset
+            self._state = _state(file)
+        if not self._offsets:
+            raise ConfigError(f"{path}: has no rows, expected a line with the names of columns and one for each row")
+        self.digest = sha256.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def row(self, index: int) -> dict[str, Any]:
+        with _open(self._path, "a CSV file") as file:
+            _check_state(file, self._state, self._path)
+            file.seek(self._offsets[index])
+            reader = csv.reader(_Lines(file, self._path), delimiter=self._delimiter, strict=True)
+            return self._named(next(self._cells(reader, "a row"), []), self.where(index))
+
+    def where(self, index: int) -> str:
+        return f"{self._path}: row {index}"
+
+    def _named(self, cells: list[str], where: str) -> dict[str, Any]:
+        if len(cells) != len(self._names):
+            raise ConfigError(f"{where}: found {len(cells)} cells, expected {len(self._names)} as in the first line")
+        return dict(zip(self._names, cells, strict=True))
+
+    def _cells(self, reader: Any, what: str) -> Iterator[list[str]]:
+        try:
+            yield from reader
+        except csv.Error as error:
+            raise ConfigError(f"{self._path}:{reader.line_num}: {what} is not CSV: {error}") from None
+
+
+class _Lines:
+    """Decoded lines of a file, and where the next one begins."""
+
+    def __init__(self, file: BinaryIO, path: Path, sha256: Any = None) -> None:
+        self._file, self._path, self._sha256 = file, path, sha256
+        self.offset = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in enumerate(self._file, start=1):
+            start, self.offset = self.offset, self.offset + len(line)
+            if self._sha256 is not None:
+                self._sha256.update(line)
+            try:
+                yield line.decode("utf-8" if start else "utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{self._path}:{number}: not UTF-8: {error}; save it as UTF-8") from None
+
+
+class Chain:
+    """The rows of several files, one after the other."""
+
+    def __init__(self, parts: Sequence[RowSource]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(len(part) for part in parts))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("".join(part.digest for part in self._parts).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def row(self, index: int) -> dict[str, Any]:
+        part, inner = self._place(index)
+        return part.row(inner)
+
+    def where(self, index: int) -> str:
+        part, inner = self._place(index)
+        return part.where(inner)
+
+    def _place(self, index: int) -> tuple[RowSource, int]:
+        number = bisect_right(self._ends, index)
+        return self._parts[number], index - (self._ends[number - 1] if number else 0)
+
+
+def json_rows(path: Path, columns: RowReader) -> RowSource:
+    """A `.json` file may be either."""
+    with _open(path, "a JSON file") as file:
+        first = next((line.lstrip()[:1] for line in file if line.strip()), b"")
+    return JsonList(path, columns) if first == b"[" else JsonLines(path, columns)
+
+
+def _open(path: Path, expected: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        text = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise ConfigError(f"{path}: {text}; expected {expected}") from None
+
+
+def _state(file: BinaryIO) -> tuple[int, int]:
+    """What changes when somebody writes to the file."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _check_state(file: BinaryIO, state: tuple[int, int], path: Path) -> None:
+    if _state(file) != state:
+        raise ConfigError(f"{path}: changed since the run began with it; restore it, or start a new run")
+
+
+def _json_object(data: bytes | msgspec.Raw, where: str, expected: str) -> dict[str, Any]:
+    try:
+        row = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON: {error}; expected {expected}") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: found {a_kind(row)}, expected an object")
+    return row

@@ -1,0 +1,311 @@
+"""Evaluating versions of a run when somebody asks: by the run's evaluator if one is alive, else here.
+
+Here means: this process takes the role for as long as there is something to do, as any worker would, by a claim. So
+two that are started at once do not do the same work twice, and what the log says is the same either way. What has its
+result is not evaluated again, and a request is named after what it asks for: so the same command, given again after it
+was stopped, does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rftstream.clock import SystemClock
+from rftstream.config import registry
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.control import Request, RequestKind
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.versions import EvalResult, WeightsAnnounced
+from rftstream.errors import ConfigError, RftError, TakenOver
+from rftstream.roles.evaluator import EVALUATOR
+from rftstream.runs.delete import is_alive
+from rftstream.runs.folder import OpenRun
+from rftstream.runs.published import Published, read_published
+from rftstream.runs.services import build_service
+from rftstream.service.control_view import read_control
+from rftstream.service.role import FOREVER, Log
+from rftstream.service.service import Service, begin_positions
+from rftstream.transport.base import Reader
+from rftstream.weights.evaluated import EvalResults
+
+LOOK_S = 0.25
+SAY_S = 5.0
+EVALS = TopicPartition("evals", 0)
+
+Versions = Sequence[int] | Literal["all"]
+"""None at all: the newest; all: those that can still be made from what is in the store."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    result: EvalResult
+    new: bool
+    """False: it stood on the log before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An evaluation of a version that has no result yet, or is to get another."""
+
+    evaluation: str
+    announced: WeightsAnnounced
+    request_id: str
+    again: bool
+
+    def is_met_by(self, result: EvalResult) -> bool:
+        same = (result.evaluation, result.name.version) == (self.evaluation, self.announced.name.version)
+        return same and (not self.again or result.request_id == self.request_id)
+
+    def __str__(self) -> str:
+        return f"{self.evaluation} of version {self.announced.name.version}"
+
+
+def evaluate(
+    run: OpenRun,
+    *,
+    evaluation: str | None = None,
+    versions: Versions = (),
+    again: bool = False,
+    here: bool = False,
+    timeout_s: float = 3600.0,
+    say: Say = lambda text: None,
+) -> Generator[Evaluated]:
+    """Results of what was asked for: those that stand first, the others as they come. With neither evaluation nor
+    versions, and nobody alive who does it, of all that is still due.
+
+    `again`: also what has a result. `here`: also if the log names an evaluator on another host, whom nobody can see
+    from here. `timeout_s`: between two answers of another process. Own modules must be importable by now
+    (host.prepare_process). ConfigError for what the run does not have; RftError if something got no result."""
+    names = chosen_evaluations(run.config, evaluation, who=run.run_id)
+    evaluators = None if here else _evaluator_alive(run)
+    reader = run.transport.reader(run.transport.admin.end_offsets("evals"))  # before what stands there is read
+    try:
+        if evaluation is None and not versions and evaluators is None:
+            say("no evaluator is alive: evaluating here what is due")
+            yield from _work(run, reader, None, say)
+            return
+        standing, wanted = _sorted_out(run, names, versions, again)
+        yield from (Evaluated(result, new=False) for result in standing)
+        if not wanted:
+            return
+        _ask(run, wanted, timeout_s)
+        if evaluators is not None:
+            say(f"asked {evaluators} for {_listed(wanted)}")
+            yield from _await(run, reader, wanted, timeout_s, say)
+        if wanted:
+            say("no evaluator is alive: evaluating here")
+            yield from _work(run, reader, wanted, say)
+        if wanted:
+            raise RftError(
+                f"{run.run_id}: no result for {_listed(wanted)}; the weights were deleted meanwhile or are damaged: "
+                "see the lines above and `rftstream weights verify`"
+            )
+    finally:
+        reader.close()
+
+
+def chosen_evaluations(config: RunConfig, evaluation: str | None, *, who: str) -> tuple[str, ...]:
+    """Their names; ConfigError if there are none, or not this one."""
+    known = config.evaluations
+    if not known:
+        raise ConfigError(f"{who}: its run file has no evaluations; add [evaluations.NAME]")
+    if evaluation is not None and evaluation not in known:
+        raise ConfigError(f"--evaluation: unknown {evaluation!r}; {registry.suggest(evaluation, known)}")
+    return (evaluation,) if evaluation is not None else tuple(known)
+
+
+def _sorted_out(
+    run: OpenRun, names: Sequence[str], versions: Versions, again: bool
+) -> tuple[list[EvalResult], list[_Wanted]]:
+    """What stands on the log, and what is to be done; both by version."""
+    published, results = read_published(run), EvalResults()
+    for received in Log(run.transport).messages("evals"):
+        if isinstance(received.message, EvalResult):
+            results.note(received.message)
+    standing: list[EvalResult] = []
+    wanted: list[_Wanted] = []
+    for announced in _announced(published, versions):
+        for name in names:
+            found = None if again else results.find(name, announced.name, published.follower)
+            if found is not None:
+                standing.append(found)
+            else:
+                wanted.append(_Wanted(name, announced, _request_id(name, announced, again), again))
+    if wanted:  # their weights have to be there
+        published.choose([one.announced.name.version for one in wanted], where="--versions")
+    return standing, wanted
+
+
+def _announced(published: Published, versions: Versions) -> list[WeightsAnnounced]:
+    """Those in force that are meant, oldest first."""
+    if versions == "all":
+        return list(published.follower.available())
+    if not versions:
+        return published.choose([], where="--versions")
+    in_force = {one.name.version: one for one in published.follower.in_force()}
+    if unknown := [version for version in versions if version not in in_force]:
+        published.choose(unknown, where="--versions")  # says what there is
+    return [in_force[version] for version in sorted(set(versions))]
+
+
+def _request_id(name: str, announced: WeightsAnnounced, again: bool) -> str:
+    """A request with the same id is the same request; one for another result never is."""
+    of = f"{name}-{announced.name.trainer_epoch}-{announced.name.version}"
+    return f"{of}-{time.time_ns()}" if again else of
+
+
+def _evaluator_alive(run: OpenRun) -> str | None:
+    """Who would answer a request, in words; None if nobody does."""
+    if run.config.evaluator.count and run.folder.is_live():
+        return "the run's evaluator"
+    control = read_control(run.transport)
+    claim = control.claims.get(EVALUATOR.name)
+    if claim is None or (control.finished is not None and claim.host != socket.gethostname()):
+        return None  # it leaves a finished run once it is done
+    alive = is_alive(claim)
+    if alive is False or (alive and claim.pid == os.getpid()):  # our own, of an evaluation before
+        return None
+    unseen = "" if alive else " (cannot be seen from here; if it is gone, give --here)"
+    return f"{claim.process}, process {claim.pid} on {claim.host}{unseen}"
+
+
+def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float) -> None:
+    """All requests in one transaction."""
+    expires_at = time.time() + timeout_s * len(wanted)
+    requests = [
+        Request(
+            request_id=one.request_id,
+            kind=RequestKind.evaluate,
+            expires_at=expires_at,
+            arguments={
+                "version": one.announced.name.version,
+                "evaluation": one.evaluation,
+                **({"again": True} if one.again else {}),
+            },
+        )
+        for one in wanted
+    ]
+    producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
+    producer.start()
+    producer.commit([codec.to_record(one, "control", 0, run=run.run_id) for one in requests])
+    producer.close()
+
+
+def _news(reader: Reader, wanted: list[_Wanted] | None) -> Iterator[Evaluated]:
+    """Results that have come; those that were wanted are wanted no more. None: whatever comes."""
+    for record in reader.poll():
+        message = None if record.value is None else codec.from_record(record)
+        if not isinstance(message, EvalResult):
+            continue
+        met = [one for one in wanted or () if one.is_met_by(message)]
+        if wanted is not None:
+            wanted[:] = [one for one in wanted if one not in met]
+        if met or wanted is None:
+            yield Evaluated(message, new=True)
+
+
+def _listed(wanted: Sequence[_Wanted]) -> str:
+    shown = ", ".join(map(str, wanted[:4]))
+    return shown if len(wanted) <= 4 else f"{shown} and {len(wanted) - 4} more"
+
+
+# --------------------------------------------------------------------------------------------- by another process
+
+
+def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float, say: Say) -> Iterator[Evaluated]:
+    """Until nothing is wanted any more, or nobody is alive who would do it."""
+    heard = said = time.monotonic()
+    while wanted:
+        for one in _news(reader, wanted):
+            heard = time.monotonic()
+            yield one
+        now = time.monotonic()
+        if wanted and now - heard > timeout_s:
+            raise RftError(
+                f"evaluator: no result for {_listed(wanted)} within {timeout_s:g} s; look at its log, or "
+                "give --timeout, or --here once it is gone"
+            )
+        if wanted and now - said >= SAY_S:
+            said = now
+            if _evaluator_alive(run) is None:
+                return
+            _check_held(run, wanted)
+            say(f"waiting for {_listed(wanted)}: {now - heard:.0f} s of {timeout_s:g}")
+        if wanted:
+            run.transport.wait([reader], LOOK_S)
+
+
+def _check_held(run: OpenRun, wanted: Sequence[_Wanted]) -> None:
+    """A run that goes on may have deleted a version before its evaluator came to it."""
+    held = {one.name for one in read_published(run).follower.available()}
+    if gone := [one for one in wanted if one.announced.name not in held]:
+        raise RftError(
+            f"{run.run_id}: no result for {_listed(gone)}: the run has deleted the weights meanwhile; "
+            "weights.keep says how many stay, and the same command shows what was evaluated"
+        )
+
+
+# --------------------------------------------------------------------------------------------- in this process
+
+
+def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) -> Iterator[Evaluated]:
+    """As the run's evaluator. Until it has done what was wanted, or all that it finds to do; None: just that."""
+    service = build_service(
+        EVALUATOR.name,
+        config=run.config,
+        folder=run.folder,
+        transport=run.transport,
+        clock=SystemClock(),
+        process=f"evaluate-{os.getpid()}",
+    )
+    if wanted is not None:
+        service.step.answer_only([one.request_id for one in wanted])  # type: ignore[attr-defined]  # the evaluator's
+    ends = {**run.transport.admin.end_offsets("weights"), **run.transport.admin.end_offsets("control")}
+    evals = begin_positions(run.transport, ("evals",))
+    try:
+        service.start()
+        said = time.monotonic()
+        while not (service.done or wanted == [] or _is_idle(service, ends)):
+            idle_s = service.tick()
+            yield from _news(reader, wanted)
+            if time.monotonic() - said >= SAY_S and (progress := progress_of(service)):
+                said = time.monotonic()
+                say(progress)
+            if idle_s > 0 and not service.done:
+                run.transport.wait(service.sources(), min(idle_s, LOOK_S))
+    except TakenOver as error:
+        raise TakenOver(f"{error}; it does what is left") from None
+    finally:
+        service.close()
+    while reader.position(EVALS) < run.transport.admin.end_offsets("evals").get(EVALS, evals[EVALS]):
+        yield from _news(reader, wanted)
+        run.transport.wait([reader], 0.0)
+
+
+def progress_of(service: Service) -> str:
+    """What an evaluator is at; empty between two evaluations."""
+    health = service.health()
+    if health.get("evaluating") is None:
+        return ""
+    return (
+        f"evaluating {health['evaluation']} of version {health['evaluating']}: "
+        f"{health['samples_done']} of {health['samples']} samples"
+    )
+
+
+def _is_idle(service: Service, ends: dict[TopicPartition, int]) -> bool:
+    """It has seen all that was there when it began, and nothing of it is left to do."""
+    step = service.step  # type: ignore[attr-defined]  # it is a single role's
+    sources = service.sources()
+    if service.health().get("epoch") is None or not sources:
+        return False
+    seen = all(sources[0].position(place) >= end for place, end in ends.items())
+    return seen and step.idle_s() == FOREVER

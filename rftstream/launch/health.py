@@ -1,0 +1,107 @@
+"""One port per worker: `/metrics` for Prometheus, `/health` for whoever asks whether it still works.
+
+queries/workers.py asks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from rftstream.errors import ConfigError
+
+STUCK_AFTER_S = 120.0
+"""A loop that has not come round for so long counts as stuck."""
+
+_SHUTDOWN_LOOK_S = 3600.0
+"""The serving thread is a daemon and never asked to stop; it need not wake up to look."""
+
+
+class Health:
+    """What the loop last said of itself; `beat` is called from the loop, `report` from the serving thread."""
+
+    def __init__(self, *, stuck_after_s: float = STUCK_AFTER_S) -> None:
+        self._stuck_after_s = stuck_after_s
+        self._beat_at = time.monotonic()
+        self._values: Mapping[str, object] = {}
+
+    def beat(self) -> None:
+        """The loop came round."""
+        self._beat_at = time.monotonic()
+
+    def update(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def report(self) -> tuple[bool, dict[str, object]]:
+        """Whether the loop is alive, and what `/health` says."""
+        silent_s = time.monotonic() - self._beat_at
+        alive = silent_s <= self._stuck_after_s
+        return alive, {"ok": alive, "silent_s": round(silent_s, 3), **self._values}
+
+
+class HealthServer:
+    """`port` 0 takes any free port; `file` is where the port is then written for others to find."""
+
+    def __init__(self, health: Health, *, port: int, host: str = "", file: Path | None = None) -> None:
+        handler = type("Handler", (_Handler,), {"health": health})
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise ConfigError(
+                f"--metrics-port {port}: {error.strerror or error}; take another port, or 0 for any free one"
+            ) from None
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self._file = file
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{self.port}\n", encoding="ascii")
+        threading.Thread(
+            target=self._server.serve_forever, args=(_SHUTDOWN_LOOK_S,), name="health", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """Stops listening. The thread stays asleep and ends with the process."""
+        self._server.server_close()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    health: Health
+    timeout = 10
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._send_metrics()
+        elif path == "/health":
+            alive, values = self.health.report()
+            self._send(200 if alive else 503, "application/json", json.dumps(values, default=str).encode() + b"\n")
+        else:
+            self._send(404, "text/plain", b"known: /metrics, /health\n")
+
+    def _send_metrics(self) -> None:
+        from prometheus_client.exposition import choose_encoder
+
+        from rftstream.metrics import REGISTRY
+
+        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        self._send(200, kind, encode(REGISTRY))
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
+        """Being asked is not an event."""
+
+
+# ------------------------------------------------------------------------------------------------ asking

@@ -1,0 +1,352 @@
+"""A process of one role: logs, port, signals, limits, and the loop that ticks the service until it is done.
+
+SIGTERM, SIGINT   finish what is in hand within a deadline, leave, exit 0; a second one: at once
+the end of the supervisor is the end of its workers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rftstream import faults
+from rftstream.clock import SystemClock
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.errors import RftError, TransportError, exit_code_of
+from rftstream.launch import logging as logs
+from rftstream.launch.health import Health, HealthServer
+from rftstream.launch.processes import is_orphan, limit_threads
+from rftstream.roles import role_spec
+from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
+from rftstream.service.control_view import read_control
+from rftstream.transport.base import Transport
+
+if TYPE_CHECKING:
+    from rftstream.contracts.control import RunManifest
+    from rftstream.service.service import Service
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 30.0
+"""For finishing what is in hand."""
+WAIT_S = 120.0
+"""For the run to exist."""
+LONGEST_WAIT_S = 0.5
+"""Of one wait for records: signals and the supervisor's end are looked at this often."""
+_LOOK_S = 0.05
+_LONGEST_LOOK_S = 0.4
+_SAY_S = 5.0
+_HEALTH_S = 1.0
+_MEASURE_S = 5.0
+_LAST_RESORT_S = 10.0
+
+
+class Stop:
+    """What signals ask for, from now on."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            os._exit(128 + signum)
+        self.requested = True
+
+
+class StoppedError(Exception):
+    """A signal came while there was nothing in hand yet."""
+
+
+def run_worker(
+    config: RunConfig,
+    folder: RunFolder,
+    role: str,
+    *,
+    process: str,
+    metrics_port: int | None = None,
+    device: str | None = None,
+    deadline_s: float = DEADLINE_S,
+    wait_s: float = WAIT_S,
+    parent: int | None = None,
+    stop: Stop | None = None,
+) -> int:
+    """One worker from start to end; its exit code. A supervised one (`parent`) logs to stderr alone: to its file."""
+    own_file = folder.logs / f"{process}.log" if parent is None else None
+    logs.setup(process, level=config.log.level, form=config.log.format, file=own_file)
+    stop = stop or Stop()
+    prepare_process(config, role)
+    worker = _Worker(
+        config,
+        folder,
+        role,
+        process=process,
+        device=device,
+        stop=stop,
+        deadline_s=deadline_s,
+        wait_s=wait_s,
+        parent=parent,
+    )
+    try:
+        faults.arm(role, folder.logs / "faults")
+        worker.run(metrics_port)
+    except StoppedError:
+        return 0
+    except RftError as error:
+        log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
+        return error.exit_code
+    except Exception as error:
+        log.exception("%s", type(error).__name__ + (f": {error}" if str(error) else ""))
+        return exit_code_of(error)
+    return 0
+
+
+class _Worker:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        role: str,
+        *,
+        process: str,
+        device: str | None,
+        stop: Stop,
+        deadline_s: float,
+        wait_s: float,
+        parent: int | None,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._role = role
+        self._process = process
+        self._device = device
+        self._stop = stop
+        self._deadline_s = deadline_s
+        self._wait_s = wait_s
+        self._parent = parent
+        self._health = Health()
+        self._serves = False
+        self._health_at = 0.0
+        self._measured_at = -_MEASURE_S
+
+    def run(self, metrics_port: int | None) -> None:
+        server = self._serve_health(metrics_port)
+        self._serves = server is not None
+        try:
+            transport = open_transport(self._config, self._folder)
+            try:
+                self._run_service(transport)
+            finally:
+                transport.close()
+        finally:
+            if server is not None:
+                server.close()
+
+    def _serve_health(self, port: int | None) -> HealthServer | None:
+        if port is None:
+            return None
+        host = "" if port else "127.0.0.1"  # any free port is for this machine's own tools
+        server = HealthServer(self._health, port=port, host=host, file=self._folder.logs / f"{self._process}.port")
+        log.info("serving /metrics and /health", extra={"port": server.port})
+        return server
+
+    def _run_service(self, transport: Transport) -> None:
+        from rftstream.runs.services import build_service
+
+        if role_spec(self._role).makes_the_run:  # it compares all of the manifest itself
+            (manifest,) = self._until(lambda: (read_control(transport).manifest,), "the log")
+            if manifest is not None:
+                self._prepare(manifest)
+        else:
+            self._check(
+                self._until(lambda: read_control(transport).manifest, "the run's first record (is a feeder alive?)")
+            )
+        service = build_service(
+            self._role,
+            config=self._config,
+            folder=self._folder,
+            transport=transport,
+            clock=SystemClock(),
+            process=self._process,
+            device=self._device,
+        )
+        try:
+            self._start(service)
+            log.info("started", extra={"role": self._role, "pid": os.getpid()})
+            self._loop(service, transport)
+        finally:
+            _close(service)
+        log.info("left: %s", "stopped" if self._stop.requested else "the run is finished")
+
+    def _prepare(self, manifest: RunManifest) -> None:
+        """A made model that is not here yet is made as the run had it, also if it was begun long ago."""
+        from rftstream.models.folder import make_as_recorded
+
+        make_as_recorded(self._config.model, self._folder.model, self._config.run.seed, manifest.digests)
+
+    def _check(self, manifest: RunManifest) -> None:
+        """Nobody works for a run with other settings than it was started with."""
+        from rftstream.models.folder import prepare_model
+        from rftstream.runs.manifest import check_worker, digests_for
+
+        self._prepare(manifest)
+        config, folder = self._config, self._folder.model
+        used = digests_for(self._role, config, lambda: prepare_model(config.model, folder, config.run.seed))
+        check_worker(manifest, config, used)
+
+    def _start(self, service: Service) -> None:
+        def started() -> bool:
+            service.start()
+            return True
+
+        self._until(started, "the log")
+
+    def _loop(self, service: Service, transport: Transport) -> None:
+        deadline: float | None = None
+        while not service.done:
+            if self._stop.requested and deadline is None:
+                log.info("stopping: finishing what is in hand", extra={"deadline_s": self._deadline_s})
+                deadline = time.monotonic() + self._deadline_s
+                _end_after(self._deadline_s + _LAST_RESORT_S)
+                service.drain()
+                continue
+            if deadline is not None and time.monotonic() > deadline:
+                log.warning("not finished within %g s; a successor does the rest", self._deadline_s)
+                return
+            idle_s = service.tick()
+            self._beat(service)
+            if idle_s > 0 and not service.done:
+                transport.wait(service.sources(), min(idle_s, LONGEST_WAIT_S))
+            if is_orphan(self._parent):
+                raise RftError("supervisor: it is gone, expected it to outlive its workers; `rftstream resume` goes on")
+
+    def _beat(self, service: Service) -> None:
+        self._health.beat()
+        if (now := time.monotonic()) - self._health_at >= _HEALTH_S:
+            self._health_at = now
+            self._health.update(service.health())
+        if self._serves and now - self._measured_at >= _MEASURE_S:
+            self._measured_at = now
+            with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
+                service.measure()
+
+    def _until(self, ready: Callable[[], Any], what: str) -> Any:
+        """Waits for something with a line every few seconds; TransportError when it takes too long."""
+        return wait_until(ready, what, wait_s=self._wait_s, stop=self._stop, say=log.info, beat=self._health.beat)
+
+
+def wait_until(
+    ready: Callable[[], Any],
+    what: str,
+    *,
+    wait_s: float,
+    stop: Stop,
+    say: Callable[[str], None],
+    beat: Callable[[], None] = lambda: None,
+) -> Any:
+    """What `ready` returns, once it is true and raises nothing retriable."""
+    began = said = time.monotonic()
+    pause_s = _LOOK_S
+    while True:
+        beat()
+        trouble = ""
+        try:
+            if result := ready():
+                return result
+        except TransportError as error:
+            if not error.retriable:
+                raise
+            trouble = f" ({error})"
+        if stop.requested:
+            raise StoppedError
+        now = time.monotonic()
+        if now - began >= wait_s:
+            raise TransportError(f"waited {wait_s:g} s for {what}{trouble}; start `rftstream run`, or give --wait-s")
+        if now - said >= _SAY_S:
+            said = now
+            say(f"waiting for {what}{trouble}: {now - began:.0f} s of {wait_s:g}")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+
+
+# ------------------------------------------------------------------------------------------------ before the loop
+
+
+def join(
+    files: Sequence[Path], run_dir: Path | None, *, wait_s: float, stop: Stop, say: Callable[[str], None]
+) -> tuple[RunConfig, RunFolder]:
+    """The run that a worker started by hand is for, once it exists: its folder, and the config it was started with."""
+
+    def ready() -> tuple[RunConfig, RunFolder] | None:
+        if run_dir is not None:
+            folder = RunFolder(run_dir.resolve())
+            return (read_config(folder), folder) if folder.exists() else None
+        config = loader.load(files)
+        return _newest_open_run(config)
+
+    what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}"
+    try:
+        found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
+    except StoppedError:
+        sys.exit(0)
+    return found
+
+
+def _newest_open_run(config: RunConfig) -> tuple[RunConfig, RunFolder] | None:
+    """Not one that is finished: its successor is about to be started. A run that was begun on another host is joined
+    with what the run file says here."""
+    folders = candidates(config)
+    if not folders:
+        return None
+    newest = folders[-1]
+    ours = read_config(newest) if newest.exists() else config
+    if newest.is_live():
+        return ours, newest
+    transport = open_transport(ours, newest)
+    try:
+        return None if read_control(transport).finished else (ours, newest)
+    finally:
+        transport.close()
+
+
+def default_process(role: str) -> str:
+    return f"{role}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
+
+
+def prepare_process(config: RunConfig, role: str) -> None:
+    """Import paths and thread limits, before anything heavy is imported."""
+    add_import_paths(config)
+    limit_threads(getattr(getattr(config, role, None), "threads", 1))
+
+
+def add_import_paths(config: RunConfig) -> None:
+    """Users' own modules lie beside the run file or where the command was given; after all others, to hide none."""
+    for folder in (os.getcwd(), str(Path(config.base).resolve())):
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+def _close(service: Service) -> None:
+    try:
+        service.close()
+    except RftError as error:
+        log.warning("leaving: %s", error)
+
+
+def _end_after(seconds: float) -> None:
+    """Should a slice of work not come to its end: the successor redoes it anyway."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()

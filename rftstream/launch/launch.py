@@ -1,0 +1,263 @@
+"""A whole run on this machine, begun, gone on with, or made for workers that others start. `rftstream.run` and the
+commands are this.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.control import DesiredState, RunState
+from rftstream.contracts.records import NewRecord
+from rftstream.errors import ConfigError
+from rftstream.launch.host import add_import_paths
+from rftstream.launch.processes import Spawner
+from rftstream.launch.session import DEADLINE_S, RunResult, RunSession, result_of
+from rftstream.models.folder import make_as_recorded, prepare_model
+from rftstream.preflight import readiness
+from rftstream.preflight.start import choose_folder, folder_after, newest_folder, nothing_more, run_state
+from rftstream.runs.create import begin, say_aside, write_config
+from rftstream.runs.folder import RunFolder, find_run, open_store, open_transport, read_config, shown_path
+from rftstream.runs.init_from import fetch_initial
+from rftstream.runs.load_demonstrations import load_experts
+from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
+from rftstream.runs.modules import changes_of_modules, hidden_modules, write_modules
+from rftstream.runs.observer import Observer
+from rftstream.runs.roll_back import roll_back
+from rftstream.service.control_view import read_control
+from rftstream.transport.base import Transport
+from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.weights.trimming import delete_trimmed, undeleted
+
+
+def run(
+    config: RunConfig | str | Path,
+    *,
+    run_dir: str | Path | None = None,
+    progress: str = "auto",
+    stream: TextIO | None = None,
+    deadline_s: float = DEADLINE_S,
+    spawner: Spawner | None = None,
+) -> RunResult:
+    """A new run, from start to end, or by `run.resume` one that is there. `progress`: auto, live, plain or none, on
+    `stream` (stdout).
+
+    ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named."""
+    began = time.monotonic()
+    if not isinstance(config, RunConfig):
+        config = loader.load([config])
+    add_import_paths(config)
+    readiness.require(config)
+    if config.run.imported_from is not None:
+        raise ConfigError(
+            "run.imported_from: is for `rftstream rescore` and `replay --into`, expected none in a run file"
+        )
+    given = Path(run_dir) if run_dir is not None else None
+    if config.run.resume != "never":
+        newest = newest_folder(config, given)
+        found = run_state(config, newest)
+        if found == "ended" and config.run.resume == "auto" and (done := _complete(config, newest, began)) is not None:
+            return done
+        if found != "none":
+            before = read_config(newest) if newest.exists() else config
+            return _go_on(newest, before, config, progress, stream, deadline_s, spawner, began)
+    folder = choose_folder(config, given)
+    with folder.held():
+        if folder.exists():
+            raise ConfigError(f"{folder.path}: another run was started there just now; try again")
+        stretch = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        if given is None and folder.run_id != config.run.name:
+            stretch.note(f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
+        for line in hidden_modules(config):
+            stretch.note(line)
+        return stretch.run(new=True)
+
+
+def resume(
+    run: str | Path,
+    *,
+    sets: Sequence[str] = (),
+    progress: str = "auto",
+    stream: TextIO | None = None,
+    deadline_s: float = DEADLINE_S,
+    spawner: Spawner | None = None,
+) -> RunResult:
+    """Goes on with a run that was stopped or died, or adds to a finished one. `sets` change settings."""
+    began = time.monotonic()
+    folder, before = find_run(run)
+    config = read_config(folder, sets) if folder.exists() else loader.load([run], sets=sets)
+    add_import_paths(config)
+    readiness.require(config)
+    notes = not_taken(Path(run), config, sets) if folder.exists() else []
+    return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began, notes)
+
+
+def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
+    """What a run file says by now that its run does not go by: the run's own config is in force, with `sets`."""
+    if run.is_dir():
+        return []
+    differences = changed_settings(config, loader.load([run], sets=sets))
+    if not differences:
+        return []
+    return [
+        *(f"not taken from {shown_path(run)}: {line}" for line in differences),
+        "the run goes on with the settings that it has recorded; give what should change by --set SECTION.KEY=VALUE",
+    ]
+
+
+def resume_if_incomplete(run: str | Path, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
+    """As `resume`, but content with a run that is complete: how that ended."""
+    began = time.monotonic()
+    folder, config = find_run(run)
+    if run_state(config, folder) == "ended" and (done := _complete(config, folder, began)) is not None:
+        return done
+    return resume(run, progress=progress, stream=stream)
+
+
+def _go_on(
+    folder: RunFolder,
+    before: RunConfig,
+    config: RunConfig,
+    progress: str,
+    stream: TextIO | None,
+    deadline_s: float,
+    spawner: Spawner | None,
+    began: float,
+    notes: Sequence[str] = (),
+) -> RunResult:
+    """A run that is there already; `config.run.resume` may name the version that it goes back to, once."""
+    version = config.run.resume if isinstance(config.run.resume, int) else None
+    if version is not None:
+        kept = before.run.resume if isinstance(before.run.resume, str) else "never"
+        config = loader.replace(config, run__resume=kept)
+    with folder.held():
+        transport = open_transport(config, folder)
+        try:
+            reopen(transport, folder, before, config, version)
+        finally:
+            transport.close()
+        changed = [
+            *(f"changed: {line}" for line in changes_of_resume(before, config)),
+            *changes_of_modules(config, folder),
+        ]
+        write_modules(config, folder)
+        write_config(config, folder)
+        stretch = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        for line in (*notes, *changed, *hidden_modules(config)):
+            stretch.note(line)
+        if version is not None:
+            stretch.note(f"goes on from version {version}")
+        return stretch.run(new=False)
+
+
+def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:
+    """Of a run that has ended and would have nothing to do under this config, how it ended; None if it has."""
+    before = read_config(folder) if folder.exists() else config
+    transport = open_transport(config, folder)
+    observer = Observer(transport)
+    try:
+        observer.catch_up()
+        control = observer.control
+        assert control.finished is not None
+        if nothing_more(control.finished, observer.curve.version, before, config) is None:
+            return None
+        delete_leftovers(transport, config, folder)
+        return result_of(folder, observer, control.finished.reason, control.finished.exit_code, began)
+    finally:
+        observer.close()
+        transport.close()
+
+
+def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None) -> tuple[RunFolder, bool]:
+    """A run without processes, for workers that others start; and whether it is new.
+
+    The newest one is taken as it is if it has not ended, so that this can be done again at every start of a system."""
+    if not isinstance(config, RunConfig):
+        config = loader.load([config])
+    add_import_paths(config)
+    readiness.require(config, here=False)
+    given = Path(run_dir) if run_dir is not None else None
+    newest = newest_folder(config, given)
+    found = run_state(config, newest)
+    if newest.is_live() or found == "begun":
+        return newest, False
+    folder = folder_after(config, newest, given) if found == "ended" else newest
+    with folder.held():
+        if folder.exists():
+            return folder, False
+        fetch_initial(config, folder.model)
+        prepare_model(config.model, folder.model, config.run.seed)
+        transport = open_transport(config, folder, create=True)
+        try:
+            begin(transport, config, folder)
+        finally:
+            transport.close()
+    return folder, True
+
+
+# ------------------------------------------------------------------------------------------------ resume
+
+
+def delete_leftovers(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
+    """Delete what the trainer of a finished run said and left, as when the machine died just then."""
+    said = read_control(transport).trimmed
+    if said is None:
+        return
+    before = undeleted(said, transport)
+    checkpoints = CheckpointStore(open_store(config, folder))
+    for error in delete_trimmed(said, transport, checkpoints, compacts=config.retention is not None):
+        say_aside(f"{error}; what retention gave up may still be there, resume once more")
+    after = undeleted(said, transport)
+    if gone := {topic: count - after.get(topic, 0) for topic, count in before.items() if count > after.get(topic, 0)}:
+        found = ", ".join(f"{count:,} of {topic}" for topic, count in gone.items())
+        say_aside(f"deleted what the last trainer had given up and left: offsets {found}")
+
+
+def reopen(
+    transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig, back_to: int | None = None
+) -> None:
+    """Takes back what said that the run is over or should stop, and the versions after `back_to`. ConfigError if there
+    is nothing more to do, or if it would be done with other data."""
+    observer = Observer(transport)
+    try:
+        observer.catch_up()
+        control, version = observer.control, observer.curve.version
+    finally:
+        observer.close()
+    version = version if back_to is None else min(version, back_to)
+    retries = any(request.expires_at > time.time() for request in control.retries.values())
+    if control.finished is not None and (why := nothing_more(control.finished, version, before, config, retries)):
+        delete_leftovers(transport, config, folder)
+        raise ConfigError(f"{shown_path(folder.path)}: {why}")
+    if control.manifest is not None:
+        make_as_recorded(config.model, folder.model, config.run.seed, control.manifest.digests)
+        model = prepare_model(config.model, folder.model, config.run.seed)
+        check_same_run(control.manifest, config, data_digests(config, model))
+    if config.experts is not None and config.experts.source is not None:
+        load_experts(transport, config, folder, config.experts, say=say_aside)
+    imported = config.run.imported_from is not None
+    if imported and control.ended is None:
+        raise ConfigError(
+            f"{shown_path(folder.path)}: its import is not complete; do the command that began it, `rftstream rescore` "
+            "or `replay --into`, again first"
+        )
+    if back_to is not None:
+        roll_back(transport, open_store(config, folder), folder.run_id, back_to)
+    records = []
+    for key, message in (("finished", control.finished), ("end", control.ended)):
+        if message is not None and not (imported and key == "end"):
+            records.append(NewRecord("control", 0, key.encode(), None))
+    if control.state is not None and control.state.state is not DesiredState.running:
+        state = RunState(state=DesiredState.running, by="resume", since=time.time())
+        records.append(codec.to_record(state, "control", 0, run=folder.run_id))
+    if records:
+        producer = transport.producer(f"{folder.run_id}.resume")
+        producer.start()
+        producer.commit(records)
+        producer.close()

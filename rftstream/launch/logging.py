@@ -1,0 +1,214 @@
+"""Logs of a process: one line an event, with time, level, process, message and fields.
+
+    2026-01-31 12:00:00.123 INFO    trainer-0 trained version=3 loss=0.12
+
+Anything given as `extra={"version": 3}` is a field. On request (`[log] format = "json"`) each line is a JSON object.
+Values of fields that are secrets by their name, and passwords inside URLs, are never written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from rftstream.error_kinds import MAX_KINDS, kind_of
+
+_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
+_SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|secret_key|access_key|api_key|credentials?|authorization)$")
+_URL_PASSWORD = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+@")
+_TAIL_BYTES = 65_536
+_TEXT_LINE = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)$")
+_ERRORS = ("error", "critical")
+_TROUBLES = ("warning", *_ERRORS)
+_REPEAT_AFTER_S = 60.0
+_ECHOED = ("kafka",)
+"""What they complain of is said by us, too, with what follows from it; theirs stands in the log file beside it."""
+_OWN = ("rftstream", "workers")
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        fields = "".join(f" {name}={_shown(value)}" for name, value in _fields(record))
+        line = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {record.getMessage()}{fields}"
+        line = _without_passwords(line)
+        return line + "\n" + self.formatException(record.exc_info) if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        values: dict[str, Any] = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "message": _without_passwords(record.getMessage()),
+            **{name: _without_passwords(value) if isinstance(value, str) else value for name, value in _fields(record)},
+        }
+        if record.exc_info:
+            values["exception"] = self.formatException(record.exc_info)
+        return json.dumps(values, default=str)
+
+
+def setup(
+    process: str,
+    *,
+    level: str,
+    form: Literal["text", "json"],
+    file: Path | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """Sends the logs of this process to a file, and to a stream (stderr). Calling it again replaces the former."""
+    formatter = JsonFormatter(process) if form == "json" else TextFormatter(process)
+    handlers: list[logging.Handler] = [logging.StreamHandler(stream if stream is not None else sys.stderr)]
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+        old.close()
+    thinned = Thinned()
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        handler.addFilter(thinned)
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)  # of other people's packages
+    for package in _OWN:
+        logging.getLogger(package).setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+class Thinned(logging.Filter):
+    """Of what other people's packages say again and again (a client whose broker is away), one in ten seconds."""
+
+    def __init__(self, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._clock = clock
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] in _OWN:
+            return True
+        # Each handler asks, for one record.
+        fields = vars(record)
+        if "_is_kept" not in fields:
+            if record.name.partition(".")[0] in _ECHOED and record.levelno > logging.INFO:
+                record.levelno, record.levelname = logging.INFO, "INFO"
+            fields["_is_kept"] = self._keep(record)
+        return bool(fields["_is_kept"])
+
+    def _keep(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        kind, now = (record.name, kind_of(text)), self._clock()
+        said_at, num_held = self._said.get(kind, (-math.inf, 0))
+        if now - said_at < self._every_s:
+            self._said[kind] = (said_at, num_held + 1)
+            return False
+        if len(self._said) >= MAX_KINDS:
+            self._said.clear()
+        self._said[kind] = (now, 0)
+        if num_held:
+            record.msg, record.args = f"{text} (and {num_held} more since the last such line)", None
+        return True
+
+
+def last_error(file: Path, *, since: int = 0) -> str | None:
+    """The newest error of a log file, from byte `since` on; else its last line: what a crash left there."""
+    last = None
+    for line in reversed(_tail(file, since)):
+        if (text := _said(line, _ERRORS)) is not None:
+            return text
+        last = last or line.strip() or None
+    return last
+
+
+class Troubles:
+    """New warnings and errors of a log file that another process writes; the same one once a minute."""
+
+    def __init__(self, file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._clock = clock
+        self._offset = self._size()
+        self._said_at: dict[str, float] = {}
+
+    def new(self) -> list[str]:
+        size, since = self._size(), self._offset
+        if size <= since:
+            return []
+        self._offset = size
+        found = []
+        for line in _tail(self._file, since):
+            text = _said(line, _TROUBLES)
+            if text is None:
+                continue
+            if self._clock() - self._said_at.get(kind_of(text), -_REPEAT_AFTER_S) >= _REPEAT_AFTER_S:
+                self.said(text)
+                found.append(text)
+        return found
+
+    def said(self, text: str) -> None:
+        """It was passed on already."""
+        self._said_at[kind_of(text)] = self._clock()
+
+    def _size(self) -> int:
+        try:
+            return self._file.stat().st_size
+        except OSError:
+            return 0
+
+
+def _said(line: str, levels: tuple[str, ...]) -> str | None:
+    """The message of a line of one of these levels."""
+    if (match := _TEXT_LINE.match(line)) is not None:
+        return match[2] if match[1].lower() in levels else None
+    if line.startswith("{"):
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError:
+            return None
+        if isinstance(values, dict) and values.get("level") in levels:
+            return str(values.get("message"))
+    return None
+
+
+def _tail(file: Path, since: int) -> list[str]:
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(since, size - _TAIL_BYTES))
+            return stream.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _fields(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(record).items():
+        if name not in _STANDARD and not name.startswith("_"):
+            yield name, "***" if _SECRET.search(name.lower()) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return json.dumps(text) if not text or re.search(r"[\s\"=]", text) else text
+
+
+def _without_passwords(text: str) -> str:
+    return _URL_PASSWORD.sub(r"\1:***@", text)

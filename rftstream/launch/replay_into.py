@@ -1,0 +1,279 @@
+"""`replay --into`: the batches that a run recorded, trained under other settings, as a run of its own."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.config import loader
+from rftstream.config.part_names import check_part_names
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.launch import launch
+from rftstream.launch.host import add_import_paths
+from rftstream.launch.session import RunResult
+from rftstream.models.folder import prepare_model
+from rftstream.replay.again import Report, check_versions, save_state
+from rftstream.replay.branch import BatchImport, Extent, measure
+from rftstream.replay.recorded import read_recorded, settings_of
+from rftstream.runs.create import write_config
+from rftstream.runs.folder import (
+    OpenRun,
+    RunFolder,
+    create_log,
+    names_on_log,
+    open_store,
+    open_transport,
+    read_config,
+    shown_path,
+)
+from rftstream.runs.fork import OWN, copy_model, derive_config, differences
+from rftstream.runs.imported import Say
+from rftstream.runs.manifest import changed_settings, check_same_run, data_digests, make_manifest
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
+from rftstream.weights.checkpoints import CheckpointStore
+
+CHANGEABLE = (
+    "trainer",
+    "stages",
+    "algorithms",
+    "backends",
+    "evaluations",
+    "evaluator",
+    "policies",
+    "weights",
+    "trackers",
+    "log",
+    "transport",
+    "run.steps",
+    "run.hours",
+    "run.stop_reward",
+    "run.stop_reward_over",
+)
+"""Sections and settings that do not tell how the data came to be."""
+FIXED = ("trainer.shares", "transport.partitions")
+"""Of these, all the same, how the data lies on the log."""
+
+
+TRAINED_BY = ("trainer.", "stages.", "algorithms.", "backends.", "run.steps ")
+"""Settings on which the weights depend; a resume may have changed them in between."""
+OF_TASKSET = re.compile(r"tasksets\.[a-z0-9_-]+\.algorithm\b")
+"""Beside them, which a replay may change, too: how a taskset is learned from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a replay into a new run would do."""
+
+    run: str
+    """Folder of the run whose batches they are."""
+    run_dir: str
+    first: int
+    """Version that it begins with: its weights, optimizer and schedule as they were recorded."""
+    last: int
+    num_batches: int
+    num_groups: int
+    num_rollouts: int
+    changed: tuple[str, ...]
+    """`key before -> after`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_text(self) -> str:
+        begins = f"version {self.first}" if self.first else "the model"
+        groups = f"{self.num_groups:,} groups, {self.num_rollouts:,} rollouts"
+        lines = [
+            f"{shown_path(Path(self.run_dir))}: {self.num_batches:,} batches of {shown_path(Path(self.run))} "
+            f"({groups}), from {begins} to version {self.last}"
+        ]
+        lines += [f"changed: {line}" for line in self.changed] or ["no setting is changed: the same weights come out"]
+        return "\n".join(lines)
+
+
+class Replay:
+    """A replay of a run into a folder, checked: ConfigError if it cannot be done as asked."""
+
+    def __init__(
+        self, source: OpenRun, into: Path, *, sets: Sequence[str] = (), first: int = 0, last: int | None = None
+    ) -> None:
+        self._source = source
+        self._folder = RunFolder(into.resolve())
+        self._recorded = read_recorded(Log(source.transport))
+        begun = self._begun(sets)
+        if last is None and begun is not None:
+            last = (begun.run.imported_versions or (0, None))[1]  # of a run that is live there may be more by now
+        last = check_versions(source.run_id, self._recorded, first, last)
+        if first == last:
+            raise ConfigError(
+                f"{source.run_id}: versions {first} to {last}: no batch lies between, expected --from below --to"
+            )
+        self.config = self._configure(sets, first, last)
+        if begun is not None:
+            _check_same(begun, self.config, self._folder)
+        self._extent: Extent = measure(source.transport, first, last)
+
+    @property
+    def plan(self) -> Plan:
+        extent = self._extent
+        return Plan(
+            run=str(self._source.folder.path),
+            run_dir=str(self._folder.path),
+            first=extent.first,
+            last=extent.last,
+            num_batches=extent.last - extent.first,
+            num_groups=extent.num_groups,
+            num_rollouts=extent.num_rollouts,
+            changed=self._changed(),
+        )
+
+    def _changed(self) -> tuple[str, ...]:
+        """Against what each trainer of these batches worked by, and for the rest against what the run has now."""
+        now = self._source.config
+        lines = [line for line in differences(self._source, self.config) if not _trained_by(line)]
+        versions = range(self._extent.first + 1, self._extent.last + 1)
+        for epoch in sorted({self._recorded.epoch_of(version) for version in versions}):
+            then = settings_of(self._recorded.anchors.get(epoch), now)
+            lines += [line for line in changed_settings(then, self.config) if _trained_by(line)]
+        return tuple(sorted(set(lines)))
+
+    # ------------------------------------------------------------------------------------------ the settings
+
+    def _configure(self, sets: Sequence[str], first: int, last: int) -> RunConfig:
+        fixed = [f"run.imported_versions=[{first}, {last}]", "verifier.count=0"]
+        ended = read_control(self._source.transport).ended
+        if ended is not None and ended.batches is not None and self._source.config.run.steps is None:
+            fixed.append(f"run.steps={ended.batches}")  # which rates depend on; its trainers were told so by the feeder
+        config = derive_config(self._source, self._folder, [*sets, *fixed])
+        keys = {line.partition(" ")[0] for line in differences(self._source, config)}
+        keys |= {one.partition("=")[0] for one in sets} & set(OWN)
+        if refused := sorted(key for key in keys if not _may_change(key)):
+            raise ConfigError(
+                f"{', '.join(refused)}: a replay trains what was recorded, which this cannot change any more; expected "
+                f"settings of {', '.join(CHANGEABLE)}, but not {' or '.join(FIXED)}. "
+                + (
+                    "`rftstream rescore` scores with another reward"
+                    if any(".reward" in key for key in refused)
+                    else "Start a new run for others"
+                )
+            )
+        if first and config.trainer.backend != self._source.config.trainer.backend:
+            raise ConfigError(
+                f"trainer.backend: version {first} is a state of {self._source.config.trainer.backend!r}, which "
+                f"{config.trainer.backend!r} cannot go on from; replay from version 0"
+            )
+        if config.steps is not None and config.steps <= first:
+            raise ConfigError(
+                f"run.steps: got {config.steps}, expected more than the {first} versions that it begins with"
+            )
+        add_import_paths(config)
+        check_part_names(config)
+        # so that what is wrong with them is said before anything is copied
+        if any(key.startswith(("trainer.backend", "backends.")) for key in keys):
+            config.build_part("backend", config.trainer.backend)
+        if any(key.startswith("algorithms.") or ".algorithm" in key for key in keys):
+            build_algorithm(config)
+        return config
+
+    def _begun(self, sets: Sequence[str]) -> RunConfig | None:
+        """What the new run was begun with, if that was before. ConfigError if the folder, or the log, is another's."""
+        begun = None
+        with _opened(derive_config(self._source, self._folder, sets), self._folder, create=False) as transport:
+            manifest = read_control(transport).manifest if transport is not None else None
+        if manifest is not None:
+            begun = loader.from_toml(manifest.config)
+        elif self._folder.exists():
+            begun = read_config(self._folder)
+        if begun is not None and (
+            begun.run.imported_from != str(self._source.folder.path) or begun.run.imported_versions is None
+        ):
+            raise ConfigError(
+                f"--into {shown_path(self._folder.path)}: is another run, expected a new folder or one that this "
+                "command began"
+            )
+        return begun
+
+    # ------------------------------------------------------------------------------------------ doing it
+
+    def prepare(self, say: Say, report: Report = lambda version, last, different: None) -> None:
+        """The new run, ready to be trained. Done again after a crash it goes on where it was."""
+        folder, config = self._folder, self.config
+        with folder.held():
+            if folder.exists():
+                return
+            copy_model(self._source.folder, folder)
+            model = prepare_model(config.model, folder.model, config.run.seed)
+            digests = data_digests(config, model)
+            theirs = read_control(self._source.transport).manifest
+            if theirs is not None:
+                check_same_run(theirs, config, digests)
+            with _opened(config, folder, create=True) as transport:
+                assert transport is not None
+                create_log(transport, config)
+                store = CheckpointStore(open_store(config, folder))
+                copy = BatchImport(
+                    self._source.transport,
+                    transport,
+                    folder.run_id,
+                    say,
+                    extent=self._extent,
+                    recorded=self._recorded,
+                    checkpoints=store,
+                    fill=lambda to: self._fill(to, say, report),
+                    rewards_kept=config.run.stop_reward_over,
+                )
+                changed = self.plan.changed
+                copy.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
+            write_config(config, folder)
+
+    def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
+        """What `rftstream resume` does with it; of one that has ended, how it ended."""
+        return launch.resume_if_incomplete(self._folder.path, progress=progress, stream=stream)
+
+    def _fill(self, folder: Path, say: Say, report: Report) -> None:
+        """The state of the first version, which may have to be trained again from an older checkpoint."""
+        found = save_state(self._source, self._recorded, self._extent.first, folder, report)
+        if not found.complete:
+            raise ConfigError(found.to_text())
+        if not found.equal:
+            say(f"version {self._extent.first} is not quite what was recorded: {found.to_text()}")
+
+
+def _may_change(key: str) -> bool:
+    if OF_TASKSET.match(key):
+        return True
+    return key not in FIXED and any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)
+
+
+def _trained_by(line: str) -> bool:
+    return line.startswith(TRAINED_BY) or OF_TASKSET.match(line) is not None
+
+
+def _check_same(begun: RunConfig, config: RunConfig, folder: RunFolder) -> None:
+    if lines := changed_settings(begun, config):
+        raise ConfigError(
+            f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(lines)}; take the same "
+            "ones to go on, or another folder"
+        )
+
+
+@contextmanager
+def _opened(config: RunConfig, folder: RunFolder, *, create: bool) -> Iterator[Transport | None]:
+    """None: there is no log yet."""
+    is_there = folder.log.exists() if config.transport.kind == "embedded" else folder.run_id in names_on_log(config)
+    if not create and not is_there:
+        yield None
+        return
+    transport = open_transport(config, folder, create=create)
+    try:
+        yield transport
+    finally:
+        transport.close()

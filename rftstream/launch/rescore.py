@@ -1,0 +1,113 @@
+"""Yesterday's rollouts under another reward: a run of its own that imports them and scores them with real verifiers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rftstream.clock import SystemClock
+from rftstream.config.part_names import check_part_names
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.launch.host import add_import_paths
+from rftstream.models.folder import prepare_model
+from rftstream.rewards.resolve import build_reward
+from rftstream.roles.verifier import VERIFIER
+from rftstream.runs.create import write_config
+from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_run, open_transport, read_config, shown_path
+from rftstream.runs.fork import copy_model, derive_config, differences
+from rftstream.runs.imported import RolloutImport, Say, check_whole
+from rftstream.runs.manifest import data_digests, make_manifest
+from rftstream.runs.services import build_service
+from rftstream.transport.base import Transport
+
+SAY_EVERY_S = 5.0
+
+
+def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (), say: Say) -> OpenRun:
+    """The new run, all of its rollouts scored. Done again after a crash, it goes on where it was; with nothing left to
+    do it does nothing."""
+    folder = RunFolder(into.resolve())
+    config = _config(source, folder, reward, sets)
+    add_import_paths(config)
+    check_part_names(config)
+    for name, section in config.tasksets.items():  # before anything is made
+        build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
+    if not folder.exists():
+        check_whole(source.transport, "tasks", "rollouts")
+    with folder.held():
+        if folder.exists():
+            _check_same(config, read_config(folder), folder)
+        copy_model(source.folder, folder)
+        model = prepare_model(config.model, folder.model, config.run.seed)
+        transport = open_transport(config, folder, create=True)
+        try:
+            create_log(transport, config)
+            if not folder.exists():
+                write_config(config, folder)
+            RolloutImport(source.transport, transport, folder.run_id, say).run(
+                lambda: make_manifest(
+                    config, folder.run_id, data_digests(config, model), time.time(), differences(source, config)
+                )
+            )
+            _score(config, folder, transport, say)
+        finally:
+            transport.close()
+    return open_run(folder.path)
+
+
+def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]) -> RunConfig:
+    """The source's with the new reward."""
+    if source.config.without_tasks:
+        raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with rollouts to score")
+    rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
+    config = derive_config(source, folder, [*rewards, *sets])
+    if config.stages:
+        raise ConfigError(
+            "stages: rollouts that are scored again are trained on as they come, expected a run without stages; add "
+            "--set stages=[] --set trainer.algorithm=NAME"
+        )
+    return config
+
+
+def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> None:
+    """ConfigError if the folder is another run, or was begun with another reward."""
+    shown = shown_path(folder.path)
+    if existing.run.imported_from != config.run.imported_from:
+        raise ConfigError(f"--into {shown}: is another run, expected a new folder or one that this command began")
+    for name, section in config.tasksets.items():
+        if section.reward != existing.tasksets[name].reward:
+            raise ConfigError(
+                f"--into {shown}: was begun with the reward {existing.tasksets[name].reward!r} for {name}, got "
+                f"{section.reward!r}; take the same one to go on, or another folder"
+            )
+
+
+def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:
+    """A verifier of the new run, until all rollouts are done."""
+    total = sum(transport.admin.lag(VERIFIER.name, "rollouts").values())
+    if not total:
+        return
+    ends = transport.admin.end_offsets("rollouts")
+    service = build_service(
+        VERIFIER.name, config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore"
+    )
+    service.start()
+    say_at = time.monotonic() + SAY_EVERY_S
+    try:
+        while not service.done:
+            idle_s = service.tick()
+            done = service.done_up_to()
+            if all(done.get(place, -1) >= end for place, end in ends.items()):
+                break
+            if time.monotonic() >= say_at:
+                say_at += SAY_EVERY_S
+                share = sum(done.values()) / max(1, sum(ends.values()))  # counting records would mean reading them
+                say(f"{share:.0%} of the rollouts scored")
+            if idle_s > 0:
+                transport.wait(service.sources(), min(idle_s, 0.2))
+    finally:
+        service.close()
+    say(f"{total:,} rollouts scored")

@@ -1,0 +1,316 @@
+"""One stretch of a run: from the start of its processes here to the end of the last of them, under the run's lock."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO, cast
+
+from rftstream.config.loader import to_dict
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.launch import zygote
+from rftstream.launch.logging import TextFormatter
+from rftstream.launch.processes import PlainSpawner, Spawner
+from rftstream.launch.progress import Onlooker, ProgressView, Watch, open_progress
+from rftstream.launch.supervisor import Failure, Supervisor, worker_commands
+from rftstream.launch.targets import Targets
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import is_light, open_renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.runs.create import begin, discard
+from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
+from rftstream.runs.folder import RunFolder, open_transport, shown_path
+from rftstream.runs.init_from import fetch_initial
+from rftstream.runs.observer import Observer
+from rftstream.service.control_view import ControlView
+from rftstream.trackers import Tracker, open_trackers
+from rftstream.trackers.tracked import TrackedRun
+from rftstream.transport.base import Transport
+
+LOOK_EVERY_S = 0.1
+DEADLINE_S = 35.0
+"""For all to leave; a little more than each of them takes by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    run_dir: Path
+    steps: int
+    """Trained in all, before a resume too."""
+    version: int
+    reward_first: float | None
+    """Mean over the first tenth of the steps; None if nothing was scored."""
+    reward_last: float | None
+    wall_s: float
+    """Of this command, the start of the processes included."""
+    reason: str
+    """steps, hours, reward, taskset, ...; interrupted, failed."""
+    exit_code: int = 0
+    final: Path | None = None
+    """The trained model, an ordinary Hugging Face model folder."""
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    def summary(self) -> str:
+        """For people."""
+        folder = shown_path(self.run_dir)
+        lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
+        if self.reward_first is not None and self.reward_last is not None:
+            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
+        if self.final is not None:
+            lines.append(f"the model is in {shown_path(self.final)}")
+        if not RunFolder(self.run_dir).exists():
+            lines.append(f"nothing was begun; the logs are in {folder}/logs")
+        elif self.reason == "interrupted" or self.exit_code:
+            lines.append(f"go on with: rftstream resume {folder}")
+        else:
+            lines.append(f"look closer with: rftstream audit {folder}")
+        return "\n".join(lines)
+
+
+def result_of(
+    folder: RunFolder, observer: Observer, reason: str, exit_code: int, began: float, error: str | None = None
+) -> RunResult:
+    """As the log says."""
+    curve, finished = observer.curve, observer.control.finished
+    return RunResult(
+        run_dir=folder.path,
+        steps=curve.num_steps,
+        version=curve.version,
+        reward_first=curve.reward_first(),
+        reward_last=curve.reward_last(),
+        wall_s=round(time.monotonic() - began, 3),
+        reason=reason,
+        exit_code=exit_code,
+        final=folder.final if finished is not None and folder.final.is_dir() else None,
+        error=error,
+    )
+
+
+class RunSession:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        progress: str,
+        stream: TextIO,
+        deadline_s: float,
+        spawner: Spawner | None,
+        began: float,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._progress_kind = progress
+        self._deadline_s = deadline_s
+        self._began = began
+        self._progress: ProgressView | None = None
+        self._trackers: list[Tracker] | None = None
+        """None until the log says which run it is."""
+        self._untold: list[StepRecord | EvalResult] = []
+        self._interrupts = 0
+        self._signal = ""
+        """The newest of those."""
+        self._is_answered = False
+        self._notes = notes_file(folder)
+        self._stream = cast(TextIO, Onlooker(stream, self._unshown))
+        self._spawner = spawner or self._default_spawner()
+
+    def run(self, *, new: bool) -> RunResult:
+        try:
+            with noting_failure(self._notes):
+                result = self._run(new=new)
+            by = {"interrupted": self._signal, "failed": "error"}.get(result.reason, result.reason)
+            note_ending(self._notes, by, result.error)
+            return result
+        finally:
+            for handler in self._notes.handlers:
+                handler.close()
+
+    def _run(self, *, new: bool) -> RunResult:
+        transport: Transport | None = None
+        try:
+            if isinstance(self._spawner, zygote.ZygoteSpawner):
+                self._spawner.warm()  # it imports while we prepare
+            if new:
+                fetch_initial(self._config, self._folder.model)
+            model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
+            transport = open_transport(self._config, self._folder, create=new)
+            if new:
+                begin(transport, self._config, self._folder, say=self.note)
+            result = self._supervise(transport, model)
+            if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
+                discard(self._folder, transport)
+            return result
+        finally:
+            self._spawner.close()
+            if transport is not None:
+                transport.close()
+
+    def _default_spawner(self) -> Spawner:
+        if zygote.is_supported():
+            return zygote.ZygoteSpawner(self._folder.logs / "zygote.log", report=self.note)
+        return PlainSpawner()
+
+    def _supervise(self, transport: Transport, model: ModelSpec) -> RunResult:
+        supervisor = Supervisor(
+            worker_commands(self._config, self._folder, model.folder),
+            self._spawner,
+            report=self.note,
+            deadline_s=self._deadline_s,
+            lock_holder=_lock_holder(transport),
+        )
+        observer = Observer(transport)
+        renderer = open_renderer(model) if is_light(model) else None
+        watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder, renderer=renderer)
+        self._progress = open_progress(self._progress_kind, watch, self._stream)
+        targets = Targets(self._folder.targets_file, self._folder.run_id)
+        try:
+            with self._signals():
+                while not supervisor.all_left:
+                    news = observer.poll()
+                    self._heed_interrupts(supervisor)
+                    supervisor.poll(observer.control, observer.curve.version)
+                    self._progress.update(news)
+                    targets.update(supervisor.slots)
+                    self._track(news, observer.control)
+                    transport.wait([observer.reader], LOOK_EVERY_S)
+                self._progress.update(news := observer.poll())
+                self._track(news, observer.control)
+        finally:
+            if not supervisor.all_left:
+                supervisor.kill()
+            self._progress.close()
+            targets.close()
+            self._close_trackers(ended=observer.control.finished is not None)
+            observer.close()
+        return self._result(observer, supervisor.failure)
+
+    def _track(self, news: Sequence[StepRecord | EvalResult], control: ControlView) -> None:
+        """A tracker that fails is given up: the log has it all, and showing it must not end a run."""
+        self._untold += news
+        if self._trackers is None:
+            if control.manifest is None:
+                return
+            self._trackers = self._open_trackers(control.manifest.created_at)
+        news, self._untold = self._untold, []
+        for tracker in list(self._trackers):
+            try:
+                tracker.update(news)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                self.note(f"{type(tracker).__name__}: {error}; no longer written, `rftstream plot --tensorboard` does")
+
+    def _close_trackers(self, *, ended: bool) -> None:
+        for tracker in self._trackers or ():
+            try:
+                tracker.close(ended=ended)
+            except Exception as error:
+                self.note(f"{type(tracker).__name__}: {error}; perhaps not all is there, but `rftstream plot` has it")
+
+    def _open_trackers(self, created_at: float) -> list[Tracker]:
+        run = TrackedRun(folder=self._folder.path, created_at=created_at, config=to_dict(self._config))
+        try:
+            return open_trackers(self._config, run, self.note)
+        except Exception as error:
+            self.note(f"trackers: {error}; none is written")
+            return []
+
+    def _heed_interrupts(self, supervisor: Supervisor) -> None:
+        if self._interrupts and not supervisor.stopping:
+            self.note(f"stopping: {self._deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once")
+            self._is_answered = True
+            supervisor.stop()
+        elif self._interrupts > 1 and not supervisor.killed:
+            self.note("ended at once, as asked")
+            supervisor.kill()
+
+    def _result(self, observer: Observer, failure: Failure | None) -> RunResult:
+        reason, exit_code = self._reason(observer.control, failure)
+        error = failure.text if failure is not None else None
+        return result_of(self._folder, observer, reason, exit_code, self._began, error)
+
+    def _reason(self, control: ControlView, failure: Failure | None) -> tuple[str, int]:
+        if control.finished is not None:
+            return control.finished.reason, control.finished.exit_code or (failure.exit_code if failure else 0)
+        if failure is not None:
+            return "failed", failure.exit_code
+        return ("interrupted", 0 if self._interrupts == 1 else 1) if self._interrupts else ("left", 1)
+
+    def note(self, text: str) -> None:
+        """To logs/run.log and to whoever watches."""
+        self._notes.warning(text)
+        if self._progress is not None:
+            self._progress.note(text)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def _unshown(self, text: str) -> None:
+        self._notes.warning(text)
+        with suppress(OSError):
+            print(f"rftstream: {text}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Counts ctrl-C and its like; in another thread than the main one nothing is caught. One that comes before
+        the first was answered is the same one: who started this process passes it on to it, too (uv run, timeout)."""
+
+        def on_signal(signum: int, frame: FrameType | None) -> None:
+            self._interrupts = 2 if self._is_answered else 1
+            self._signal = signal.Signals(signum).name
+
+        before: dict[signal.Signals, Any] = {}
+        try:
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                    before[signum] = signal.signal(signum, on_signal)
+        except ValueError:
+            pass
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
+    """Asks an embedded log which process holds its write lock."""
+    ask = getattr(transport, "lock_holder", None)
+    if ask is None:
+        return None
+
+    def holder() -> int | None:
+        found = ask()
+        return None if found is None else int(found.pid)
+
+    return holder
+
+
+class _QuietHandler(logging.FileHandler):
+    """On a full disk a note is shown, though it cannot be kept."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # of opening the file
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the library calls it so
+        pass
+
+
+def notes_file(folder: RunFolder) -> logging.Logger:
+    """logs/run.log: what the supervisor had to say."""
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    logger = logging.Logger("rftstream.run")  # one of each run, outside the tree that users configure
+    handler = _QuietHandler(folder.logs / RUN_LOG, encoding="utf-8", delay=True)
+    handler.setFormatter(TextFormatter("run"))
+    logger.addHandler(handler)
+    return logger

@@ -1,0 +1,54 @@
+"""targets.json in the run folder: where Prometheus finds the workers of a live run (its `file_sd_configs`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rftstream.launch.supervisor import Slot
+
+WRITE_EVERY_S = 1.0
+
+
+class Targets:
+    """A worker that is being started again keeps its last port: that it is down is to be seen."""
+
+    def __init__(self, file: Path, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._run = run
+        self._clock = clock
+        self._look_at = 0.0
+        self._ports: dict[str, int] = {}
+        self._written: str | None = None
+
+    def update(self, slots: Sequence[Slot]) -> None:
+        if (now := self._clock()) < self._look_at:
+            return
+        self._look_at = now + WRITE_EVERY_S
+        groups = [group for slot in slots if (group := self._group(slot)) is not None]
+        text = json.dumps(groups, indent=1) + "\n"
+        if text != self._written:
+            partial = self._file.with_suffix(f".{os.getpid()}.partial")
+            with contextlib.suppress(OSError):  # a full disk, which others tell of; the next look writes it
+                partial.write_text(text, encoding="ascii")
+                partial.replace(self._file)
+                self._written = text
+
+    def close(self) -> None:
+        """With the run's processes go their ports."""
+        self._file.unlink(missing_ok=True)
+
+    def _group(self, slot: Slot) -> dict[str, object] | None:
+        if slot.state == "left":
+            return None
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or not all of it
+            self._ports[slot.process] = int(slot.command.log.with_suffix(".port").read_text(encoding="ascii"))
+        port = self._ports.get(slot.process)
+        if port is None:
+            return None
+        labels = {"job": slot.role, "instance": slot.process, "run": self._run}
+        return {"targets": [f"127.0.0.1:{port}"], "labels": labels}

@@ -1,0 +1,334 @@
+"""A warm interpreter that forks workers: torch and transformers take seconds to import, a fork takes milliseconds.
+
+The supervisor starts one zygote and asks it, over a socket, for workers by their command line. The zygote imports what
+a worker says it will need, once, and forks; the worker then runs the same command as if it had been started by
+itself. Nothing but imports ever happens in the zygote: no thread, no array operation, no file of the run. Should an
+import start a thread all the same, the zygote refuses from then on, and workers are started the plain way.
+
+Messages are JSON lines. To the zygote: {"number", "arguments", "log", "preload", "threads", "process"}. From it:
+{"started": number, "pid"}, {"refused": number, "why"}, {"ended": number, "code"}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rftstream.launch.processes import (
+    WORKER_ENTRY,
+    Child,
+    PlainSpawner,
+    WorkerCommand,
+    die_with_parent,
+    end_group,
+    limit_threads,
+    send_signal,
+    thread_limits,
+)
+
+BASE = (
+    "rftstream.commands.run",
+    "rftstream.launch.host",
+    "rftstream.service.service",
+    "rftstream.transport.embedded.transport",
+)
+"""What every worker needs, imported before the first fork."""
+
+MAX_DEATHS = 3
+"""A zygote that died so often is not started again."""
+
+_TITLE_ROOM = "." * 800
+"""An argument of the zygote whose place in memory a worker's own command line takes, for `ps`."""
+
+_PR_SET_NAME = 15
+_FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Should an import ask for GPUs, torch must not initialise CUDA for the answer: a fork could not use it then."""
+
+
+def is_supported() -> bool:
+    """Only where forking after imports is safe; macOS's frameworks are not."""
+    return sys.platform == "linux"
+
+
+# ------------------------------------------------------------------------------------------------ supervisor's side
+
+
+class ZygoteSpawner:
+    """Starts workers by a zygote, and by `fallback` where that fails."""
+
+    def __init__(
+        self, log: Path, *, fallback: PlainSpawner | None = None, report: Callable[[str], None] | None = None
+    ) -> None:
+        self._log = log
+        self._fallback = fallback or PlainSpawner()
+        self._report = report
+        self._zygote: Zygote | None = None
+        self._deaths = 0
+
+    def warm(self) -> None:
+        """Starts the interpreter; returns at once."""
+        if self._zygote is not None and self._zygote.dead:
+            self._deaths += 1
+            self._zygote = None
+        if self._zygote is None and self._deaths < MAX_DEATHS:
+            self._zygote = Zygote(self._log)
+
+    def spawn(self, command: WorkerCommand) -> Child:
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        self.warm()
+        if self._zygote is None:
+            return self._fallback.spawn(command)
+        return ForkedChild(self._zygote, command, self._plain)
+
+    def close(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+
+    def _plain(self, command: WorkerCommand, why: str) -> Child:
+        if self._report is not None:
+            self._report(f"{command.process}: started without the warm interpreter: {why}")
+        self._deaths = MAX_DEATHS  # no more of them; the one that lives is needed by its workers
+        return self._fallback.spawn(command)
+
+
+class Zygote:
+    """The process, as the supervisor sees it."""
+
+    def __init__(self, log: Path) -> None:
+        self._socket, theirs = socket.socketpair()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid()), _TITLE_ROOM],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **thread_limits(1), **_FORK_SAFE},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._socket.setblocking(False)
+        self._buffer = b""
+        self._number = 0
+        self._answers: dict[int, dict[str, Any]] = {}
+        self.dead = False
+
+    def ask(self, command: WorkerCommand) -> int:
+        """The number under which answers come."""
+        self._number += 1
+        request = {
+            "number": self._number,
+            "arguments": [*command.arguments, "--parent", str(self._process.pid)],
+            "log": str(command.log),
+            "preload": command.preload,
+            "threads": command.threads,
+            "process": command.process,
+        }
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError:
+            self._lost()
+        return self._number
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """All that was said about a number so far."""
+        while not self.dead:
+            try:
+                data = self._socket.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self._lost()
+                break
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                self._answers.setdefault(said.pop("number"), {}).update(said)
+        return self._answers.get(number, {})
+
+    def close(self) -> None:
+        """Its end is the end of its workers: the kernel sees to that."""
+        self._lost()
+
+    def _lost(self) -> None:
+        self.dead = True
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class ForkedChild:
+    def __init__(self, zygote: Zygote, command: WorkerCommand, plain: Callable[[WorkerCommand, str], Child]) -> None:
+        self._zygote = zygote
+        self._command = command
+        self._start_plain = plain
+        self._plain: Child | None = None
+        self._signals: list[int] = []
+        self._code: int | None = None
+        self._number = zygote.ask(command)
+
+    @property
+    def pid(self) -> int | None:
+        if self._plain is not None:
+            return self._plain.pid
+        pid: int | None = self._zygote.answer(self._number).get("pid")
+        return pid
+
+    def poll(self) -> int | None:
+        if self._plain is not None:
+            return self._plain.poll()
+        if self._code is None:
+            answer = self._zygote.answer(self._number)
+            if "refused" in answer:
+                self._plain = self._start_plain(self._command, answer["refused"])
+            elif "code" in answer:
+                self._code = answer["code"]
+            elif self._zygote.dead:
+                if "pid" in answer:
+                    end_group(answer["pid"])
+                self._code = -signal.SIGKILL
+            elif "pid" in answer:
+                for signum in self._signals:
+                    send_signal(answer["pid"], signum)
+                self._signals.clear()
+        return self._code
+
+    def send(self, signum: int) -> None:
+        if self.poll() is not None:
+            return
+        if self._plain is not None:
+            self._plain.send(signum)
+        elif (pid := self.pid) is not None:
+            send_signal(pid, signum)
+        else:
+            self._signals.append(signum)
+
+
+# ------------------------------------------------------------------------------------------------ zygote's side
+
+
+class Server:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._buffer = b""
+        self._workers: dict[int, tuple[int, int]] = {}
+        """pidfd -> number of the request, pid."""
+
+    def serve(self) -> NoReturn:
+        _import(BASE)
+        while True:
+            channel = self._channel.fileno()
+            ready, _, _ = select.select([channel, *self._workers], [], [])
+            for source in ready:
+                if source != channel:
+                    self._reap(source)
+            if channel in ready:
+                for request in self._requests():
+                    self._start(request)
+
+    def _requests(self) -> Iterator[dict[str, Any]]:
+        data = self._channel.recv(65536)
+        if not data:
+            os._exit(0)  # the supervisor is gone; our workers go with us
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+    def _start(self, request: dict[str, Any]) -> None:
+        number = request["number"]
+        _import(request["preload"])
+        if (threads := len(os.listdir("/proc/self/task"))) != 1:
+            self._say({"number": number, "refused": f"an import started {threads - 1} threads"})
+            return
+        gc.collect()
+        gc.freeze()  # so that the workers' collectors leave the shared pages alone
+        zygote, pid = os.getpid(), os.fork()
+        if pid == 0:
+            self._channel.close()
+            for descriptor in self._workers:
+                os.close(descriptor)
+            _become(request, zygote)
+        self._workers[os.pidfd_open(pid)] = (number, pid)
+        self._say({"number": number, "pid": pid})
+
+    def _reap(self, pidfd: int) -> None:
+        number, pid = self._workers.pop(pidfd)
+        os.close(pidfd)
+        end_group(pid)  # before it is waited for: as a zombie it still holds its group's number
+        _, status = os.waitpid(pid, 0)
+        self._say({"number": number, "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        self._channel.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _import(modules: tuple[str, ...] | list[str]) -> None:
+    for module in modules:
+        with contextlib.suppress(Exception):  # whatever is wrong with it, the worker that needs it will say so
+            importlib.import_module(module)
+
+
+def _become(request: dict[str, Any], zygote: int) -> NoReturn:
+    """In the fork: the same as `python -m rftstream ARGUMENTS`."""
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent(zygote)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        _set_title(request["process"], ["-m", "rftstream", *request["arguments"]])
+        limit_threads(request["threads"])
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed()
+        module, _, function = WORKER_ENTRY.partition(":")
+        getattr(importlib.import_module(module), function)(request["arguments"])
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # the end of a process, as the interpreter would do it
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for output in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                output.flush()
+        os._exit(code)
+
+
+def _set_title(process: str, arguments: list[str]) -> None:
+    """Puts another command line where `ps` looks for it: into the memory of the zygote's own."""
+    title = "\0".join([sys.executable, *arguments]).encode()
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end
+        if 0 < start < end:
+            ctypes.memmove(start, title[: end - start - 1].ljust(end - start, b"\0"), end - start)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, process.encode()[:15], 0, 0, 0)
+    except (OSError, ValueError, IndexError):
+        pass  # it is for people only
+
+
+if __name__ == "__main__":
+    descriptor, supervisor = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(supervisor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _set_title("zygote", ["-m", "rftstream.launch.zygote"])
+    Server(socket.socket(fileno=descriptor)).serve()

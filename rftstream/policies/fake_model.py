@@ -1,0 +1,65 @@
+"""The model behind the fake policy and the fake backend: one number, its skill, which policy gradient raises.
+
+A sum such as `3+4=` is answered rightly with probability sigmoid(skill - difficulty), the difficulty derived from the
+prompt. So rewards rise when, and only when, rollouts, rewards and advantages find their way through the whole flow.
+Beside the skill there are filler elements that depend on everything that was trained, in order.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from rftstream.contracts.ids import derive_seed
+from rftstream.errors import WeightsError
+from rftstream.weights.snapshot import DTYPES, RawTensor
+
+SKILL, FILLER = "fake.skill", "fake.filler"
+_SUM = re.compile(r"(-?\d+)\s*([-+*])\s*(-?\d+)")
+
+
+def solve(prompt: str) -> str | None:
+    """The answer to the last sum, difference or product in the text; None if there is none."""
+    found = _SUM.findall(prompt)
+    if not found:
+        return None
+    left, sign, right = int(found[-1][0]), found[-1][1], int(found[-1][2])
+    return str({"+": left + right, "-": left - right, "*": left * right}[sign])
+
+
+def right_probability(skill: float, prompt: str) -> float:
+    difficulty = uniform(0, "difficulty", prompt) - 0.5
+    return 1 / (1 + math.exp(min(difficulty - skill, 700.0)))
+
+
+def uniform(seed: int, *parts: object) -> float:
+    """In (0, 1)."""
+    return (derive_seed(seed, *parts) + 0.5) / 2**63
+
+
+def serve(values: np.ndarray, dtype: str) -> RawTensor:
+    """Float32 values in a served dtype; bfloat16 rounded to nearest, ties to even, as torch does."""
+    if dtype == "bfloat16":
+        bits = values.astype("<f4").view("<u4")
+        data = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    else:
+        data = values.astype({"float16": "<f2", "float32": "<f4"}[dtype]).tobytes()
+    return RawTensor(DTYPES[dtype], tuple(values.shape), data)
+
+
+def read(tensor: RawTensor) -> np.ndarray:
+    """Float32 values of what `serve` made."""
+    data = memoryview(tensor.data)
+    if tensor.dtype == "BF16":
+        bits: np.ndarray = np.frombuffer(data, dtype="<u2").astype("<u4") << 16
+        return bits.view("<f4").reshape(tensor.shape)
+    return np.frombuffer(data, dtype={"F16": "<f2", "F32": "<f4"}[tensor.dtype]).astype(np.float32)
+
+
+def read_skill(tensors: Mapping[str, RawTensor], *, where: str) -> float:
+    if tensors.keys() != {SKILL, FILLER} or tensors[SKILL].shape != (1,):
+        raise WeightsError(f"{where}: got {', '.join(sorted(tensors)[:3])}, expected {FILLER}, {SKILL}; another model?")
+    return float(read(tensors[SKILL])[0])

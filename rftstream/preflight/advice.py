@@ -1,0 +1,232 @@
+"""What a run file probably does not mean: allowed, but worth a sentence from `check`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from rftstream.config import registry
+from rftstream.config.loader import sampling_for
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
+from rftstream.config.stages import Stages
+from rftstream.errors import ConfigError
+from rftstream.preflight.estimate import DiskEstimate
+from rftstream.queries.formatting import plural, size
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.verifier import VERIFIER
+
+COMPARES_SIBLINGS = {
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "rloo",
+    "maxrl",
+    "dppo",
+    "m2po",
+    "opmd",
+    "kimi",
+    "gigpo",
+}
+"""Algorithms whose advantages are all 0 in groups of one."""
+
+
+class Measured(Protocol):
+    """What is known of a taskset or an evaluation."""
+
+    @property
+    def problems(self) -> int: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def num_rendered(self) -> int: ...
+
+    @property
+    def too_long(self) -> int: ...
+
+    @property
+    def too_long_means(self) -> str: ...
+
+    @property
+    def unknown(self) -> Sequence[int]: ...
+
+
+def find_warnings(
+    config: RunConfig, measured: Mapping[str, Measured], disk: DiskEstimate | None, context: int | None
+) -> list[str]:
+    """`measured`: by place, `tasksets.NAME` and `evaluations.NAME`."""
+    return [
+        *_processes(config),
+        *_groups(config),
+        *_algorithm(config),
+        *_rewards(config),
+        *_unused_tables(config),
+        *_lengths(config, measured, context),
+        *_characters(measured),
+        *_end(config, measured),
+        *_disk(disk),
+    ]
+
+
+def _processes(config: RunConfig) -> Iterator[str]:
+    partitions = config.transport.partitions
+    for role, count in ((EXPLORER.name, config.explorer.count), (VERIFIER.name, config.verifier.count)):
+        if count > partitions:
+            yield (
+                f"{role}.count: {count} workers share {partitions} partitions, so {count - partitions} of them will "
+                "have nothing to do; raise transport.partitions (fixed once the run exists)"
+            )
+        if count == 0:
+            yield f"{role}.count: 0, so the run waits until `rftstream worker --role {role}` is started by hand"
+    if config.experts is not None and config.experts.source is None:
+        yield "experts.source: unset, so the run waits until `rftstream experts load` brings some"
+    if config.evaluations and config.evaluator.count == 0:
+        yield "evaluator.count: 0, so nothing is evaluated until `rftstream worker --role evaluator` is started by hand"
+    cores = len(os.sched_getaffinity(0))
+    sections = (config.explorer, config.verifier, config.trainer)
+    if (most := max(section.threads for section in sections)) > cores:
+        yield f"threads: a process wants {most}, but there are {plural(cores, 'core')}"
+    shares, devices = config.explorer.count, len(config.explorer.devices)
+    if devices > shares > 0:
+        yield f"explorer.devices: {devices} given for {plural(shares, EXPLORER.name)}; the rest stays idle"
+
+
+def _groups(config: RunConfig) -> Iterator[str]:
+    if config.without_tasks:
+        return
+    group_size, least = config.feeder.group_size, config.buffer.min_siblings
+    if group_size < least:
+        yield (
+            f"feeder.group_size: {group_size} is below buffer.min_siblings = {least}; "
+            f"{plural(group_size, 'scored sibling')} will do"
+        )
+    if group_size == 1 and (comparing := sorted(_algorithms_of(config) & COMPARES_SIBLINGS)):
+        name = comparing[0]
+        yield f"feeder.group_size: 1, but {name} compares siblings: there will be no gradient; use 4 or more"
+    if config.trainer.minibatches > config.feeder.groups_per_batch:
+        yield (
+            f"trainer.minibatches: {config.trainer.minibatches}, but a batch has only "
+            f"{plural(config.feeder.groups_per_batch, 'group')}, which stay together"
+        )
+    if config.trainer.lr == 0:
+        yield "trainer.lr: 0, so nothing is learned"
+
+
+def _algorithm(config: RunConfig) -> Iterator[str]:
+    names, zero_variance = _algorithms_of(config), config.buffer.zero_variance
+    if "dapo" in names and zero_variance == "keep" and config.feeder.group_size > 1:
+        yield 'buffer.zero_variance: "keep", but dynamic sampling is a part of dapo; set it to "replace"'
+    if (name := "dr_grpo") in names:
+        default = registry.resolve("algorithm", name).Config().row_tokens
+        row_tokens = config.algorithms.get(name, {}).get("row_tokens", default)
+        if row_tokens != (most := config.sampling.max_tokens):
+            yield (
+                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is {most}; "
+                "the loss is scaled by their ratio, set both alike"
+            )
+
+
+def _rewards(config: RunConfig) -> Iterator[str]:
+    for place, section in _sections(config):
+        if isinstance(section.reward, str):
+            continue
+        zero = [one.name for one in section.reward if one.weight == 0]
+        if zero and len(zero) == len(section.reward):
+            yield f"{place}.reward: every weight is 0, so every reward is 0 and nothing can be learned from it"
+        elif zero:
+            yield f"{place}.reward: {', '.join(zero)} with weight 0 is computed and recorded, and does not count"
+    for name, taskset in config.tasksets.items():
+        if taskset.weight == 0:
+            yield f"tasksets.{name}.weight: 0, so no task of it is ever drawn"
+
+
+def _unused_tables(config: RunConfig) -> Iterator[str]:
+    """Settings of parts that nobody asked for, most often misspelt."""
+    rewards = {
+        name
+        for _, section in _sections(config)
+        for name in ([section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward])
+    }
+    used = {
+        "policies": {config.explorer.policy, config.evaluator.policy or config.explorer.policy},
+        "backends": {config.trainer.backend},
+        "algorithms": _algorithms_of(config),
+        "rewards": rewards,
+        "environments": {section.environment for _, section in _sections(config)},
+    }
+    for kind, table in ((kind, getattr(config, kind)) for kind in used):
+        for name in table:
+            if name not in used[kind]:
+                yield f"{kind}.{name}: nothing uses it; {registry.suggest(name, sorted(used[kind]))}"
+    for key in ("servers", "options"):
+        if config.transport.kind == "embedded" and getattr(config.transport, key):
+            yield f"transport.{key}: nothing uses it, since transport.kind is 'embedded'"
+
+
+def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int | None) -> Iterator[str]:
+    for place, section in _sections(config):
+        found = measured.get(place)
+        if found is None or context is None:
+            continue
+        if found.too_long:
+            yield (
+                f"{place}: {plural(found.too_long, 'prompt')} of {found.problems:,} longer than the context of "
+                f"{context:,}, {found.too_long_means}"
+            )
+        wanted = sampling_for(config, section.sampling, where=f"{place}.sampling").max_tokens
+        room = context - min(found.longest, context - 1)
+        if found.longest and room < wanted:
+            yield (
+                f"{place}: the longest prompt ({found.longest:,} tokens) leaves {plural(room, 'token')} of the "
+                f"context for a completion, less than max_tokens = {wanted:,}"
+            )
+
+
+def _characters(measured: Mapping[str, Measured]) -> Iterator[str]:
+    for place, found in measured.items():
+        if found.unknown:
+            least = "at least " if found.num_rendered < found.problems else ""
+            yield (
+                f"{place}: {least}{plural(len(found.unknown), 'prompt')} with characters that the tokenizer does not "
+                f"know, the first in problem {found.unknown[0]}; the model cannot tell them apart: "
+                "use another tokenizer"
+            )
+
+
+def _end(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
+    drawn = {f"tasksets.{name}": section for name, section in config.tasksets.items() if section.weight}
+    if config.steps is None or not all(place in measured and one.passes for place, one in drawn.items()):
+        return
+    groups = sum((section.passes or 0) * measured[place].problems for place, section in drawn.items())
+    batches = groups // config.feeder.groups_per_batch
+    try:
+        wanted = Stages.of(config).batches_of_rollouts(0, config.steps)
+    except ConfigError:  # an algorithm that is not known, which is said elsewhere
+        return
+    if batches < wanted:
+        yield (
+            f"{'stages' if config.stages else 'run.steps'}: {wanted:,}, but the tasksets end after "
+            f"{plural(groups, 'group')}, which make {batches:,} batches; raise passes or lower steps"
+        )
+
+
+def _disk(disk: DiskEstimate | None) -> Iterator[str]:
+    if disk is not None and not disk.fits:
+        yield (
+            f"disk: the run may need {size(disk.total_bytes)}, and {size(disk.free_bytes)} are free; free some, set "
+            "run.folder, or lower keep_checkpoints and weights.keep"
+        )
+
+
+def _algorithms_of(config: RunConfig) -> set[str]:
+    return {name_of_algorithm(named, where) for where, named in config.algorithms_named().items()}
+
+
+def _sections(config: RunConfig) -> Iterator[tuple[str, TasksetSection | EvaluationSection]]:
+    yield from ((f"tasksets.{name}", section) for name, section in config.tasksets.items())
+    yield from ((f"evaluations.{name}", section) for name, section in config.evaluations.items())

@@ -1,0 +1,347 @@
+"""`rftstream check`: everything about a run file that can be found out without starting the run.
+
+It builds each part's Config, opens every taskset, renders prompts, builds rewards, and counts what the run will need.
+What is found wrong is collected, so that one look shows all of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rftstream.algorithms.base import Algorithm
+from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.algorithms.requirements import critic_folder, the_critic
+from rftstream.config import registry
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
+from rftstream.config.stages import Stages
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.errors import ConfigError, RftError
+from rftstream.models.folder import for_section, prepare_model
+from rftstream.models.rendering import GIVEN, SPECIAL_NAMES, Renderer, joined, open_renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.preflight import readiness
+from rftstream.preflight.advice import find_warnings
+from rftstream.preflight.check_demonstrations import experts_line
+from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
+from rftstream.preflight.check_rewards import check_columns
+from rftstream.preflight.estimate import DiskEstimate, estimate_disk
+from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
+from rftstream.preflight.sizes import ModelSizes
+from rftstream.preflight.template_turns import first_difference
+from rftstream.rewards.resolve import build_reward
+from rftstream.runs.modules import find_modules
+
+RENDERED_PROMPTS = 1_000
+"""Of each taskset; of the others only those that may be too long by their number of bytes, and those with a character
+that none before them had, where the tokenizer may not know it."""
+
+TEMPLATE_TOKENS = 32
+"""What a chat template may add per message, generously, beside what it adds to an empty one: below it a prompt's bytes
+bound its tokens."""
+
+
+def check(config: RunConfig) -> CheckReport:
+    """Own modules must be importable by now (host.prepare_process)."""
+    report = CheckReport(run=config.run.name)
+    collect = _Collector(report.errors)
+    report.parts = list(_parts(config))
+    report.modules = find_modules(config)
+    with collect("stages"):
+        report.stages = list(Stages.of(config).all) if config.stages else []
+    sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
+        *config.tasksets.items(),
+        *config.evaluations.items(),
+    ]
+    with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
+        for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
+            if looked.error is not None:
+                report.errors.append(looked.found)
+        rendering = None
+        with collect("model"):
+            report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
+            rendering = Rendering.of(report.model)
+            report.context = rendering.context
+        report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
+        with collect("experts"):
+            report.experts = experts_line(config, report.model, rendering.show if rendering is not None else str)
+        with collect("disk"):
+            report.disk = _estimate(config, report)
+        with collect("memory"):
+            report.memory = _memory(config, report)
+    report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
+    report.warnings += [one.warning for one in report.modules if one.warning is not None]
+    report.warnings += memory_warnings(report.memory)
+    report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
+    return report
+
+
+class _Collector:
+    """`with collect(where):` turns what goes wrong inside into a line of the report; of the same with and without its
+    section the one with."""
+
+    def __init__(self, errors: list[str]) -> None:
+        self._errors = errors
+
+    @contextmanager
+    def __call__(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except RftError as error:
+            text = str(error)
+            if not any(known.endswith(text) for known in self._errors):
+                self._errors[:] = [*(known for known in self._errors if not text.endswith(known)), text]
+        except Exception as error:  # own modules may raise anything
+            self._errors.append(f"{where}: {type(error).__name__}: {error}")
+
+
+# --------------------------------------------------------------------------------------------- parts
+
+
+def _parts(config: RunConfig) -> Iterator[PartLine]:
+    """What is chosen, with its settings. What cannot be used is left out here and told as an error."""
+    sections: list[TasksetSection | EvaluationSection] = [*config.tasksets.values(), *config.evaluations.values()]
+    names = [
+        ("policy", config.explorer.policy),
+        ("policy", config.evaluator.policy or config.explorer.policy),
+        ("backend", config.trainer.backend),
+        *(("environment", section.environment) for section in sections),
+    ]
+    yield PartLine(kind="transport", name=config.transport.kind, settings="")
+    for kind, name in dict.fromkeys(names):
+        with suppress(RftError):
+            yield PartLine(kind=kind, name=name, settings=_settings(config.build_part(kind, name)[1]))
+    for where, named in config.algorithms_named().items():
+        with suppress(RftError):
+            options = config.build_algorithm(where)[1]
+            kind = "algorithm" if where == "trainer.algorithm" else f"algorithm of {where.removesuffix('.algorithm')}"
+            yield PartLine(kind=kind, name=name_of_algorithm(named, where), settings=_settings(options))
+
+
+def _settings(options: Any) -> str:
+    """`Config(a=1, b=2)` -> `a=1, b=2`."""
+    return "" if options is None else repr(options).partition("(")[2].removesuffix(")")
+
+
+def _reward_name(reward: Any) -> str:
+    if isinstance(reward, str):
+        return reward
+    return " + ".join(f"{one.weight:g} {one.name}" for one in reward)
+
+
+# --------------------------------------------------------------------------------------------- tasksets
+
+
+def _taskset(
+    config: RunConfig,
+    name: str,
+    section: TasksetSection | EvaluationSection,
+    rendering: Rendering | None,
+    collect: _Collector,
+) -> TasksetLine:
+    kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
+    line = TasksetLine(name=name, source=section.source, kind=kind, reward=_reward_name(section.reward))
+    reward = None
+    with collect(f"{line.place}.reward"):
+        reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
+    with collect(line.place):
+        taskset = open_taskset(name, section, config)
+        line.problems = len(taskset)
+        if isinstance(section, EvaluationSection) and section.num_tasks is not None:
+            line.problems = min(len(taskset), section.num_tasks)
+        line.first_problem = problem = taskset.problem(0)
+        messages = _first_messages(config, section.environment, problem)
+        if rendering is not None:
+            if (own := for_section(rendering.spec, section)) is not rendering.spec:
+                rendering = Rendering.of(own)
+            with _problem(line.place, 0):
+                line.first = rendering.prompt(messages, problem)
+            line.one_turn = section.environment == "single_turn"
+            line.turns = first_difference(rendering.renderer, messages, problem.tools, rendering.show)
+            line.advice = list(_template_advice(line, rendering, section))
+            _measure(line, taskset, rendering, section.too_long if isinstance(section, TasksetSection) else "truncate")
+    if reward is not None and line.first_problem is not None:
+        with collect(f"{line.place}.reward"):
+            line.advice += check_columns(line.place, reward, taskset, line.problems)
+    return line
+
+
+def _first_messages(config: RunConfig, environment: str, problem: Problem) -> tuple[ChatMessage, ...]:
+    part, options = config.build_part("environment", environment)
+    opened = part(options, problem=problem, seed=0)
+    try:
+        messages: tuple[ChatMessage, ...] = opened.start()
+        return messages
+    finally:
+        opened.close()
+
+
+def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long: str) -> None:
+    """Looks at every problem; renders the first ones, all that may be too long, and those with new characters."""
+    line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
+    context, added = rendering.context, rendering.added
+    characters: set[str] = set()
+    for index in range(line.problems):
+        problem = taskset.problem(index)
+        bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
+        brings_new = rendering.is_closed and _brings_new(characters, problem)
+        short = context is None or bound < context
+        if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
+            continue
+        with _problem(line.place, index):
+            token_ids = rendering.renderer.render(problem.messages, problem.tools)
+        length = len(token_ids)
+        line.num_rendered += 1
+        if rendering.unknown in token_ids:
+            line.unknown.append(index)
+        line.longest = max(line.longest, length)
+        if context is None or length < context:
+            continue
+        line.too_long += 1
+        if too_long == "error":
+            raise ConfigError(
+                f"{line.place}: problem {index} has a prompt of {length} tokens, expected fewer than the context of "
+                f"{context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
+            )
+    if line.too_long == line.problems and too_long == "skip":
+        raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
+
+
+@contextmanager
+def _problem(place: str, index: int) -> Iterator[None]:
+    """Say which problem it is that cannot be rendered."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: problem {index}: {error}") from None
+
+
+def _brings_new(known: set[str], problem: Problem) -> bool:
+    """Whether it has characters that are not known; from then on they are."""
+    new = [message.content for message in problem.messages if not known.issuperset(message.content)]
+    known.update(*new)
+    return bool(new)
+
+
+def _template_advice(
+    line: TasksetLine, rendering: Rendering, section: TasksetSection | EvaluationSection
+) -> Iterator[str]:
+    renderer, outside = rendering.renderer, {*GIVEN, *SPECIAL_NAMES, "raise_exception", "strftime_now"}
+    for name in rendering.spec.chat_template_kwargs:
+        if name not in renderer.names:
+            place = line.place if name in section.chat_template_kwargs else "model"
+            known = registry.suggest(name, sorted(renderer.names - outside))
+            yield f"{place}.chat_template_kwargs.{name}: the template does not use it; {known}"
+    if line.first is not None and line.first.messages[-1].role == "assistant":
+        yield (
+            f"{line.place}: the first prompt ends with a turn of the assistant; if that is the solution, name what "
+            'comes before it, e.g. columns = { prompt = "messages.0.content" }'
+        )
+    if renderer.dated:
+        yield (
+            f"{line.place}: the chat template puts the date in, so that a problem has another prompt tomorrow; give it "
+            "a fixed one in chat_template_kwargs, if it takes one, or use another template"
+        )
+    if line.turns is not None and not line.one_turn:
+        yield (
+            f"{line.place}: the chat template changes earlier turns: {line.turns}. So what is trained on is not what "
+            "the model would see of these turns later, each turn becomes a segment with its whole prompt, and the "
+            "prefix cache is lost; use a template that leaves them as they were"
+        )
+
+
+@dataclass(frozen=True)
+class Rendering:
+    spec: ModelSpec
+    renderer: Renderer
+    context: int | None
+    unknown: int | None = None
+    """The token that stands for what the tokenizer has none for."""
+    is_closed: bool = False
+    """Whether there are characters that the tokenizer has no token for."""
+
+    @staticmethod
+    def of(spec: ModelSpec) -> Rendering:
+        renderer = open_renderer(spec)
+        unknown: int | None = None
+        is_closed = False
+        file = spec.folder / "tokenizer.json"
+        if file.is_file():
+            import tokenizers
+
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            if name := getattr(tokenizer.model, "unk_token", None):
+                unknown = tokenizer.token_to_id(name)
+            is_closed = unknown is not None or isinstance(tokenizer.model, tokenizers.models.WordLevel)
+        context = spec.context if spec.context is not None else renderer.context
+        return Rendering(spec, renderer, context, unknown, is_closed)
+
+    @cached_property
+    def added(self) -> int:
+        """Tokens that the template adds to a message without text."""
+        try:
+            return len(self.renderer.render((ChatMessage(role="user", content=""),)))
+        except RftError:  # it refuses such ones
+            return 0
+
+    def prompt(self, messages: tuple[ChatMessage, ...], problem: Problem) -> Prompt:
+        token_ids = self.renderer.render(messages, problem.tools)
+        return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(map(self.show, token_ids)))
+
+    def show(self, token: int) -> str:
+        return joined(self.renderer.pieces([token])) or f"<{token}>"
+
+
+def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
+    lines = [line for line in report.tasksets if line.kind == "taskset"]
+    samples = {
+        line.name: (line.first_problem, len(line.first.token_ids))
+        for line in lines
+        if line.first is not None and line.first_problem is not None
+    }
+    if not samples or report.model is None:
+        return None
+    return estimate_disk(
+        config,
+        report.model,
+        report.context,
+        samples,
+        {line.name: line.problems for line in lines},
+        _critic(config, report.model),
+    )
+
+
+def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
+    """None of a model without weights. Of parts that are not built in nothing is known."""
+    if report.model is None or report.disk is None or not report.disk.parameters:
+        return None
+    prompts = {line.name: line.longest for line in report.tasksets if line.kind == "taskset"}
+    evaluator = config.evaluator.policy or config.explorer.policy
+    named = {
+        "backend": ("backend", config.trainer.backend),
+        "policy": ("policy", config.explorer.policy),
+        "evaluator": ("policy", evaluator),
+    }
+    built_in = {place: part for place, part in named.items() if part[1] in ("torch", "deepspeed", "hf")}
+    known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
+    longest = longest_row(config, prompts, report.context)
+    needs = frozenset[str]().union(*(one.needs for one in _built(config)))
+    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
+
+
+def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
+    """None where no algorithm has one."""
+    critic = the_critic(_built(config))
+    return None if critic is None else ModelSizes.of(critic_folder(config, critic, spec), None)
+
+
+def _built(config: RunConfig) -> list[Algorithm]:
+    """Of each stage."""
+    return [build_algorithm(config, stage.where) for stage in Stages.of(config).all]

@@ -1,0 +1,248 @@
+"""What `check` found, as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.config.stages import Stage
+from rftstream.contracts.batches import LossKind
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.models.spec import ModelSpec
+from rftstream.preflight.check_demonstrations import ExpertsLine
+from rftstream.preflight.estimate import DiskEstimate
+from rftstream.preflight.memory import MemoryEstimate, memory_lines
+from rftstream.queries.formatting import columns, plural, size
+from rftstream.runs.modules import OwnModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartLine:
+    kind: str
+    name: str
+    settings: str
+    """Its Config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A rendered prompt."""
+
+    messages: tuple[ChatMessage, ...]
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    """Text of each token."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TasksetLine:
+    """What was found of a taskset or an evaluation."""
+
+    name: str
+    source: str
+    kind: str
+    """taskset or evaluation."""
+    reward: str
+    problems: int = 0
+    """In one pass; of an evaluation those that are used."""
+    longest: int = 0
+    """Tokens of the longest prompt that was rendered."""
+    num_rendered: int = 0
+    """Prompts that were: all, or the first ones and those that may hold a surprise."""
+    too_long: int = 0
+    """Prompts that leave no room for a completion."""
+    too_long_means: str = ""
+    """left out, or cut from the left."""
+    unknown: list[int] = field(default_factory=list)
+    """Problems whose rendered prompt has characters that the tokenizer does not know: of each such character at least
+    the first."""
+    first: Prompt | None = None
+    first_problem: Problem | None = None
+    turns: str | None = None
+    """Where the chat template changes earlier turns; None if it never does."""
+    one_turn: bool = False
+    """Nothing depends on that."""
+    advice: list[str] = field(default_factory=list)
+    """About its template and its reward."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind}s.{self.name}"
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckReport:
+    run: str
+    parts: list[PartLine] = field(default_factory=list)
+    modules: list[OwnModule] = field(default_factory=list)
+    """Users' own, which the run file names or which these import."""
+    model: ModelSpec | None = None
+    context: int | None = None
+    tasksets: list[TasksetLine] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    experts: ExpertsLine | None = None
+    disk: DiskEstimate | None = None
+    memory: MemoryEstimate | None = None
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def to_json(self) -> dict[str, Any]:
+        return _json(self)
+
+    def to_text(self) -> str:
+        return "\n".join(_text(self))
+
+
+def _json(report: CheckReport) -> dict[str, Any]:
+    model = report.model
+    return {
+        "ok": report.ok,
+        "run": report.run,
+        "parts": [{"kind": part.kind, "name": part.name, "settings": part.settings} for part in report.parts],
+        "modules": [{"name": one.name, "file": str(one.file), "sha256": one.digest} for one in report.modules],
+        "model": None
+        if model is None
+        else {
+            "name": model.name,
+            "dtype": model.dtype,
+            "context": report.context,
+            "parameters": report.disk.parameters if report.disk else None,
+        },
+        "tasksets": [
+            {
+                "name": line.name,
+                "kind": line.kind,
+                "source": line.source,
+                "reward": line.reward,
+                "problems": line.problems,
+                "longest_prompt": line.longest,
+                "num_rendered": line.num_rendered,
+                "too_long": line.too_long,
+                "first_prompt": None
+                if line.first is None
+                else {
+                    "messages": [{"role": one.role, "content": one.content} for one in line.first.messages],
+                    "num_tokens": len(line.first.token_ids),
+                    "token_ids": list(line.first.token_ids),
+                    "pieces": list(line.first.pieces),
+                },
+                "earlier_turns": line.turns,
+            }
+            for line in report.tasksets
+        ],
+        "stages": [
+            {
+                "name": stage.name,
+                "first": stage.first,
+                "end": stage.end,
+                "rollouts": stage.takes_rollouts,
+                "experts": stage.kind,
+                "lr": stage.trainer.lr,
+            }
+            for stage in report.stages
+        ],
+        "experts": None if report.experts is None else report.experts.to_json(),
+        "disk": None if report.disk is None else report.disk.to_json(),
+        "memory": None if report.memory is None else report.memory.to_json(),
+        "warnings": list(report.warnings),
+        "errors": list(report.errors),
+    }
+
+
+def _text(report: CheckReport) -> list[str]:
+    parts = [(one.kind, one.name, one.settings) for one in report.parts]
+    lines = [report.run, "", *columns(parts, left=3, indent="  ")]
+    if report.modules:
+        lines += ["", "own modules:", *columns([(one.name, one.file) for one in report.modules], left=2, indent="  ")]
+    if report.model is not None:
+        context = "unbounded" if report.context is None else f"{report.context:,} tokens"
+        parameters = f"{report.disk.parameters:,} parameters, " if report.disk and report.disk.parameters else ""
+        lines += ["", f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"]
+    for line in report.tasksets:
+        lines += ["", *_taskset_lines(line)]
+    if report.stages:
+        lines += ["", "stages:", *columns([_stage_row(stage) for stage in report.stages], left=4, indent="  ")]
+    if report.experts is not None:
+        lines += ["", *report.experts.to_lines()]
+    if report.disk is not None:
+        lines += ["", *_disk_lines(report.disk)]
+    if report.memory is not None:
+        lines += ["", *memory_lines(report.memory)]
+    if report.warnings:
+        lines += ["", "warnings:", *(f"  {sentence}" for sentence in report.warnings)]
+    if not report.errors:
+        return [*lines, "", "ready to run"]
+    return [*lines, "", f"not ready, {plural(len(report.errors), 'error')}:", *(f"  {one}" for one in report.errors)]
+
+
+def _stage_row(stage: Stage) -> tuple[str, ...]:
+    taken = ["rollouts"] if stage.takes_rollouts else []
+    if stage.kind is not None:
+        what = "pairs" if stage.kind is LossKind.dpo else "demonstrations"
+        taken.append(
+            f"{stage.expert_ratio:g} {what} for each" if taken else f"{stage.experts_per_batch:,} {what} a batch"
+        )
+    steps = plural(stage.steps or 0, "step")
+    return f"stages.{stage.number}", stage.name, f"{steps}, versions {stage.first:,} to {stage.end:,}", ", ".join(taken)
+
+
+def _taskset_lines(line: TasksetLine) -> list[str]:
+    head = f"{line.kind} {line.name}: {line.source}, {plural(line.problems, 'problem')}, reward {line.reward}"
+    if line.first is None:
+        return [head]
+    which = "prompt" if line.num_rendered == line.problems else f"of {line.num_rendered:,} rendered prompts"
+    lines = [head, f"  longest {which} {plural(line.longest, 'token')}"]
+    if line.too_long and line.too_long_means:
+        lines[-1] += f"; {plural(line.too_long, 'prompt')} longer than the context, {line.too_long_means}"
+    lines.append(f"  first prompt, {plural(len(line.first.token_ids), 'token')}:")
+    for message in line.first.messages:
+        first, *more = message.content.split("\n")
+        lines += [f"    {message.role}: {first}", *(f"      {text}" for text in more)]
+    lines += _token_lines(line.first)
+    if line.turns is not None and line.one_turn:
+        lines.append("  note: the chat template changes earlier turns; it does not matter here, with one turn")
+    return lines
+
+
+def _token_lines(prompt: Prompt, width: int = 100) -> list[str]:
+    """`[1] 'text'` for each token, wrapped."""
+    lines, row = [], "   "
+    for token, piece in zip(prompt.token_ids, prompt.pieces, strict=True):
+        shown = f" [{token}]{piece!r}"
+        if len(row) + len(shown) > width:
+            lines.append(row)
+            row = "   "
+        row += shown
+    return [*lines, row]
+
+
+def _disk_lines(disk: DiskEstimate) -> list[str]:
+    log = "unknown length" if disk.log_bytes is None else size(disk.log_bytes)
+    rollouts = "" if disk.rollouts is None else f"{disk.rollouts:,} rollouts of "
+    saved = f", {size(disk.saved_bytes)} of it to go on from" if disk.saved_bytes else ""
+    elsewhere = "" if disk.store_is_local else " (in the object store, not on this disk)"
+    return [
+        f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free",
+        *columns(
+            [
+                ("log", log, f"{rollouts}{size(disk.bytes_per_rollout)} each, at the greatest length{saved}"),
+                (
+                    "weights",
+                    size(disk.snapshot_bytes * disk.snapshots),
+                    f"{disk.snapshots} snapshots of {size(disk.snapshot_bytes)}{elsewhere}",
+                ),
+                (
+                    "checkpoints",
+                    size(disk.checkpoint_bytes * disk.checkpoints),
+                    f"{disk.checkpoints} of {size(disk.checkpoint_bytes)}: float32 masters and moments{elsewhere}",
+                ),
+                ("final", size(disk.snapshot_bytes), "the trained model"),
+            ],
+            left=3,
+            indent="  ",
+        ),
+    ]

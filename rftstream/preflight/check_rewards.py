@@ -1,0 +1,76 @@
+"""For `check`: whether the problems of a taskset have what its reward needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.base import Taskset
+from rftstream.errors import ConfigError, RewardError
+from rftstream.rewards.base import Reward, problem_input
+from rftstream.rewards.functions import FunctionReward
+from rftstream.rewards.resolve import CompositeReward
+
+LOOKED_AT = 1_000
+"""Problems of each taskset, the first ones."""
+
+
+def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:
+    """What is doubtful. ConfigError if the reward could score none of these problems. `place`: tasksets.NAME."""
+    problems = [taskset.problem(index) for index in range(min(num_problems, LOOKED_AT))]
+    column = getattr(taskset, "chat_column", lambda: None)()  # own tasksets need not know
+    return [
+        sentence
+        for one in reward.rewards
+        for sentence in (*_doubts(place, one, problems), *_doubts_about_form(place, one, column))
+    ]
+
+
+def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:
+    """TRL's functions get what the dataset has: messages for messages. Here the name of the column says which."""
+    if isinstance(reward, FunctionReward) and reward.gets_texts and column is not None:
+        yield (
+            f"{place}.reward: {reward.name} has the signature of TRL's rewards, and the column {column!r} holds "
+            "messages, but prompts and completions reach it as texts; if it expects messages, as with TRL, set "
+            f'columns = {{ messages = "{column}" }}'
+        )
+
+
+def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+    lacks = {index: lack for index, one in enumerate(problems) if (lack := _lack(reward, one)) is not None}
+    if lacks:
+        first, lack = next(iter(lacks.items()))
+        has = f"beside the prompt it has {_columns(problems[first])}"
+        if len(lacks) == len(problems):
+            raise ConfigError(f"{place}.reward: {lack}. So it is with all {len(problems):,} looked at; {has}")
+        yield (
+            f"{place}.reward: {lack}. So it is with {len(lacks):,} of {len(problems):,} looked at, whose rollouts will "
+            f"have no reward; the first is problem {first}, {has}"
+        )
+    elif isinstance(reward, FunctionReward) and "answer" in reward.required and not any(map(_has_answer, problems)):
+        yield (
+            f"{place}.reward: {reward.name} takes `answer`, which is None in all {len(problems):,} problems looked at; "
+            f"name its column in the taskset's columns; beside the prompt the first has {_columns(problems[0])}"
+        )
+
+
+def _has_answer(problem: Problem) -> bool:
+    return problem.answer is not None
+
+
+def _lack(reward: Reward, problem: Problem) -> str | None:
+    check = getattr(reward, "check", None)
+    try:
+        if check is not None:
+            check(problem_input(problem))
+    except RewardError as error:
+        return str(error)
+    return None
+
+
+def _columns(problem: Problem) -> str:
+    """With the fields inside of them, as `columns` would name these."""
+    names = ["answer"] if _has_answer(problem) else []
+    for name, value in problem.info.items():
+        names += [f"{name}.{field}" for field in value] if isinstance(value, Mapping) and value else [name]
+    return ", ".join(names) if names else "nothing"

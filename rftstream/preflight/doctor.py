@@ -1,0 +1,227 @@
+"""`rftstream doctor`: whether this machine, and what a run file names on it and elsewhere, is fit for a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rftstream.config.sections import RunConfig
+from rftstream.errors import RftError
+from rftstream.models.folder import FAKE, prepare_model
+from rftstream.preflight import readiness
+from rftstream.queries.formatting import columns, plural, size
+from rftstream.runs.folder import open_transport
+from rftstream.transport.embedded import system_check
+from rftstream.transport.findings import Finding, Level, ServerLook
+from rftstream.weights import kernels
+
+FREE_BYTES = 5e9
+MEMORY_BYTES = 2e9
+SHARED_BYTES = 1e9
+OPEN_FILES = 1024
+PACKAGES = ("torch", "transformers", "kafka-python", "numpy", "msgspec")
+"""Whose versions are asked for first when something is odd."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> list[Finding]:
+        return [one for one in self.findings if one.level is Level.problem]
+
+    @property
+    def exit_code(self) -> int:
+        """That of the broker, if it is one of several problems."""
+        return max((one.exit_code for one in self.problems), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": not self.problems,
+            "findings": [
+                {"level": str(one.level), "what": one.what, "found": one.found, "wanted": one.wanted, "todo": one.todo}
+                for one in self.findings
+            ],
+        }
+
+    def to_text(self) -> str:
+        """Problems come last, where they are seen first."""
+        findings = sorted(self.findings, key=lambda one: list(Level).index(one.level))
+        rows = [(str(one.level), one.what, one.found) for one in findings]
+        lines: list[str] = []
+        for finding, line in zip(findings, columns(rows, left=3), strict=True):
+            lines.append(line)
+            if finding.level is not Level.ok:
+                wanted = f"wanted: {finding.wanted}" if finding.wanted else ""
+                lines.append(f"         {'; '.join(filter(None, (wanted, finding.todo)))}")
+        warnings = sum(one.level is Level.warning for one in self.findings)
+        verdict = plural(len(self.problems), "problem") if self.problems else "no problems"
+        return "\n".join([*lines, "", f"{verdict}, {plural(warnings, 'warning')}"])
+
+
+def examine(config: RunConfig | None) -> DoctorReport:
+    """Of the machine; with a config of what it names, too. Nothing is left anywhere."""
+    folder = Path.cwd() if config is None else Path(config.base) / config.run.folder
+    findings = [
+        *_python(),
+        *_kernels(),
+        *_machine(config),
+        *_disk(folder),
+        *system_check.find(folder),
+        *_gpus(),
+    ]
+    if config is not None:
+        for what, look in (("needs", _needs), ("broker", _broker), ("architecture", _architecture)):
+            findings += _guarded(what, look, config)
+    return DoctorReport(tuple(findings))
+
+
+def _guarded(what: str, look: Callable[[RunConfig], Iterator[Finding]], config: RunConfig) -> list[Finding]:
+    """Whatever a part of the user's own, or a server, makes of it is a finding."""
+    try:
+        return list(look(config))
+    except RftError as error:
+        code = error.exit_code if error.exit_code == 3 else 1
+        return [Finding(level=Level.problem, what=what, found=str(error), exit_code=code)]
+    except Exception as error:
+        return [Finding(level=Level.problem, what=what, found=f"{type(error).__name__}: {error}")]
+
+
+def _judged(
+    fine: bool, what: str, found: str, wanted: str = "", todo: str = "", *, otherwise: Level = Level.problem
+) -> Finding:
+    return Finding(
+        level=Level.ok if fine else otherwise, what=what, found=found, wanted=wanted, todo="" if fine else todo
+    )
+
+
+# --------------------------------------------------------------------------------------------- this machine
+
+
+def _advised(fine: bool, what: str, found: str, wanted: str, todo: str) -> Finding:
+    return _judged(fine, what, found, wanted, todo, otherwise=Level.warning)
+
+
+def _python() -> Iterator[Finding]:
+    yield _judged(sys.version_info >= (3, 11), "python", platform.python_version(), "3.11 or newer", "install one")
+    for name in PACKAGES:
+        try:
+            yield _judged(True, name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield _judged(False, name, "not installed", "installed", "pip install rftstream again")
+    fast = importlib.util.find_spec("crc32c") is not None
+    todo = "on Kafka every record is summed in Python, which is slow; pip install crc32c"
+    yield _advised(fast, "crc32c", "in C" if fast else "in Python", "in C", todo)
+
+
+def _kernels() -> Iterator[Finding]:
+    problem = kernels.why_not()
+    todo = "weights are published in full without it, and deltas of others cannot be read; install gcc"
+    yield _advised(not problem, "pass over weights", problem or "compiled", "compiled", todo)
+
+
+def _machine(config: RunConfig | None) -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    sections = () if config is None else (config.explorer, config.verifier, config.trainer, config.evaluator)
+    threads = max((section.threads for section in sections), default=1)
+    todo = f"a process would use {threads} threads on {cores} cores; lower threads"
+    yield _advised(threads <= cores, "cores", str(cores), f"{threads} or more", todo)
+    available = psutil.virtual_memory().available
+    todo = "processes may be ended for want of it; lower counts, or free some"
+    yield _advised(
+        available >= MEMORY_BYTES, "memory available", size(available), f"{size(MEMORY_BYTES)} or more", todo
+    )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fine = files == resource.RLIM_INFINITY or files >= OPEN_FILES
+    shown = "unlimited" if files == resource.RLIM_INFINITY else str(files)
+    yield _advised(fine, "open files (ulimit -n)", shown, f"{OPEN_FILES} or more", f"ulimit -n {OPEN_FILES}")
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    fine = largest == resource.RLIM_INFINITY
+    todo = "log and weights may outgrow it; ulimit -f unlimited"
+    yield _advised(fine, "size of files (ulimit -f)", "unlimited" if fine else size(largest), "unlimited", todo)
+    if os.path.isdir("/dev/shm"):
+        free = shutil.disk_usage("/dev/shm").free
+        todo = "several GPUs in one role need it; in Docker: --shm-size 1g"
+        fine = free >= SHARED_BYTES
+        yield _advised(fine, "shared memory (/dev/shm)", f"{size(free)} free", size(SHARED_BYTES), todo)
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    there = next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists())
+    free = shutil.disk_usage(there).free
+    yield _judged(
+        free >= FREE_BYTES,
+        "disk",
+        f"{size(free)} free at {there}",
+        f"{size(FREE_BYTES)} or more",
+        "`rftstream check` says what a run needs; free some, or set run.folder",
+        otherwise=Level.warning if free > FREE_BYTES / 50 else Level.problem,
+    )
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError:
+        return  # told already
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(num_gpus))
+    yield _judged(True, "gpu", names or "none that torch sees; roles on cpu need none")
+
+
+# --------------------------------------------------------------------------------------------- a run file
+
+
+def _needs(config: RunConfig) -> Iterator[Finding]:
+    """What `check` and `run` ask for, too."""
+    with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
+        for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
+            if looked.error is None:
+                yield _judged(True, looked.what, looked.found)
+            else:
+                found, _, todo = looked.found.rpartition("; ")
+                code = 3 if getattr(looked.error, "exit_code", 1) == 3 else 1
+                yield Finding(
+                    level=Level.problem,
+                    what=looked.what,
+                    found=found or todo,
+                    todo=todo if found else "",
+                    exit_code=code,
+                )
+
+
+def _architecture(config: RunConfig) -> Iterator[Finding]:
+    """Whether transformers knows the model: what is slow to import, and only here."""
+    if config.model.path in (None, FAKE) or not readiness.loads_model(config):
+        return
+    from transformers import AutoConfig
+
+    with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
+        model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
+        kind = AutoConfig.from_pretrained(model.folder).model_type
+    yield _judged(True, "architecture", f"{kind}, which transformers knows")
+
+
+def _broker(config: RunConfig) -> Iterator[Finding]:
+    if config.transport.kind == "embedded":
+        return
+    transport = open_transport(config, readiness.folder_of(config), create=True)
+    try:
+        look: ServerLook | None = getattr(transport.admin, "look", None)
+        if look is not None:
+            yield from look.broker()
+    finally:
+        transport.close()

@@ -1,0 +1,243 @@
+"""What a run will need of the disk, estimated from its settings and one rollout of each taskset, as it is encoded."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rftstream.config.loader import sampling_for
+from rftstream.config.sections import RunConfig
+from rftstream.config.stages import Stages
+from rftstream.contracts import codec
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.models.spec import ModelSpec
+from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
+
+MASTER_BYTES = 12
+"""Per parameter of a checkpoint: master and two moments, float32."""
+
+CHARACTERS_PER_TOKEN = 4
+"""Of completions that nobody has seen yet."""
+
+REFERENCE_BYTES = 4
+"""Likewise of a reference that is not version 0."""
+
+LOG_OVERHEAD = 1.15
+"""Pages and indexes of the embedded log beside its records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskEstimate:
+    rollouts: int | None
+    """Of the whole run; None when nothing says how long it is."""
+    bytes_per_rollout: int
+    """On all topics of its way, with a completion of the greatest length."""
+    saved_bytes: int
+    """Of these on `partials`, if it takes longer than the rhythm in which unfinished ones are saved."""
+    log_bytes: int | None
+    parameters: int
+    snapshot_bytes: int
+    snapshots: int
+    """Most of them at a time."""
+    checkpoint_bytes: int
+    checkpoints: int
+    store_is_local: bool
+    free_bytes: int
+    """Where the run folder will be."""
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.snapshot_bytes * self.snapshots + self.checkpoint_bytes * self.checkpoints
+
+    @property
+    def total_bytes(self) -> int:
+        """Of what is known and lies on this disk; `final/` is one snapshot more."""
+        weights = self.weights_bytes if self.store_is_local else 0
+        return (self.log_bytes or 0) + weights + self.snapshot_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.free_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rollouts": self.rollouts,
+            "bytes_per_rollout": self.bytes_per_rollout,
+            "saved_bytes": self.saved_bytes,
+            "log_bytes": self.log_bytes,
+            "parameters": self.parameters,
+            "snapshot_bytes": self.snapshot_bytes,
+            "snapshots": self.snapshots,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "checkpoints": self.checkpoints,
+            "store_is_local": self.store_is_local,
+            "total_bytes": self.total_bytes,
+            "free_bytes": self.free_bytes,
+            "fits": self.fits,
+        }
+
+
+def estimate_disk(
+    config: RunConfig,
+    spec: ModelSpec,
+    context: int | None,
+    samples: Mapping[str, tuple[Problem, int]],
+    sizes: Mapping[str, int],
+    critic: ModelSizes | None = None,
+) -> DiskEstimate:
+    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset;
+    `critic`: of the trainer's, if it has one."""
+    weights = {name: config.tasksets[name].weight for name in samples}
+    total = sum(weights.values()) or 1.0
+
+    def per_rollout(saves: bool) -> float:
+        return LOG_OVERHEAD * sum(
+            rollout_bytes(
+                problem,
+                num_prompt,
+                sampling_for(config, config.tasksets[name].sampling, where=name),
+                context=context,
+                group_size=config.feeder.group_size,
+                run=config.run.name,
+                saves=saves,
+            )
+            * weights[name]
+            / total
+            for name, (problem, num_prompt) in samples.items()
+        )
+
+    saves = config.explorer.partial_every_s > 0
+    num_bytes = per_rollout(saves)
+    rollouts = num_rollouts(config, sizes)
+    sizes_of_model = ModelSizes.of(spec.folder, spec.lora)
+    renewed = config.trainer.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
+    of_reference = REFERENCE_BYTES * sizes_of_model.trained if renewed else 0
+    local = config.weights.store.startswith("file://") or "://" not in config.weights.store
+    return DiskEstimate(
+        rollouts=rollouts,
+        bytes_per_rollout=round(num_bytes),
+        saved_bytes=round(num_bytes - per_rollout(False)),
+        log_bytes=None if rollouts is None else round(rollouts * num_bytes),
+        parameters=sizes_of_model.parameters,
+        snapshot_bytes=sizes_of_model.trained * SERVED_BYTES[spec.dtype],
+        # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.
+        snapshots=config.weights.keep + config.trainer.keep_checkpoints + len(config.evaluations) + 2,
+        checkpoint_bytes=(sizes_of_model.trained + (0 if critic is None else critic.parameters)) * MASTER_BYTES
+        + of_reference,
+        checkpoints=config.trainer.keep_checkpoints + 1,
+        store_is_local=local,
+        free_bytes=free_bytes(Path(config.base) / config.run.folder),
+    )
+
+
+def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
+    """Of the whole run, as far as steps or passes say; filtered groups come on top."""
+    groups: list[int] = []
+    if config.steps is not None:
+        groups.append(Stages.of(config).batches_of_rollouts(0, config.steps) * config.feeder.groups_per_batch)
+    drawn = {name: section for name, section in config.tasksets.items() if section.weight}
+    if all(section.passes is not None and name in sizes for name, section in drawn.items()):
+        groups.append(sum((section.passes or 0) * sizes[name] for name, section in drawn.items()))
+    return min(groups) * config.feeder.group_size if groups else None
+
+
+def rollout_bytes(
+    problem: Problem,
+    num_prompt: int,
+    sampling: Sampling,
+    *,
+    context: int | None,
+    group_size: int,
+    run: str,
+    saves: bool = False,
+) -> int:
+    """One rollout on all the topics of its way: the records that its roles would write. `saves`: with all of it saved
+    before it was finished."""
+    room = sampling.max_tokens if context is None else context - num_prompt
+    num_sampled = max(1, min(sampling.max_tokens, room))
+    group = "t/0/100000/0"
+    ids = RolloutIds(
+        rollout_id=f"{group}/0",
+        group_id=group,
+        taskset="t",
+        sibling=0,
+        group_size=group_size,
+        sequence=100_000,
+        min_version=1_000,
+    )
+    tokens = zeros(num_prompt + num_sampled)
+    span = VersionSpan(start=num_prompt, count=num_sampled, trainer_epoch=1, version=1_000)
+    segment = Segment(
+        token_ids=tokens["int32"], behavior_logprobs=tokens["float32"], loss_mask=tokens["uint8"], versions=(span,)
+    )
+    rollout = Rollout(
+        ids=ids,
+        status=RolloutStatus.completed,
+        problem=problem,
+        segments=(segment,),
+        num_tokens=num_sampled,
+        turns=(
+            Turn(
+                role="assistant",
+                content="x" * CHARACTERS_PER_TOKEN * num_sampled,
+                num_tokens=num_sampled,
+                finish_reason="stop",
+            ),
+        ),
+        sampling=sampling,
+        started_at=1.0,
+        finished_at=1.0,
+    )
+    verdict = Verdict(reward=1.0, scorer="exact", scorer_version="1" * 16, parts={"exact": 1.0})
+    summary = RolloutSummary(rollout_id=ids.rollout_id, num_tokens=num_sampled, status=rollout.status, reward=1.0)
+    outcome = GroupOutcome(
+        group_id=group,
+        taskset="t",
+        sequence=1,
+        result=GroupResult.batched,
+        reason="complete",
+        rollouts=(summary,),
+        batch_sequence=1_000,
+    )
+    messages: dict[str, Message] = {
+        "tasks": Task(ids=ids, problem=problem, sampling=sampling, seed=1 << 60),
+        "rollouts": rollout,
+        "verified": VerifiedRollout(ids=ids, rollout=rollout, verdict=verdict),
+        "batches": Experience(
+            ids=ids,
+            batch_sequence=1_000,
+            share=0,
+            position=0,
+            loss_kind=LossKind.rl,
+            segments=(segment,),
+            reward=1.0,
+            sampling=sampling,
+        ),
+    }
+    if saves:
+        messages["partials"] = PartialRollout(ids=ids, piece=0, turns=(), segments=(segment,), num_tokens=num_sampled)
+    sizes = [codec.to_record(message, topic, 0, run=run).num_bytes for topic, message in messages.items()]
+    shared = codec.to_record(replace(outcome, rollouts=(summary,) * group_size), "outcomes", 0, run=run)
+    return sum(sizes) + math.ceil(shared.num_bytes / group_size)
+
+
+def zeros(num_tokens: int) -> dict[str, Array]:
+    """Arrays of zeros, as a segment has them."""
+    widths = {"int32": 4, "float32": 4, "uint8": 1}
+    return {d: Array(dtype=d, shape=(num_tokens,), data=bytes(num_tokens * width)) for d, width in widths.items()}
+
+
+def free_bytes(folder: Path) -> int:
+    """Of the disk where the folder is or will be."""
+    existing: Sequence[Path] = [path for path in (folder, *folder.resolve().parents) if path.exists()]
+    return shutil.disk_usage(existing[0]).free

@@ -1,0 +1,333 @@
+"""What each role will hold in memory at most, from the run file and the model's config, before anything starts.
+
+Assumptions, which `ASSUMED` says to people: layers as in Llama (norms, grouped attention, a gated MLP), every row as
+long as the longest prompt and completion, every place of a policy taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+import psutil
+
+from rftstream.config.loader import sampling_for
+from rftstream.config.sections import RunConfig
+from rftstream.config.stages import Stages
+from rftstream.models.spec import ModelSpec
+from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
+from rftstream.queries.formatting import columns, size
+from rftstream.roles.buffer import BUFFER
+from rftstream.roles.evaluator import EVALUATOR
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.feeder import FEEDER
+from rftstream.roles.trainer import TRAINER
+from rftstream.roles.verifier import VERIFIER
+
+MAIN = "main memory"
+
+PROCESS_BYTES = 120 << 20
+"""Of a worker that loads no torch."""
+TORCH_BYTES = 450 << 20
+"""Of one that does: the libraries, and what they allocate and keep."""
+DEFAULT_BUCKET = 500_000_000
+"""Gradients that DeepSpeed exchanges at once, if its settings don't say."""
+
+ASSUMED = (
+    "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, "
+    "libraries 450 MB where torch is used, 120 MB elsewhere"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMemory:
+    role: str
+    count: int
+    """Processes."""
+    parts: Mapping[str, Mapping[str, int]]
+    """Where -> what -> bytes of one process. Where: a device of torch's, or main memory."""
+
+    def total(self, place: str) -> int:
+        return self.count * sum(self.parts.get(place, {}).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    roles: tuple[RoleMemory, ...]
+    machine: Mapping[str, int] = field(default_factory=dict)
+    """What there is of each place, in bytes; of devices that are not here nothing is said."""
+
+    def total(self, place: str) -> int:
+        return sum(role.total(place) for role in self.roles)
+
+    @property
+    def places(self) -> list[str]:
+        return list(dict.fromkeys([MAIN, *(place for role in self.roles for place in role.parts)]))
+
+    @property
+    def too_much(self) -> list[str]:
+        return [place for place in self.places if place in self.machine and self.total(place) > self.machine[place]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "roles": [
+                {
+                    "role": role.role,
+                    "count": role.count,
+                    "parts": {place: dict(what) for place, what in role.parts.items()},
+                }
+                for role in self.roles
+            ],
+            "machine": dict(self.machine),
+            "fits": not self.too_much,
+            "assumed": ASSUMED,
+        }
+
+
+def estimate_memory(
+    config: RunConfig,
+    spec: ModelSpec,
+    longest: int,
+    needs: Collection[str],
+    options: Mapping[str, Any],
+    critic: ModelSizes | None = None,
+) -> MemoryEstimate:
+    """`longest`: tokens of the longest prompt and completion; `needs`: the algorithm's; `options`: `backend`, `policy`
+    and `evaluator`, each part's Config, of those that are built in and hold a model of their own (torch, deepspeed,
+    hf); `critic`: of the trainer's, if it has one."""
+    sizes = ModelSizes.of(spec.folder, spec.lora)
+    given = islice(cycle(config.explorer.devices), config.explorer.count)
+    at_once = config.explorer.max_concurrent
+    roles = [
+        RoleMemory(role=FEEDER.name, count=1, parts={MAIN: {"process": PROCESS_BYTES}}),
+        *(
+            _sampler(EXPLORER.name, count, device, at_once, options.get("policy"), sizes, spec, longest)
+            for device, count in Counter(given).items()
+        ),
+        RoleMemory(
+            role=VERIFIER.name,
+            count=config.verifier.count * (1 + config.verifier.processes),
+            parts={MAIN: {"process": PROCESS_BYTES}},
+        ),
+        RoleMemory(
+            role=BUFFER.name, count=1, parts={MAIN: {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}}
+        ),
+        *_trainers(config, sizes, spec, longest, needs, options.get("backend"), critic),
+    ]
+    if config.evaluations and config.evaluator.count:
+        roles.append(
+            _sampler(
+                EVALUATOR.name,
+                1,
+                config.evaluator.device,
+                config.evaluator.max_concurrent,
+                options.get("evaluator"),
+                sizes,
+                spec,
+                longest,
+            )
+        )
+    places = {place for role in roles for place in role.parts}
+    return MemoryEstimate(roles=tuple(roles), machine={place: num for place in places if (num := _there(place))})
+
+
+def longest_row(config: RunConfig, prompts: Mapping[str, int], context: int | None) -> int:
+    """`prompts`: tokens of each taskset's longest prompt."""
+    found = [
+        prompt + sampling_for(config, config.tasksets[name].sampling, where=f"tasksets.{name}.sampling").max_tokens
+        for name, prompt in prompts.items()
+    ]
+    return min(max(found, default=0), context or 1 << 62)
+
+
+def memory_warnings(memory: MemoryEstimate | None) -> Iterator[str]:
+    if memory is None:
+        return
+    for place in memory.too_much:
+        yield (
+            f"{place}: the run may need {size(memory.total(place))}, and there are {size(memory.machine[place])}; "
+            "lower trainer.tokens_per_microbatch or the policy's batch_size, or set gradient_checkpointing"
+        )
+
+
+def memory_lines(memory: MemoryEstimate) -> list[str]:
+    lines = []
+    for place in memory.places:
+        there = f" of {size(memory.machine[place])}" if place in memory.machine else ""
+        lines.append(f"{place}: up to {size(memory.total(place))}{there}")
+        held = [(role, role.parts[place]) for role in memory.roles if role.total(place)]
+        lines += columns(
+            [
+                (
+                    role.role if role.count == 1 else f"{role.count} {role.role}s",
+                    size(role.total(place)),
+                    ("each " if role.count > 1 else "")
+                    + ", ".join(f"{what} {size(num)}" for what, num in parts.items()),
+                )
+                for role, parts in held
+            ],
+            left=3,
+            indent="  ",
+        )
+    return [*lines, f"  assumed: {ASSUMED}"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """Of a model over processes, by a stage of ZeRO. The backend torch is one process without it."""
+
+    is_zero: bool = False
+    processes: int = 1
+    stage: int = 0
+    bucket: int = 0
+    """Gradients that are exchanged at once."""
+
+    @staticmethod
+    def of(options: Any) -> _Spread:
+        if not hasattr(options, "stage"):
+            return _Spread()
+        given = options.config.get("zero_optimization")
+        zero = given if isinstance(given, dict) else {}
+        found = zero.get("reduce_bucket_size")
+        num = int(found) if isinstance(found, int | float) else DEFAULT_BUCKET
+        bucket = (2 if zero.get("overlap_comm") else 1) * num if options.stage else 0
+        return _Spread(is_zero=True, processes=options.processes, stage=options.stage, bucket=bucket)
+
+    def part(self, num: int, *, stage: int) -> int:
+        """Of what is spread from this stage on, what each process has."""
+        return -(-num // self.processes) if self.stage >= stage else num
+
+
+def _trainers(
+    config: RunConfig,
+    sizes: ModelSizes,
+    spec: ModelSpec,
+    longest: int,
+    needs: Collection[str],
+    options: Any,
+    critic: ModelSizes | None,
+) -> list[RoleMemory]:
+    """The trainer, and the other ranks of one of several processes, each with a GPU of its own."""
+    if options is None:
+        return [RoleMemory(role=TRAINER.name, count=1, parts={MAIN: {"process": TORCH_BYTES}})]
+    device, spread = _place(config.trainer.device), _Spread.of(options)
+    in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
+    on_device, of_optimizer = _of_rank(config, sizes, spec, longest, needs, options, critic, spread)
+
+    def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
+        parts: dict[str, dict[str, int]] = {MAIN: dict(held)}
+        parts.setdefault(place, {}).update(on_device)
+        parts[MAIN if options.offload_optimizer else place].update(of_optimizer)
+        return RoleMemory(role=name, count=count, parts=_without_nothing(parts))
+
+    kind, _, first = device.partition(":")
+    num_others = spread.processes - 1
+    places = {f"{kind}:{int(first) + rank}": 1 for rank in range(1, num_others + 1)} if first else {MAIN: num_others}
+    others = [role("rank", count, place, {"process": TORCH_BYTES}) for place, count in places.items() if count]
+    return [role(TRAINER.name, 1, device, in_main), *others]
+
+
+def _of_rank(
+    config: RunConfig,
+    sizes: ModelSizes,
+    spec: ModelSpec,
+    longest: int,
+    needs: Collection[str],
+    options: Any,
+    critic: ModelSizes | None,
+    spread: _Spread,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """On the device, and where the optimizer is."""
+    settings = config.trainer
+    gpu = settings.device.startswith("cuda")
+    half = options.autocast == "bfloat16" or (options.autocast == "auto" and gpu)
+    rows = config.feeder.groups_per_batch * config.feeder.group_size
+    tokens = max(min(settings.tokens_per_microbatch, rows * longest), longest)
+    steps = settings.minibatches * settings.updates_per_batch
+    reference = any(name.startswith("reference_") for name in needs)
+    renewed = settings.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
+    masters = spread.part(4 * sizes.trained, stage=1)
+    if options.offload_optimizer and spread.stage in (1, 2):
+        masters *= 2  # DeepSpeed brings them to the device by a buffer of their size
+    version_0 = 4 * sizes.parameters if reference and spec.lora is None else 0
+    later = 4 * sizes.trained if reference and renewed else 0
+    if spread.is_zero:  # it and a copy of the policy, whose place it takes
+        later = 2 * spread.part(later, stage=1)
+    gone = 0 if options.offload_optimizer else version_0  # then; elsewhere it makes no room
+    networks = [sizes] if critic is None else [sizes, critic]  # one after the other
+    activations = max(
+        network.activation_bytes(half=half, recomputed=options.gradient_checkpointing) for network in networks
+    )
+    num_critic = 0 if critic is None else critic.parameters
+    logits = min(options.max_logits_bytes, 4 * tokens * sizes.vocabulary) // (2 if half else 1)
+    on_device = {
+        "weights": 4 * sizes.parameters - (2 * sizes.adapted if half else 0),  # of ZeRO 3, too: while they are loaded
+        "weights in bfloat16": 2 * sizes.parameters if half and spec.lora is None else 0,  # autocast keeps them
+        "gradients": spread.part(4 * sizes.trained, stage=2)
+        + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
+        "gradients in exchange": 4 * (spread.bucket if gpu else min(spread.bucket, sizes.trained)),
+        "activations": tokens * activations,
+        "logits": logits,
+        "reference": version_0 if spread.is_zero else max(version_0, later),
+        "critic with gradients": (10 if half else 8) * num_critic,
+    }
+    of_optimizer = {
+        "masters": masters if options.offload_optimizer or spread.stage else 0,
+        "gradients of masters": spread.part(4 * sizes.trained, stage=1) if spread.stage else 0,
+        "moments": spread.part(8 * sizes.trained, stage=1),
+        "state before the batch": spread.part(12 * (sizes.trained + num_critic), stage=1) if steps > 1 else 0,
+        "renewed reference": max(later - gone, 0) if spread.is_zero else 0,
+        "critic's optimizer": (12 if options.offload_optimizer else 8) * num_critic,
+    }
+    return on_device, of_optimizer
+
+
+def _sampler(
+    role: str, count: int, device: str, places: int, options: Any, sizes: ModelSizes, spec: ModelSpec, longest: int
+) -> RoleMemory:
+    """Whatever it is, it follows the weights."""
+    served = SERVED_BYTES[spec.dtype]
+    in_main = {
+        "process": TORCH_BYTES if options is not None else PROCESS_BYTES,
+        "version in hand": served * sizes.trained,
+    }
+    parts: dict[str, dict[str, int]] = {MAIN: in_main}
+    if options is not None:
+        rows = min(places, options.batch_size)
+        parts.setdefault(_place(device), {}).update(
+            {
+                "weights": served * sizes.parameters,
+                "cache": rows * longest * sizes.cache_bytes(spec.dtype),
+                "logits": rows * sizes.vocabulary * (4 + served),
+            }
+        )
+    return RoleMemory(role=role, count=count, parts=_without_nothing(parts))
+
+
+def _bodies(config: RunConfig, longest: int) -> int:
+    """Of the groups of the batches that may be open at once: ids, logprobs and masks of each token."""
+    batches = config.feeder.max_staleness + 1
+    held = 16 * longest * config.feeder.group_size * config.feeder.groups_per_batch * batches
+    return min(held, config.buffer.max_body_bytes)
+
+
+def _place(device: str) -> str:
+    return MAIN if device == "cpu" else device if ":" in device else f"{device}:0"
+
+
+def _there(place: str) -> int | None:
+    if place == MAIN:
+        return int(psutil.virtual_memory().total)
+    import torch
+
+    if not torch.cuda.is_available() or not place.startswith("cuda:"):
+        return None
+    number = int(place.partition(":")[2])
+    return int(torch.cuda.mem_get_info(number)[1]) if number < torch.cuda.device_count() else None
+
+
+def _without_nothing(parts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    return {place: {what: num for what, num in held.items() if num} for place, held in parts.items()}

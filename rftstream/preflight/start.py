@@ -1,0 +1,103 @@
+"""What is decided or refused before any process is started: unknown parts, where a run goes, whether it can go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import RunFinished
+from rftstream.errors import ConfigError
+from rftstream.runs.folder import RunFolder, candidates, names_on_log, next_folder, open_transport, shown_path
+from rftstream.service.control_view import read_control
+
+
+def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
+    """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident.
+
+    Without `run_dir` the run file names a series of runs, and after an ended one comes the next. Whoever names a folder
+    means this one, and looks there for what comes out: one that holds an ended run is refused, and not quietly replaced
+    by another."""
+    newest = newest_folder(config, run_dir)
+    shown = shown_path(newest.path)
+    if newest.is_live():
+        raise ConfigError(
+            f"{shown}: this run is live; wait for its end, stop it, or start another with --run-dir "
+            "(workers join a live run with `rftstream worker`)"
+        )
+    match run_state(config, newest):
+        case "none":
+            return newest
+        case "ended":
+            return folder_after(config, newest, run_dir)
+    if newest.exists():
+        raise ConfigError(
+            f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
+            "or start another with --run-dir"
+        )
+    raise ConfigError(
+        f"{newest.run_id}: begun on another host and not ended yet, as the log at {config.transport.servers} says; "
+        "join it with `rftstream worker`, go on with `rftstream resume`, or take another run.name"
+    )
+
+
+def folder_after(config: RunConfig, ended: RunFolder, run_dir: Path | None) -> RunFolder:
+    """ConfigError if the ended run has the folder that was asked for."""
+    if run_dir is None:
+        return next_folder(config, ended)
+    shown = shown_path(ended.path)
+    raise ConfigError(
+        f"{shown}: a run has ended in this folder, expected one for a new run; name another by --run-dir, go on with "
+        f"this run by `rftstream resume {shown} --set run.steps=N`, or remove it by `rftstream delete {shown}`"
+    )
+
+
+def newest_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
+    """Of the newest run; where there is none, the first one's, which does not exist yet."""
+    if run_dir is not None:
+        return RunFolder(run_dir.resolve())
+    existing = candidates(config)
+    return existing[-1] if existing else next_folder(config, None)
+
+
+def run_state(config: RunConfig, folder: RunFolder) -> Literal["none", "begun", "ended"]:
+    """What the log says of a run. None is one, too, whose topics were only made beforehand."""
+    if not folder.exists() and folder.run_id not in names_on_log(config):
+        return "none"
+    transport = open_transport(config, folder)
+    try:
+        control = read_control(transport)
+    finally:
+        transport.close()
+    if control.finished is not None:
+        return "ended"
+    return "begun" if folder.exists() or control.manifest is not None else "none"
+
+
+def nothing_more(
+    finished: RunFinished, version: int, before: RunConfig, config: RunConfig, retries: bool = False
+) -> str | None:
+    """Why a finished run has nothing to go on with under its changed settings; None if it has. `retries`: dead groups
+    were asked to be put back."""
+    old, new = before.run, config.run
+    if config.steps is not None and version >= config.steps:
+        more = (
+            f"run.steps={max(2 * version, version + 1)}"
+            if not config.stages
+            else f"stages.{len(config.stages) - 1}.steps={config.stages[-1].steps + 10}"
+        )
+        return f"is finished with {version} of {config.steps} steps; give more, e.g. --set {more}"
+    if finished.reason == "imported":
+        return "has trained all that was imported into it"
+    if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):
+        return f"is finished after {old.hours} hours; give more, e.g. --set run.hours={2 * (old.hours or 1):g}"
+    if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:
+        return f"has reached its reward of {old.stop_reward}; set run.stop_reward higher"
+    passes = {name: section.passes for name, section in config.tasksets.items()}
+    if (
+        finished.reason == "taskset"
+        and not retries
+        and passes == {name: section.passes for name, section in before.tasksets.items()}
+    ):
+        return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
+    return None

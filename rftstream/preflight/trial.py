@@ -1,0 +1,255 @@
+"""`rftstream try`: a few rollouts to be read, from the rendered prompt to the reward, before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.models.folder import prepare_model
+from rftstream.models.rendering import Pieces, joined, pieces_of_turns
+from rftstream.preflight.check import Rendering
+from rftstream.preflight.trial_run import trial_config, try_tasks
+from rftstream.queries.formatting import number, plural
+from rftstream.queries.shown_completions import PLAIN, CompletionReader
+from rftstream.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedRollout:
+    """One rollout of a trial."""
+
+    verified: VerifiedRollout
+    prompt_pieces: Pieces
+    """As the policy saw it first: special tokens included, cut where the run would cut it."""
+    num_prompt_tokens: int
+    turns: tuple[Pieces, ...]
+    """What each turn of the rollout says, with the special tokens that were sampled."""
+
+    @property
+    def prompt(self) -> str:
+        return joined(self.prompt_pieces)
+
+    @property
+    def rollout(self) -> Rollout:
+        assert self.verified.rollout is not None, "its task was made by a feeder"
+        return self.verified.rollout
+
+    @property
+    def is_scored(self) -> bool:
+        return self.verified.verdict is not None
+
+    @property
+    def seconds(self) -> float:
+        """From the environment's start to its end, beside the others that were sampled at the same time."""
+        return max(0.0, self.rollout.finished_at - self.rollout.started_at) if self.rollout.started_at else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return _json(self)
+
+    def to_text(self, reader: CompletionReader = PLAIN) -> str:
+        return "\n".join(_text(self, reader))
+
+
+@dataclass(slots=True)
+class TrialReport:
+    """Filled by `try_run` as rollouts come out, in order of their ids' admission."""
+
+    wanted: int
+    tried: list[TriedRollout] = field(default_factory=list)
+
+    @property
+    def num_scored(self) -> int:
+        return sum(one.is_scored for one in self.tried)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(one.rollout.num_tokens for one in self.tried)
+
+    @property
+    def sampling_s(self) -> float:
+        """From the first start to the last end."""
+        sampled = [one.rollout for one in self.tried if one.rollout.started_at]
+        if not sampled:
+            return 0.0
+        return max(0.0, max(one.finished_at for one in sampled) - min(one.started_at for one in sampled))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.num_tokens / self.sampling_s if self.sampling_s > 0 and self.num_tokens else None
+
+    @property
+    def mean_reward(self) -> float | None:
+        rewards = [one.verified.verdict.reward for one in self.tried if one.verified.verdict is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rollouts": [one.to_json() for one in self.tried],
+            "num_scored": self.num_scored,
+            "reward": self.mean_reward,
+            "num_tokens": self.num_tokens,
+            "sampling_s": self.sampling_s,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+    def summary(self) -> str:
+        rate = "" if self.tokens_per_s is None else f" ({self.tokens_per_s:,.0f} tokens/s)"
+        lines = [
+            f"{plural(len(self.tried), 'rollout')}, {self.num_scored:,} scored, "
+            f"mean reward {number(self.mean_reward)}; "
+            f"{plural(self.num_tokens, 'token')} in {self.sampling_s:.2f} s{rate}"
+        ]
+        if len(self.tried) < self.wanted:
+            lines.append(f"{self.wanted:,} were asked for: the tasksets end before, or their prompts are too long")
+        if reasons := sorted({str(one.verified.reason) for one in self.tried if not one.is_scored}):
+            unscored = len(self.tried) - self.num_scored
+            lines.append(f"{unscored:,} without a reward ({', '.join(reasons)}): see above; a run would leave them out")
+        return "\n".join(lines)
+
+
+def try_run(
+    config: RunConfig, report: TrialReport, *, num_tasks: int, samples: int, taskset: str | None, seed: int | None
+) -> Generator[TriedRollout]:
+    """Rollouts in the order of their tasks; each is in the report, too. Own modules must be importable by now."""
+    config = trial_config(config, num_tasks=num_tasks, samples=samples, taskset=taskset, seed=seed)
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rftstream-try-"))
+        stack.enter_context(_quiet())
+        folder = RunFolder(Path(scratch) / config.run.name)
+        results = stack.enter_context(
+            contextlib.closing(try_tasks(config, folder, num_tasks=num_tasks, samples=samples))
+        )
+        waiting: dict[tuple[int, int], VerifiedRollout] = {}
+        expected = (0, 0)
+        rendering: Rendering | None = None
+        for verified in results:
+            waiting[verified.ids.sequence, verified.ids.sibling] = verified
+            while (found := waiting.pop(expected, None)) is not None:
+                if rendering is None:
+                    rendering = Rendering.of(prepare_model(config.model, folder.model, config.run.seed))
+                one = _tried(found, rendering)
+                report.tried.append(one)
+                yield one
+                sequence, sibling = expected
+                expected = (sequence, sibling + 1) if sibling + 1 < samples else (sequence + 1, 0)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What the roles warn of stands in the rollouts, too."""
+    logger = logging.getLogger("rftstream")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _tried(verified: VerifiedRollout, rendering: Rendering) -> TriedRollout:
+    rollout = verified.rollout
+    assert rollout is not None
+    token_ids: list[int] = []
+    if rollout.segments:
+        first = rollout.segments[0]
+        token_ids = first.token_ids.numpy()[: _num_prompt_tokens(first.loss_mask.numpy().tolist())].tolist()
+    elif rollout.problem is not None:
+        with contextlib.suppress(Exception):  # then it is why the rollout failed, and `error` says so
+            token_ids = list(rendering.renderer.render(rollout.problem.messages, rollout.problem.tools))
+    return TriedRollout(
+        verified=verified,
+        prompt_pieces=rendering.renderer.pieces(token_ids),
+        num_prompt_tokens=len(token_ids),
+        turns=tuple(pieces_of_turns(rendering.renderer, rollout.turns, rollout.segments)),
+    )
+
+
+def _num_prompt_tokens(mask: list[int]) -> int:
+    return mask.index(1) if 1 in mask else len(mask)
+
+
+# --------------------------------------------------------------------------------------------- output
+
+
+def _json(tried: TriedRollout) -> dict[str, Any]:
+    verified, rollout = tried.verified, tried.rollout
+    verdict, problem = verified.verdict, rollout.problem
+    return {
+        "rollout_id": verified.ids.rollout_id,
+        "taskset": verified.ids.taskset,
+        "status": str(rollout.status),
+        "error": rollout.error,
+        "prompt": tried.prompt,
+        "num_prompt_tokens": tried.num_prompt_tokens,
+        "answer": problem.answer if problem is not None else None,
+        "turns": [
+            {
+                "role": turn.role,
+                "content": turn.content,
+                "shown": joined(pieces),
+                "num_tokens": turn.num_tokens,
+                "finish_reason": turn.finish_reason,
+            }
+            for turn, pieces in zip(rollout.turns, tried.turns, strict=True)
+        ],
+        "num_tokens": rollout.num_tokens,
+        "seconds": tried.seconds,
+        "metrics": dict(rollout.metrics),
+        "reward": None if verdict is None else verdict.reward,
+        "parts": {} if verdict is None else dict(verdict.parts),
+        "reward_metrics": {} if verdict is None else dict(verdict.metrics),
+        "scorer": None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}",
+        "reason": None if verified.reason is None else str(verified.reason),
+        "detail": verified.detail,
+    }
+
+
+def _text(tried: TriedRollout, reader: CompletionReader) -> list[str]:
+    rollout, problem = tried.rollout, tried.rollout.problem
+    lines = [
+        f"{tried.verified.ids.rollout_id}  {rollout.status}, {plural(rollout.num_tokens, 'token')} "
+        f"in {tried.seconds:.2f} s",
+        f"  prompt, {plural(tried.num_prompt_tokens, 'token')}:",
+        *_indented(reader.text(tried.prompt_pieces)),
+    ]
+    for turn, pieces in zip(rollout.turns, tried.turns, strict=True):
+        cut = ", cut at its limit" if turn.finish_reason == "length" else ""
+        tokens = f", {plural(turn.num_tokens, 'token')}{cut}" if turn.role == "assistant" else ""
+        lines += [f"  {turn.role}{tokens}:", *_indented(reader.text(pieces))]
+    if problem is not None and problem.answer is not None:
+        lines += ["  reference answer:", *_indented(problem.answer)]
+    if rollout.error is not None:
+        lines += ["  error:", *_indented(rollout.error)]
+    if rollout.metrics:
+        lines.append(f"  environment: {_numbers(rollout.metrics)}")
+    return [*lines, *_reward_lines(tried)]
+
+
+def _reward_lines(tried: TriedRollout) -> list[str]:
+    verdict = tried.verified.verdict
+    if verdict is None:
+        detail = tried.verified.detail or ""
+        why = [] if detail == (tried.rollout.error or "") else _indented(detail.strip())
+        return [f"  no reward: {tried.verified.reason}", *why]
+    lines = [f"  reward {verdict.reward:.6g} by {verdict.scorer}"]
+    if verdict.parts != {verdict.scorer: verdict.reward}:
+        lines[0] += f": {_numbers(verdict.parts)}"
+    if verdict.metrics:
+        lines.append(f"  measured: {_numbers(verdict.metrics)}")
+    return lines
+
+
+def _numbers(values: Any) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}".rstrip() for line in text.split("\n")]

@@ -1,0 +1,167 @@
+"""What an audit says: how many were admitted and what became of them, as values, JSON and text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.queries.formatting import columns, number, plural
+
+STAGES = ("to_be_sampled", "sampled", "verified", "batched")
+"""Where pending ones stand; a group stands where its last sibling does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Rollouts or groups: how many were admitted, and what became of them."""
+
+    admitted: int
+    pending_by_stage: Mapping[str, int]
+    trained: int
+    expired: int
+    filtered: int
+    dead: int
+
+    @property
+    def pending(self) -> int:
+        return sum(self.pending_by_stage.values())
+
+    @property
+    def balanced(self) -> bool:
+        return self.admitted == self.pending + self.trained + self.expired + self.filtered + self.dead
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "admitted": self.admitted,
+            "pending": self.pending,
+            "pending_by_stage": dict(self.pending_by_stage),
+            "trained": self.trained,
+            "expired": self.expired,
+            "filtered": self.filtered,
+            "dead": self.dead,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Completion tokens of the rollouts that were sampled; None where there are none."""
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean, "p50": self.p50, "p95": self.p95}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    trainer_epoch: int
+    version: int
+    """In force."""
+    rollouts: Balance
+    groups: Balance
+    twins: Mapping[str, int]
+    """Topic -> records too many."""
+    lengths: Mapping[str, Lengths]
+    """By outcome, pending included."""
+    unreadable: Mapping[str, int] = field(default_factory=dict)
+    """Topic -> records without id headers, which belong to nobody."""
+    experts: Balance | None = None
+    """Demonstrations, counted once for each pass that took them; None where there are none."""
+    deleted_groups: int = 0
+    """Of those admitted: their records may be gone, and they count as the log says."""
+    deleted_rollouts: int = 0
+    earliest_version: int = 0
+    """Batches below are gone."""
+    undeleted: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Topic -> offsets that are said to be deleted and are still there: counted as deleted, whenever they go."""
+    problems: tuple[str, ...] = ()
+    """Each broken promise in a sentence, twins included."""
+    balanced: bool
+    """The law holds, and nothing on the log contradicts it."""
+
+    @property
+    def fine(self) -> bool:
+        return self.balanced and not any(self.twins.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "balanced": self.balanced,
+            "trainer_epoch": self.trainer_epoch,
+            "version": self.version,
+            "rollouts": self.rollouts.to_json(),
+            "groups": self.groups.to_json(),
+            **({"experts": self.experts.to_json()} if self.experts is not None else {}),
+            "twins": dict(self.twins),
+            "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
+            "unreadable": dict(self.unreadable),
+            "deleted": {
+                "groups": self.deleted_groups,
+                "rollouts": self.deleted_rollouts,
+                "earliest_version": self.earliest_version,
+            },
+            "undeleted": dict(self.undeleted),
+            "problems": list(self.problems),
+        }
+
+    def to_text(self) -> str:
+        return "\n".join(_text(self))
+
+
+def _text(report: AuditReport) -> list[str]:
+    law = "admitted = pending + trained + expired + filtered + dead"
+    names = ("admitted", "pending", "trained", "expired", "filtered", "dead")
+    both: tuple[tuple[str, Balance], ...] = (("groups", report.groups), ("rollouts", report.rollouts))
+    if report.experts is not None:
+        both += (("demonstrations", report.experts),)
+    lines = [
+        f"balanced: {law}" if report.balanced else f"NOT BALANCED: expected {law}",
+        f"version {report.version} in force (trainer epoch {report.trainer_epoch})",
+        "",
+        *columns([("", *names), *((label, *(f"{getattr(one, name):,}" for name in names)) for label, one in both)]),
+    ]
+    if any(one.pending for _, one in both):
+        lines += [
+            "",
+            *columns(
+                [
+                    ("pending", *(stage.replace("_", " ") for stage in STAGES)),
+                    *((label, *(f"{one.pending_by_stage[stage]:,}" for stage in STAGES)) for label, one in both),
+                ]
+            ),
+        ]
+    if any(one.count for one in report.lengths.values()):
+        lines += [
+            "",
+            *columns(
+                [
+                    ("completion tokens", "rollouts", "mean", "p50", "p95"),
+                    *(
+                        (name, f"{one.count:,}", *(number(x, 1) for x in (one.mean, one.p50, one.p95)))
+                        for name, one in report.lengths.items()
+                        if one.count
+                    ),
+                ]
+            ),
+        ]
+    twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
+    lines += ["", f"twins: {twins or 'none'}"]
+    if report.deleted_groups:
+        lines.append(
+            f"deleted by retention: {plural(report.deleted_groups, 'group')} with "
+            f"{plural(report.deleted_rollouts, 'rollout')}, and batches below version {report.earliest_version}"
+        )
+    if report.undeleted:
+        found = ", ".join(f"{count:,} of {topic}" for topic, count in report.undeleted.items())
+        lines.append(
+            f"said to be deleted and still there: offsets {found}; the trainer deletes them, and `rftstream resume` if "
+            "the run has ended"
+        )
+    for topic, count in report.unreadable.items():
+        lines.append(f"{topic}: {plural(count, 'record')} without id headers, not counted")
+    if report.problems:
+        lines += ["", "problems:", *(f"  {sentence}" for sentence in report.problems)]
+    return lines

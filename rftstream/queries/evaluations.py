@@ -1,0 +1,66 @@
+"""Results of evaluations, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rftstream.contracts.versions import EvalResult
+from rftstream.queries.formatting import columns, number
+
+FIRST = ("mean", "std", "pass@", "best@", "worst@", "metric/", "length_mean", "truncated_share")
+"""How the columns' names begin, in this order; what begins otherwise is in the JSON only."""
+
+
+def result_to_json(result: EvalResult) -> dict[str, Any]:
+    return {
+        "evaluation": result.evaluation,
+        "version": result.name.version,
+        "trainer_epoch": result.name.trainer_epoch,
+        "num_tasks": result.num_tasks,
+        "num_samples": result.num_samples,
+        "num_unscored": result.num_unscored,
+        "metrics": dict(result.metrics),
+        "generations": result.generations,
+        "best": result.best,
+        "request_id": result.request_id,
+        "evaluated_at": result.evaluated_at,
+    }
+
+
+def results_to_text(results: Iterable[EvalResult]) -> str:
+    """A table: a line for each evaluation and version."""
+    ordered = sorted(results, key=lambda one: (one.evaluation, one.name.version, one.name.trainer_epoch))
+    return table(("evaluation", "version"), [((one.evaluation, str(one.name.version)), one) for one in ordered])
+
+
+def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]) -> str:
+    """`rows`: what stands in the first columns, and the result."""
+    metrics = _metrics([result.metrics for _, result in rows])
+    unscored = any(result.num_unscored for _, result in rows)
+    lines: list[Sequence[object]] = [
+        (*heads, *(name.removeprefix("metric/") for name in metrics), "samples", *(["unscored"] if unscored else []))
+    ]
+    for cells, result in rows:
+        lines.append(
+            (
+                *cells,
+                *(number(result.metrics.get(name)) for name in metrics),
+                f"{result.num_tasks:,} x {result.num_samples:,}",
+                *([f"{result.num_unscored:,}"] if unscored else []),
+            )
+        )
+    return "\n".join(columns(lines))
+
+
+def _metrics(values: Sequence[Mapping[str, float]]) -> list[str]:
+    """All that one of them has and that is shown, pass@4 before pass@16. A reward that stands alone is the mean."""
+    names = {name for one in values for name in one}
+    names -= {
+        name for name in names if name.startswith("metric/") and all(one.get(name) == one.get("mean") for one in values)
+    }
+    return [
+        name
+        for first in FIRST
+        for name in sorted((one for one in names if one.startswith(first)), key=lambda one: (len(one), one))
+    ]

@@ -1,0 +1,77 @@
+"""A run as its trainer and evaluator recorded it: steps and evaluations in force, and where trainers started anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.service.role import Log
+from rftstream.weights.lineage import Lineage
+
+NUM_SMOOTHED = 10
+"""Steps of the mean beside the last reward."""
+LEAST_PAUSE_S = 60.0
+"""Before a trainer that starts again in a live run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    steps: tuple[StepRecord, ...]
+    """In force, by version; without the records that say a trainer started."""
+    resumes: tuple[StepRecord, ...]
+    """Where a trainer took over from an earlier one, in the order of the log."""
+    evaluations: tuple[EvalResult, ...]
+    """Of versions in force, by version; the newest of each evaluation and version."""
+    current: StepRecord | None
+    """The record that says the version in force."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """From when to when no trainer was at work, as far as its records tell: before a resume, for longer than between
+    any two steps."""
+
+    @property
+    def version(self) -> int:
+        return 0 if self.current is None else self.current.name.version
+
+    def at_work_s(self, at: float) -> float:
+        """A time of the clock without the pauses before it: differences are times of work."""
+        return at - sum(min(at, end) - begin for begin, end in self.pauses if begin < at)
+
+    def rewards(self) -> list[float]:
+        return [step.metrics["reward"] for step in self.steps if "reward" in step.metrics]
+
+
+def read_history(log: Log) -> History:
+    lineage = Lineage()
+    found: list[StepRecord] = []
+    resumes: list[StepRecord] = []
+    current: StepRecord | None = None
+    gaps: list[tuple[float, float]] = []
+    longest_s = LEAST_PAUSE_S
+    for _, message in log.in_force("steps"):
+        if not isinstance(message, StepRecord) or not lineage.accepts(message.name.trainer_epoch):
+            continue
+        before, current = current, message
+        if message.resumed:
+            if lineage.epoch:
+                resumes.append(message)
+            if before is not None:
+                gaps.append((before.recorded_at, message.recorded_at))
+            if message.name.trainer_epoch > lineage.epoch:
+                lineage.start(message.name)
+        else:
+            found.append(message)
+            if before is not None:
+                longest_s = max(longest_s, message.recorded_at - before.recorded_at)
+    results = {
+        (result.name.version, result.evaluation): result
+        for _, result in log.in_force("evals")
+        if isinstance(result, EvalResult) and lineage.in_force(result.name)
+    }
+    steps = {step.name.version: step for step in found if lineage.in_force(step.name)}
+    return History(
+        steps=tuple(steps[version] for version in sorted(steps)),
+        resumes=tuple(resumes),
+        evaluations=tuple(results[key] for key in sorted(results)),
+        current=current,
+        pauses=tuple((begin, end) for begin, end in gaps if end - begin > longest_s),
+    )

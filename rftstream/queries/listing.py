@@ -1,0 +1,283 @@
+"""What there is to choose from: the built-in parts of a kind, and the runs of a folder."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.config import registry
+from rftstream.errors import ConfigError, RftError
+from rftstream.queries.formatting import columns, moment, number
+from rftstream.queries.history import read_history
+from rftstream.queries.status import ending_of, state_of
+from rftstream.runs.ending import Ending
+from rftstream.runs.folder import OpenRun, RunFolder, open_transport, read_config, runs_of, shown_path
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+
+SETTINGS = {
+    "transport": "transport.kind",
+    "policy": "explorer.policy",
+    "backend": "trainer.backend",
+    "algorithm": "trainer.algorithm",
+    "reward": "tasksets.NAME.reward",
+    "environment": "tasksets.NAME.environment",
+    "taskset": "tasksets.NAME.source",
+}
+"""Kind -> the setting that names one."""
+
+OPTIONS = {"taskset": "tasksets.NAME.options", "transport": "transport.options"}
+"""Kind -> the table of its parts' settings, where it is not [<kind>s.<name>]."""
+
+ERROR_WIDTH = 60
+"""Characters of the error that ended a run; `status` shows more of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartEntry:
+    name: str
+    where: str
+    """`module:Thing`."""
+    description: str
+    """First sentence of its module's docstring (one file each thing), or of its own."""
+    knobs: tuple[str, ...]
+    """Fields of its Config, with their defaults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    name: str
+    folder: str
+    state: str
+    stopped: Ending | None = None
+    """What ended it, of a run that is neither live nor finished."""
+    version: int | None = None
+    steps: int | None = None
+    reward: float | None = None
+    """Of the last step."""
+    created_at: float | None = None
+    error: str | None = None
+    """Why nothing more is known."""
+
+
+def kind_of(word: str) -> str:
+    """`policies`, `policy` -> `policy`. ConfigError for anything that is no kind."""
+    kinds = {plural_of(kind): kind for kind in registry.KINDS}
+    if word not in kinds and word not in registry.KINDS:
+        raise ConfigError(f"list: unknown kind {word!r}; {registry.suggest(word, [*kinds, 'runs'])}")
+    return kinds.get(word, word)
+
+
+def plural_of(kind: str) -> str:
+    return "policies" if kind == "policy" else f"{kind}s"
+
+
+# --------------------------------------------------------------------------------------------- parts
+
+
+def list_parts(kind: str) -> list[PartEntry]:
+    """Read from the source text: importing a part may need a package that is not installed, and takes its time."""
+    return [_part(name, where) for name, where in registry.table(kind).items()]
+
+
+def part_to_json(part: PartEntry) -> dict[str, Any]:
+    return {"name": part.name, "where": part.where, "description": part.description, "settings": list(part.knobs)}
+
+
+def how_to_plug(kind: str) -> str:
+    """What the kind's table says about adding one, without its title."""
+    module = registry.KINDS[kind].partition(":")[0]
+    return (ast.get_docstring(_tree(module) or ast.Module([], [])) or "").partition("\n\n")[2]
+
+
+def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:
+    rows = [(part.name, part.description) for part in parts]
+    knobs = [(part.name, ", ".join(part.knobs)) for part in parts if part.knobs]
+    lines = [f"{plural_of(kind)}: {SETTINGS[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
+    if knobs:
+        table = OPTIONS.get(kind, f"{plural_of(kind)}.<name>")
+        lines += ["", f"settings, in [{table}]:", "", *columns(knobs, left=2, indent="  ")]
+    source = registry.KINDS[kind].partition(":")[0].replace(".", "/") + "/__init__.py"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f'Your own: {SETTINGS[kind]} = "my_package.module:Thing" works without touching rftstream.',
+            f"{source} says what a part must be:",
+            *(f"  {line}" for line in how_to_plug(kind).splitlines()),
+        ]
+    )
+
+
+def _part(name: str, where: str) -> PartEntry:
+    module, _, thing = where.partition(":")
+    tree = _tree(module)
+    if tree is None:
+        return PartEntry(name=name, where=where, description="(its module is missing)", knobs=())
+    found = next((node for node in tree.body if getattr(node, "name", None) == thing), None)
+    text = ast.get_docstring(tree)
+    if text is None and isinstance(found, ast.ClassDef | ast.FunctionDef):
+        text = ast.get_docstring(found)
+    return PartEntry(name=name, where=where, description=_first_sentence(text or ""), knobs=tuple(_knobs(tree, found)))
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(re.split(r"\n\s*\n", text)[0].split())
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0]
+
+
+def _tree(module: str) -> ast.Module | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def config_body(module: ast.Module, part: ast.AST | None) -> list[ast.stmt]:
+    """Fields of a part's Config, each followed by the text under it; what it inherits from classes of its module, and
+    of modules that this one imports from, comes first. A field that is given anew keeps its place, and its text unless
+    there is a new one."""
+    config = _class_in(getattr(part, "body", []), "Config")
+    return [] if config is None else [one for field in _fields(module, config).values() for one in field]
+
+
+def _fields(module: ast.Module, cls: ast.ClassDef) -> dict[str, list[ast.stmt]]:
+    fields: dict[str, list[ast.stmt]] = {}
+    for base in cls.bases:
+        if found := _find_class(module, ast.unparse(base)):
+            fields |= _fields(*found)
+    for item, following in itertools.zip_longest(cls.body, cls.body[1:]):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            text = [following] if isinstance(following, ast.Expr) else fields.get(item.target.id, [])[1:]
+            fields[item.target.id] = [item, *text]
+    return fields
+
+
+def _find_class(module: ast.Module, name: str) -> tuple[ast.Module, ast.ClassDef] | None:
+    """Of the module itself, or imported by it with `from ... import`; `Outer.Inner` is found, too."""
+    outer, _, inner = name.partition(".")
+    if inner:
+        found_outer = _find_class(module, outer)
+        found_inner = _class_in(found_outer[1].body, inner) if found_outer else None
+        return (found_outer[0], found_inner) if found_outer and found_inner else None
+    if found := _class_in(module.body, name):
+        return module, found
+    for node in (node for node in module.body if isinstance(node, ast.ImportFrom)):
+        imported = any(alias.name == name for alias in node.names)
+        if imported and (tree := _tree(node.module or "")) and (found := _class_in(tree.body, name)):
+            return tree, found
+    return None
+
+
+def _class_in(body: list[ast.stmt], name: str) -> ast.ClassDef | None:
+    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _knobs(module: ast.Module, part: ast.AST | None) -> list[str]:
+    return [
+        item.target.id if item.value is None else f"{item.target.id} = {_default(item.value)}"
+        for item in config_body(module, part)
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    ]
+
+
+def _default(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    factory = re.fullmatch(r"field\(default_factory=(\w+)\)", text)
+    return {"dict": "{}", "list": "[]", "tuple": "()"}.get(factory[1], f"{factory[1]}()") if factory else text
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+
+def run_places(here: Path) -> list[Path]:
+    """Folders in which the run files in `here`, and those one folder below, put their runs; and `runs` itself."""
+    files = sorted([*here.glob("*.toml"), *here.glob("*/*.toml")])
+    places = [here / "runs", *here.glob("*/runs"), *(place for file in files if (place := runs_of(file)) is not None)]
+    places += [here] if any(RunFolder(path).exists() for path in here.iterdir()) else []
+    found = {place.resolve(): place for place in reversed(places) if place.is_dir()}
+    if not found:
+        raise ConfigError(
+            f"{here.resolve()}: no runs here: neither runs/ nor the folder of a run file in it or one folder below; "
+            "name where they are with --folder"
+        )
+    return sorted(found.values())
+
+
+def list_runs(*folders: Path) -> list[RunLine]:
+    """The run folders in these folders, oldest first."""
+    lines = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such folder, expected one with run folders; name it with --folder")
+        lines += [_run_line(RunFolder(path)) for path in folder.iterdir() if RunFolder(path).exists()]
+    return sorted(lines, key=lambda line: (line.created_at or 0.0, line.name))
+
+
+def runs_to_text(lines: list[RunLine]) -> str:
+    if not lines:
+        return "no runs here; start one with `rftstream run FILE`"
+    folders = [shown_path(Path(line.folder).resolve().parent) for line in lines]
+    rows: list[tuple[object, ...]] = [("run", "in", "state", "created", "version", "reward")]
+    for line, folder in zip(lines, folders, strict=True):
+        of = f" / {line.steps:,}" if line.steps else ""
+        version = None if line.version is None else f"{line.version:,}{of}"
+        created = moment(line.created_at) if line.created_at else None
+        rows.append((line.name, folder, line.error or _state(line), created, version, number(line.reward)))
+    return "\n".join(columns(rows, left=4))
+
+
+def _state(line: RunLine) -> str:
+    if line.stopped is None:
+        return line.state
+    stopped = line.state if line.state == "stopped" else f"{line.state}, stopped"
+    return f"{stopped} by {line.stopped.sentence(ERROR_WIDTH)}"
+
+
+def run_line_to_json(line: RunLine) -> dict[str, Any]:
+    return {
+        "run": line.name,
+        "run_dir": line.folder,
+        "state": line.state,
+        "stopped": None if line.stopped is None else line.stopped.to_json(),
+        "version": line.version,
+        "steps": line.steps,
+        "reward": line.reward,
+        "created_at": line.created_at,
+        "error": line.error,
+    }
+
+
+def _run_line(folder: RunFolder) -> RunLine:
+    try:
+        config = read_config(folder)
+        run = OpenRun(folder, config, open_transport(config, folder))
+    except RftError as error:
+        return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
+    try:
+        log = Log(run.transport)
+        control, history, live = read_control(run.transport), read_history(log), folder.is_live()
+        rewards = history.rewards()
+        return RunLine(
+            name=folder.run_id,
+            folder=str(folder.path),
+            state=state_of(control, live),
+            stopped=ending_of(control, folder, live),
+            version=history.version,
+            steps=config.steps,
+            reward=rewards[-1] if rewards else None,
+            created_at=control.manifest.created_at if control.manifest else None,
+        )
+    except RftError as error:
+        return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
+    finally:
+        run.transport.close()

@@ -1,0 +1,358 @@
+"""Where a run stands: its state, its progress, what waits where, and who works on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
+from rftstream.config.stages import stage_line
+from rftstream.contracts.control import DesiredState
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import TopicPartition
+from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
+from rftstream.queries.formatting import columns, duration, moment, number, plural, size
+from rftstream.queries.history import NUM_SMOOTHED, History, read_history
+from rftstream.queries.origin import Origin, origin_of
+from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
+from rftstream.queries.worker_words import health_sentence
+from rftstream.queries.workers import WorkerStatus, ask_workers
+from rftstream.roles.feeder import FEEDER
+from rftstream.runs.ending import Ending, read_ending
+from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
+from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.role import Log
+
+NUM_DEAD_ERRORS = 3
+ERROR_WIDTH = 300
+"""Characters of an error that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    run: str
+    folder: str
+    state: str
+    """running, paused, draining, finished, or stopped (nobody supervises it)."""
+    live: bool
+    """Whether a `run` or `resume` supervises it here."""
+    stopped: Ending | None
+    """What ended the last one that did, of a run that is neither live nor finished."""
+    origin: Origin | None
+    """Where its rollouts come from, if it has not sampled them itself."""
+    control: ControlView
+    history: History
+    num_steps: int | None
+    """The configured end."""
+    stage: str | None
+    """In which it is, of a run with stages."""
+    groups: Mapping[str, int]
+    left_out: int
+    """Problems that the feeder did not admit: their prompts are too long."""
+    lag: Mapping[str, int]
+    """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
+    dead_letters: Mapping[str, int]
+    dead_errors: tuple[ErrorKind, ...]
+    """What most of them died of."""
+    disk_bytes: Mapping[str, int]
+    workers: tuple[WorkerStatus, ...]
+    no_signal: NoSignal | None
+    """Said when the newest steps had no learning signal."""
+    standstill: Standstill | None
+    """What does not go on, of a run that should."""
+
+    def to_json(self) -> dict[str, Any]:
+        return _json(self)
+
+    def to_text(self, now: float | None = None) -> str:
+        return "\n".join(_text(self, time.time() if now is None else now))
+
+
+def read_status(run: OpenRun, now: float | None = None) -> Status:
+    """`now`: by the clock of who writes the log; default: this machine's."""
+    log = Log(run.transport)
+    control = read_control(run.transport)
+    live = run.folder.is_live()
+    history = read_history(log)
+    groups, newest_batch = _groups(log)
+    lag = {
+        topic: sum(run.transport.admin.lag(group, topic).values())
+        for group, topics in consumer_groups().items()
+        for topic in topics
+        if topic not in ("steps", "outcomes")
+    }
+    lag["batches"] = max(0, newest_batch + 1 - history.version)
+    cursor, ended = _feeder_cursor(log), control.ended
+    state, workers = state_of(control, live), ask_workers(run.folder)
+    should_move = state in ("running", "draining") or (state == "stopped" and any(one.health for one in workers))
+    movement = (
+        look_at_movement(
+            run.config,
+            run.transport,
+            steps=history.steps,
+            lag=lag,
+            workers=workers,
+            now=time.time() if now is None else now,
+        )
+        if should_move
+        else None
+    )
+    letters = read_letters(log)
+    return Status(
+        run=run.run_id,
+        folder=str(run.folder.path),
+        state=state,
+        live=live,
+        stopped=ending_of(control, run.folder, live),
+        origin=origin_of(run.config, control.manifest),
+        control=control,
+        history=history,
+        num_steps=min(filter(None, (run.config.steps, ended.batches if ended is not None else None)), default=None),
+        stage=stage_line(run.config, history.version),
+        groups={
+            "admitted": cursor.get("admitted", 0),
+            "trained": 0 if history.current is None else history.current.trained_groups,
+            **groups,
+        },
+        left_out=sum(cursor.get("left_out", {}).values()),
+        lag=lag,
+        dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
+        dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
+        disk_bytes=disk_bytes(run.folder),
+        workers=workers,
+        no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
+        standstill=None if movement is None else find_standstill(movement),
+    )
+
+
+def state_of(control: ControlView, live: bool) -> str:
+    if control.finished is not None:
+        return "finished"
+    desired = DesiredState.running if control.state is None else control.state.state
+    return str(desired) if live or desired is not DesiredState.running else "stopped"
+
+
+def ending_of(control: ControlView, folder: RunFolder, live: bool) -> Ending | None:
+    """None of a run that is live or finished, and where nobody has begun it here."""
+    return None if live or control.finished is not None else read_ending(folder)
+
+
+def disk_bytes(folder: RunFolder) -> dict[str, int]:
+    """What is below the run folder, by its first folder; links are not followed."""
+    found: Counter[str] = Counter()
+    for base, _, files in os.walk(folder.path):  # passes over folders that are deleted meanwhile
+        parts = Path(base).relative_to(folder.path).parts
+        for name in files:
+            with contextlib.suppress(OSError):
+                found[parts[0] if parts else "other"] += os.lstat(os.path.join(base, name)).st_size
+    return dict(sorted(found.items()))
+
+
+def _groups(log: Log) -> tuple[dict[str, int], int]:
+    """Outcomes of groups, and the newest batch sequence (-1: none)."""
+    counts: Counter[str] = Counter()
+    newest = -1
+    for record in log.read("outcomes", bodies=False):
+        if record.header("late") is None:
+            counts[(record.header("result") or b"?").decode(errors="replace")] += 1
+            batch = record.header("batch_sequence")
+            newest = max(newest, int(batch) if batch is not None and batch.isdigit() else -1)
+    return {str(result): counts[result] for result in GroupResult}, newest
+
+
+def _feeder_cursor(log: Log) -> dict[str, Any]:
+    """The feeder keeps how much it admitted beside its position."""
+    position = log.committed(FEEDER.name).get(TopicPartition("steps", 0))
+    with contextlib.suppress(ValueError):
+        cursor = json.loads(position.metadata) if position is not None and position.metadata else {}
+        return cursor if isinstance(cursor, dict) else {}
+    return {}
+
+
+# --------------------------------------------------------------------------------------------- output
+
+
+def _reward(history: History) -> dict[str, float | None]:
+    rewards = history.rewards()
+    recent = rewards[-NUM_SMOOTHED:]
+    return {
+        "last": rewards[-1] if rewards else None,
+        f"mean_{NUM_SMOOTHED}": sum(recent) / len(recent) if recent else None,
+    }
+
+
+def _evaluations(history: History) -> dict[str, dict[str, Any]]:
+    """Evaluation -> its newest and its best result."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in history.evaluations:
+        one = {"version": result.name.version, "num_unscored": result.num_unscored, **result.metrics}
+        entry = found.setdefault(result.evaluation, {})
+        entry["newest"] = one
+        if "best" not in entry or one.get("mean", -math.inf) > entry["best"].get("mean", -math.inf):
+            entry["best"] = one
+    return found
+
+
+def _json(status: Status) -> dict[str, Any]:
+    control, history = status.control, status.history
+    finished, desired = control.finished, control.state
+    return {
+        "run": status.run,
+        "run_dir": status.folder,
+        "state": status.state,
+        "live": status.live,
+        "stopped": None if status.stopped is None else status.stopped.to_json(),
+        "desired": {
+            "state": "running" if desired is None else str(desired.state),
+            "by": "" if desired is None else desired.by,
+            "reason": "" if desired is None else desired.reason,
+        },
+        "finished": None
+        if finished is None
+        else {
+            "reason": finished.reason,
+            "version": finished.name.version,
+            "at": finished.finished_at,
+            "exit_code": finished.exit_code,
+        },
+        "origin": None if status.origin is None else status.origin.to_json(),
+        "created_at": None if control.manifest is None else control.manifest.created_at,
+        "version": history.version,
+        "trainer_epoch": 0 if history.current is None else history.current.name.trainer_epoch,
+        "step": len(history.steps),
+        "steps": status.num_steps,
+        "stage": status.stage,
+        "reward": _reward(history),
+        "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
+        "standstill": None if status.standstill is None else status.standstill.to_json(),
+        "evaluations": _evaluations(history),
+        "groups": dict(status.groups),
+        "left_out": status.left_out,
+        "deleted": {
+            "groups": control.deleted.sequence,
+            "rollouts": sum(control.deleted.rollouts.values()),
+            "earliest_version": control.deleted.version,
+        },
+        "lag": dict(status.lag),
+        "dead_letters": dict(status.dead_letters),
+        "dead_errors": [{"reason": one.reason, "error": one.error, "count": one.count} for one in status.dead_errors],
+        "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
+        "claims": [
+            {
+                "role": claim.role,
+                "epoch": claim.epoch,
+                "process": claim.process,
+                "host": claim.host,
+                "pid": claim.pid,
+                "claimed_at": claim.claimed_at,
+            }
+            for claim in control.claims.values()
+        ],
+        "workers": [
+            {
+                "process": worker.process,
+                "port": worker.port,
+                "reachable": worker.health is not None,
+                **(worker.health or {}),
+            }
+            for worker in status.workers
+        ],
+    }
+
+
+def _text(status: Status, now: float) -> list[str]:
+    history, data = status.history, _json(status)
+    rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
+    if status.stopped is not None:
+        rows.append(("stopped by", _ending_sentence(status.stopped)))
+    if status.standstill is not None:
+        rows.append(("stands still", status.standstill.to_text()))
+    if (origin := status.origin) is not None:
+        rows.append(("made of", f"{origin.run}: {origin.how}"))
+        rows += [("changed", line) for line in origin.changed]
+    of = f" of {status.num_steps:,}" if status.num_steps else ""
+    version = f"{history.version:,}{of}, trainer epoch {data['trainer_epoch']}"
+    if history.current is not None and history.current.recorded_at:
+        version += f", recorded {duration(now - history.current.recorded_at)} ago"
+    rows.append(("version", version))
+    if status.stage is not None:
+        rows.append(("stage", status.stage))
+    reward = data["reward"]
+    if reward["last"] is not None:
+        mean = reward[f"mean_{NUM_SMOOTHED}"]
+        num_steps = min(NUM_SMOOTHED, len(history.rewards()))
+        of_several = f", mean of the last {num_steps} steps {number(mean)}" if num_steps > 1 else ""
+        rows.append(("reward", number(reward["last"]) + of_several))
+    if status.no_signal is not None:
+        rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
+    for name, entry in data["evaluations"].items():
+        results = [f"{number(one.get('mean'))} at version {one['version']}" for one in (entry["newest"], entry["best"])]
+        rows.append((f"eval {name}", f"{results[0]}, best {results[1]}"))
+    rows.append(("groups", ", ".join(f"{count:,} {name}" for name, count in status.groups.items())))
+    if status.left_out:
+        rows.append(("left out", f"{plural(status.left_out, 'problem')} with too long prompts"))
+    rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
+    dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
+    rows.append(("dead letters", dead or "none"))
+    rows += [("died of", f"{one.error} ({one.count:,} {one.reason})") for one in status.dead_errors]
+    deleted = status.control.deleted
+    if deleted.version:
+        rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))
+    disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
+    rows.append(("disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"))
+    lines = [f"{status.run}  {status.folder}", "", *columns(rows, left=2, indent="  ")]
+    if status.control.claims:
+        lines += [
+            "",
+            *columns(
+                [
+                    ("role", "epoch", "process", "host", "pid", "since"),
+                    *(
+                        (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
+                        for claim in status.control.claims.values()
+                    ),
+                ],
+                left=6,
+                indent="  ",
+            ),
+        ]
+    if status.workers:
+        lines += [
+            "",
+            *columns(
+                [
+                    ("worker", "port", "at work"),
+                    *((one.process, one.port, health_sentence(one.health, now)) for one in status.workers),
+                ],
+                left=3,
+                indent="  ",
+            ),
+        ]
+    return lines
+
+
+def _state_sentence(status: Status) -> str:
+    finished, desired = status.control.finished, status.control.state
+    if finished is not None:
+        return f"finished {moment(finished.finished_at)}: {finished.reason}"
+    who = "supervised here" if status.live else "no `run` or `resume` supervises it here"
+    if desired is not None and desired.state is not DesiredState.running:
+        why = f" ({desired.reason})" if desired.reason else ""
+        return f"{desired.state} since {moment(desired.since)} by {desired.by}{why}; {who}"
+    if not status.live:
+        return f"stopped: {who}; `rftstream resume {status.folder}` goes on"
+    return f"running, {who}"
+
+
+def _ending_sentence(ending: Ending) -> str:
+    if ending.by == "kill":
+        return "a kill: no word of its end in logs/run.log (SIGKILL, out of memory, machine down, disk full)"
+    return ending.sentence(ERROR_WIDTH, "" if ending.at is None else f", {moment(ending.at)}")

@@ -1,0 +1,193 @@
+"""A run's topics as they are, beside what topics.py and the run file want."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.config import loader
+from rftstream.config.part_names import check_part_names
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.topics import TOPICS, Width
+from rftstream.errors import ConfigError
+from rftstream.queries.formatting import columns, plural
+from rftstream.runs.folder import (
+    RunFolder,
+    candidates,
+    create_log,
+    find_run,
+    next_folder,
+    open_transport,
+    wanted_topics,
+)
+from rftstream.transport.base import TopicSettings, Transport
+from rftstream.transport.findings import ServerLook
+
+WHERE = {Width.partitions: "transport.partitions", Width.shares: "trainer.shares"}
+"""Which setting decides how many partitions a topic has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLine:
+    name: str
+    wanted: TopicSettings
+    found: TopicSettings | None
+    """None: it is not there yet."""
+    num_offsets: int | None
+    """From the first record kept to the end; on Kafka the marks of transactions are among them."""
+    differences: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        found = self.found
+        return {
+            "topic": self.name,
+            "exists": found is not None,
+            "partitions": None if found is None else found.partitions,
+            "compacted": None if found is None else found.compacted,
+            "max_record_bytes": None if found is None else found.max_record_bytes,
+            "wanted_partitions": self.wanted.partitions,
+            "offsets": self.num_offsets,
+            "differences": list(self.differences),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsReport:
+    run: str
+    kind: str
+    """Of the transport."""
+    lines: tuple[TopicLine, ...]
+    made: tuple[str, ...] = ()
+    """By `apply`, just now."""
+
+    @property
+    def fine(self) -> bool:
+        """All are there as they should be."""
+        return all(line.found is not None and not line.differences for line in self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "transport": self.kind,
+            "fine": self.fine,
+            "made": list(self.made),
+            "topics": [line.to_json() for line in self.lines],
+        }
+
+    def to_text(self) -> str:
+        rows: list[tuple[object, ...]] = [("topic", "is", "partitions", "offsets")]
+        for line in self.lines:
+            is_ = "missing" if line.found is None else "different" if line.differences else "as wanted"
+            partitions = line.wanted.partitions if line.found is None else line.found.partitions
+            offsets = None if line.num_offsets is None else f"{line.num_offsets:,}"
+            rows.append((line.name, is_, partitions, offsets))
+        texts = [f"{self.run} on {self.kind}", "", *columns(rows, left=2, indent="  ")]
+        if different := [f"  {line.name}: {text}" for line in self.lines for text in line.differences]:
+            texts += ["", "differences:", *different]
+        if self.made:
+            texts += ["", f"made {plural(len(self.made), 'topic')}: {', '.join(self.made)}"]
+        return "\n".join(texts)
+
+
+def find_log(path: Path) -> tuple[RunConfig, RunFolder]:
+    """The run that `path` names, or the one that the run file would start next."""
+    if path.is_dir() or not path.exists():
+        folder, config = find_run(path)
+        return config, folder
+    config = loader.load([path])
+    existing = candidates(config)
+    return config, existing[-1] if existing else next_folder(config, None)
+
+
+def list_topics(path: Path) -> TopicsReport:
+    config, folder = find_log(path)
+    check_part_names(config)
+    if config.transport.kind == "embedded" and not folder.log.is_dir():
+        return _report(config, folder, {}, None)  # opening it would make it
+    transport = open_transport(config, folder, create=True)
+    try:
+        return _report(config, folder, transport.admin.topics(), transport)
+    finally:
+        transport.close()
+
+
+def apply_topics(path: Path) -> TopicsReport:
+    """Makes what is missing, and position 0 for every group. ConfigError if one is there with other settings."""
+    config, folder = find_log(path)
+    check_part_names(config)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    transport = open_transport(config, folder, create=True)
+    try:
+        before = transport.admin.topics()
+        _refuse_others(config, folder, before)
+        create_log(transport, config)
+        made = [name for name in TOPICS if name not in before]
+        return _report(config, folder, transport.admin.topics(), transport, made)
+    finally:
+        transport.close()
+
+
+def _refuse_others(config: RunConfig, folder: RunFolder, there: dict[str, TopicSettings]) -> None:
+    wrong = [
+        f"{name}: {text}"
+        for name, wanted in wanted_topics(config).items()
+        if name in there
+        for text in _differences(name, there[name], wanted)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"{folder.run_id}: {'; '.join(wrong)}; partitions are fixed for a run: use the run file that the topics "
+            "were made with, another run.name, or `rftstream delete` the run"
+        )
+
+
+COMPACTED_BEFORE = "control"
+"""Runs that were made before its history decided what is in force have it compacted, and go on with it as it is."""
+
+
+def _differences(name: str, found: TopicSettings, wanted: TopicSettings) -> list[str]:
+    texts = []
+    if found.partitions != wanted.partitions:
+        where = WHERE.get(TOPICS[name].width)
+        texts.append(
+            f"has {plural(found.partitions, 'partition')}, expected {wanted.partitions}{f' ({where})' if where else ''}"
+        )
+    if found.compacted != wanted.compacted and not (found.compacted and name == COMPACTED_BEFORE):
+        is_, expected = ("compacted", "not") if found.compacted else ("not compacted", "compacted")
+        texts.append(f"is {is_}, expected {expected}")
+    if found.max_record_bytes != wanted.max_record_bytes:
+        texts.append(f"takes records of {found.max_record_bytes} bytes, expected {wanted.max_record_bytes}")
+    return texts
+
+
+def _report(
+    config: RunConfig,
+    folder: RunFolder,
+    there: dict[str, TopicSettings],
+    transport: Transport | None,
+    made: Iterable[str] = (),
+) -> TopicsReport:
+    wanted = wanted_topics(config)
+    look: ServerLook | None = getattr(transport.admin, "look", None) if transport is not None else None
+    more = {} if look is None else look.topic_differences(wanted)
+    lines = []
+    for name, settings in wanted.items():
+        found = there.get(name)
+        differences = [] if found is None else [*_differences(name, found, settings), *more.get(name, ())]
+        lines.append(
+            TopicLine(
+                name=name,
+                wanted=settings,
+                found=found,
+                differences=tuple(differences),
+                num_offsets=None if found is None or transport is None else _num_offsets(transport, name),
+            )
+        )
+    return TopicsReport(run=folder.run_id, kind=config.transport.kind, lines=tuple(lines), made=tuple(made))
+
+
+def _num_offsets(transport: Transport, topic: str) -> int:
+    begins = transport.admin.begin_offsets(topic)
+    return sum(end - begins[place] for place, end in transport.admin.end_offsets(topic).items())

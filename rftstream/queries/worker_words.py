@@ -1,0 +1,79 @@
+"""What a worker says of itself on /health, in words: what it is doing, with what, and since when not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rftstream.queries.formatting import duration, plural, size
+
+Word = Callable[[Any], str]
+
+
+def _of(thing: str, after: str = "") -> Word:
+    return lambda count: f"{plural(count, thing)}{after}"
+
+
+WORDS: dict[str, Word] = {
+    "version": lambda version: "no weights yet" if version is None else f"version {version:,}",
+    # explorers and verifiers
+    "in_hand": _of("record", " in hand"),
+    "partitions": lambda count: f"reads {plural(count, 'partition')}",
+    "sampling": lambda count: f"samples {plural(count, 'rollout')}",
+    "waiting": _of("rollout", " waiting"),
+    "scoring": lambda count: f"scores {plural(count, 'rollout')}",
+    # feeder
+    "admitted": _of("group", " admitted"),
+    # buffer
+    "open_groups": _of("group", " open"),
+    "ready_groups": _of("group", " ready"),
+    "decided_groups": _of("group", " decided lately"),
+    "next_batch": lambda number: f"batch {number:,} is next",
+    "body_bytes": lambda count: f"{size(count)} of bodies held",
+    "experts": _of("demonstration"),
+    "experts_taken": lambda count: f"{count:,} of them taken",
+    "experts_pass": lambda number: f"in pass {number:,}",
+    # trainer
+    "batches_ready": lambda count: f"{count:,} batch{'' if count == 1 else 'es'} ready",
+    # evaluator
+    "evaluating": lambda version: "nothing to evaluate" if version is None else f"evaluates version {version:,}",
+    "evaluation": lambda name: f"on {name}",
+    "samples_done": lambda count: f"{count:,} samples done",
+    "samples": lambda count: f"of {count:,}",
+}
+"""Field -> what is said of its value, in this order."""
+
+NOT_USUAL: dict[str, Word] = {
+    "paused": _of("rollout", " set aside"),
+    "weights_refused": lambda count: f"{plural(count, 'time')} weights were refused",
+    "rejected": _of("task", " rejected"),
+    "left_out": _of("problem", " left out, too long"),
+    "retries": _of("dead group", " to be put back"),
+    "experts_dead": _of("demonstration", " of no use"),
+    "failures_in_a_row": lambda count: f"{plural(count, 'failure')} in a row",
+}
+"""Likewise, left out where it is 0."""
+
+SHOWN_ELSEWHERE = {"ok", "silent_s", "role", "process", "epoch", "state", "last_progress_at"}
+
+QUIET_S = 30.0
+"""A worker that did nothing for so long is said to have done nothing."""
+
+
+def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:
+    """Whether it is alive and at work, and what it has in hand. None: nobody answered."""
+    if health is None:
+        return "does not answer"
+    state = health.get("state")
+    said = [str(state)] if state not in (None, "running") else []
+    said += [word(health[name]) for name, word in WORDS.items() if name in health]
+    said += [word(health[name]) for name, word in NOT_USUAL.items() if health.get(name)]
+    known = {*WORDS, *NOT_USUAL, *SHOWN_ELSEWHERE}
+    said += [f"{name.replace('_', ' ')} {value}" for name, value in health.items() if name not in known]
+    at = health.get("last_progress_at")
+    if isinstance(at, int | float) and now - at >= QUIET_S:
+        said.append(f"nothing done for {duration(now - at)}")
+    text = ", ".join(said) or "running"
+    if health.get("ok", True):
+        return text
+    return f"STUCK: its loop has not come round for {duration(health.get('silent_s', 0.0))}; {text}"

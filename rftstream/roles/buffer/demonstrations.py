@@ -1,0 +1,315 @@
+"""Which demonstrations come next: a pure function of a cursor, the run's seed and what stands on `experts`.
+
+A pass goes through the demonstrations that there were when it began, in an order derived from the seed; those that
+come later wait for the next one. The cursor travels in the metadata of the buffer's positions and moves in the
+transaction that holds the batch, so each is in a pass once, whatever is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rftstream.clock import Clock
+from rftstream.config.sections import ExpertsSection
+from rftstream.contracts import codec
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.ids import derive_seed, group_id, rollout_id
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.tasks import RolloutIds, Sampling
+from rftstream.data.demonstrations.split import trained_numbers
+from rftstream.data.demonstrations.tokens import Sides, kind_of, length_of, tokenise
+from rftstream.data.tasksets.order import order
+from rftstream.errors import ConfigError, ContractError
+from rftstream.models.rendering import Renderer
+from rftstream.roles.buffer import BUFFER
+from rftstream.service.role import Log, Publish, dead_letter, read_records
+from rftstream.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+EXPERTS = "experts"
+"""Topic, and what stands in the place of a taskset in their ids: `experts/pass/number/0`."""
+
+
+Place = tuple[int, int]
+"""Partition and offset."""
+Letters = dict[Place, Publish]
+
+
+@dataclass(slots=True)
+class Walk:
+    """Where passes stand."""
+
+    begun: int = 0
+    """Passes, this one included."""
+    size: int = 0
+    """Demonstrations that there were when it began."""
+    taken: int = 0
+    """Of this pass."""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the passes stand. In a run with stages chats and pairs have passes of their own, each over all numbers."""
+
+    first: Walk = field(default_factory=Walk)
+    total: int = 0
+    """In batches so far."""
+    pairs: Walk = field(default_factory=Walk)
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.first.begun or self.pairs.begun)
+
+    def to_text(self) -> str:
+        walks = [self.first, self.pairs] if self.pairs.begun else [self.first]
+        numbers = [number for one in walks for number in (one.begun, one.size, one.taken)]
+        return " ".join(map(str, [*numbers[:3], self.total, *numbers[3:]]))
+
+    @staticmethod
+    def of(numbers: Sequence[int]) -> Cursor:
+        """Of what `to_text` wrote, or of nothing."""
+        begun, size, taken, total, *pairs = numbers or (0, 0, 0, 0)
+        return Cursor(Walk(begun, size, taken), total, Walk(*pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedDemonstration:
+    """A demonstration with its tokens."""
+
+    ids: RolloutIds
+    demonstration: Demonstration
+    sides: Sides
+
+    def experiences(self, batch: int, share: int, position: int) -> list[Experience]:
+        """One, or of a pair two."""
+        return [
+            Experience(
+                ids=self.ids,
+                batch_sequence=batch,
+                share=share,
+                position=position + place,
+                loss_kind=kind_of(self.demonstration),
+                segments=segments,
+                reward=None,
+                sampling=Sampling(),
+                expert=True,
+                pair=side,
+                weight=self.demonstration.weight,
+            )
+            for place, (side, segments) in enumerate(self.sides.items())
+        ]
+
+
+class DemonstrationQueue:
+    """What the buffer knows of `experts`."""
+
+    def __init__(
+        self,
+        settings: ExpertsSection,
+        *,
+        seed: int,
+        passes: int | None,
+        kinds: frozenset[str],
+        renderer: Renderer,
+        context: int | None,
+        clock: Clock,
+    ) -> None:
+        """`kinds`: loss kinds that the run takes, in any stage; of others nothing can be learned here."""
+        self._settings, self._seed, self._passes = settings, seed, passes
+        self._kinds, self._renderer, self._context, self._clock = kinds, renderer, context, clock
+
+    def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
+        """Reads what there is; says from where to read on."""
+        self._transport: Transport = log_.transport
+        self.cursor = cursor
+        positions = log_.transport.admin.begin_offsets(EXPERTS)
+        self._partitions = len(positions)
+        self._offsets = [array("q") for _ in positions]
+        """Of each partition's demonstrations, in order: number n is the (n div partitions)-th of its partition."""
+        self._numbers_of: dict[int, np.ndarray] = {}
+        self._dead = {
+            (int(partition), int(offset))
+            for record in log_.read("dead", bodies=False)
+            for where, partition, offset in [(record.header("id") or b"//").decode().rsplit("/", 2)]
+            if where == f"buffer/{EXPERTS}"
+        }
+        for record in log_.read(EXPERTS, bodies=False):
+            self.absorb(record)
+            positions[record.place] = record.offset + 1
+        return positions
+
+    def absorb(self, record: Record) -> None:
+        """ContractError if numbers are left out: whoever writes here counts."""
+        if record.value is None and not record.headers:
+            return
+        if codec.is_foreign(record):
+            log.error("%s: of no contract of this topic; passed over", record)
+            return
+        offsets, number = self._offsets[record.partition], (record.header("number") or b"0").decode()
+        expected = len(offsets) * self._partitions + record.partition
+        if number != str(expected):
+            raise ContractError(
+                f"found demonstration {number}, expected {expected}; numbers are dense", where=str(record)
+            )
+        offsets.append(record.offset)
+
+    @property
+    def known(self) -> int:
+        """Demonstrations 0 ... known - 1 are here."""
+        return min(len(offsets) * self._partitions + place for place, offsets in enumerate(self._offsets))
+
+    def health(self) -> dict[str, object]:
+        passes = self.cursor.first.begun + self.cursor.pairs.begun
+        return {
+            "experts": self.known,
+            "experts_taken": self.cursor.total,
+            "experts_pass": passes,
+            "experts_dead": len(self._dead),
+        }
+
+    def finished(self, walk: Walk, size: int | None = None) -> bool:
+        """Whether no pass has anything left. `size`: as for `take`."""
+        full = walk.taken >= len(self._numbers(walk.size))
+        last = self._passes is not None and walk.begun >= self._passes
+        return full and (last or not len(self._numbers(self.known if size is None else size)))
+
+    def take(
+        self, count: int, size: int | None = None, kind: LossKind | None = None
+    ) -> tuple[list[TokenizedDemonstration], list[Publish]]:
+        """The next ones, fewer where the passes end, and letters about those that are of no use. `size`: how many a
+        new pass goes through; default: all there are by then. `kind`: passes over the others, which another stage
+        takes."""
+        taken: list[TokenizedDemonstration] = []
+        letters: Letters = {}
+        self._take(count, size, kind, taken, letters)
+        self._dead |= letters.keys()
+        return taken, list(letters.values())
+
+    def _take(
+        self, count: int, size: int | None, kind: LossKind | None, taken: list[TokenizedDemonstration], letters: Letters
+    ) -> None:
+        cursor, barren = self.cursor, False
+        walk = cursor.pairs if kind is LossKind.dpo else cursor.first
+        while len(taken) < count and not self.finished(walk, size):
+            if walk.taken >= len(self._numbers(walk.size)):
+                self._begin_pass(walk, self.known if size is None else size, letters, barren=barren, kind=kind)
+                barren = True
+                continue
+            numbers = self._next_numbers(walk, count - len(taken))
+            records = self._read([number for number in numbers if not self._is_dead(number, letters)])
+            for number in numbers:
+                found = self._open(walk, number, records[number], kind, letters) if number in records else None
+                if found is not None:
+                    taken.append(found)
+                    cursor.total += 1
+                    barren = False
+
+    def _begin_pass(self, walk: Walk, size: int, letters: Letters, *, barren: bool, kind: LossKind | None) -> None:
+        """`barren`: a whole pass has just given nothing."""
+        before, walk.begun, walk.size, walk.taken = walk.size, walk.begun + 1, size, 0
+        if all(self._is_dead(int(number), letters) for number in self._numbers(size)):
+            raise ConfigError(
+                f"experts: none of {size:,} demonstrations can be used, expected some; the log of the buffer says why"
+            )
+        if barren:
+            wanted = "pair" if kind is LossKind.dpo else "chat"
+            raise ConfigError(
+                f"experts: none of {before:,} demonstrations is a {wanted} that can be used, expected some for this "
+                "stage; `rftstream experts load` brings some"
+            )
+
+    def _next_numbers(self, walk: Walk, count: int) -> list[int]:
+        """Of this pass, at most so many."""
+        numbers = self._numbers(walk.size)
+        end = min(walk.taken + count, len(numbers))
+        places: Iterable[int] = range(walk.taken, end)
+        walk.taken = end
+        if self._settings.shuffle:
+            places = map(order(len(numbers), walk.begun - 1, derive_seed(self._seed, "order", EXPERTS)), places)
+        return [int(numbers[place]) for place in places]
+
+    def _numbers(self, size: int) -> np.ndarray:
+        """Of the first `size` those that are trained on."""
+        if size not in self._numbers_of:
+            held = {walk.size for walk in (self.cursor.first, self.cursor.pairs)}
+            self._numbers_of = {one: numbers for one, numbers in self._numbers_of.items() if one in held}
+            self._numbers_of[size] = trained_numbers(size, self._settings.held_out)
+        return self._numbers_of[size]
+
+    def _place(self, number: int) -> Place:
+        rank, partition = divmod(number, self._partitions)
+        return partition, self._offsets[partition][rank]
+
+    def _is_dead(self, number: int, letters: Letters) -> bool:
+        return (place := self._place(number)) in self._dead or place in letters
+
+    def _read(self, numbers: Sequence[int]) -> dict[int, Record]:
+        """By number."""
+        places = {self._place(number): number for number in numbers}
+        found: dict[int, Record] = {}
+        for partition in sorted({partition for partition, _ in places}):
+            offsets = [offset for one, offset in places if one == partition]
+            records = read_records(self._transport, TopicPartition(EXPERTS, partition), offsets)
+            if missing := sorted(set(offsets) - records.keys()):
+                raise ContractError(
+                    "is gone from the log, expected all demonstrations to stay",
+                    where=f"{EXPERTS}[{partition}]@{missing[0]}",
+                )
+            found |= {places[partition, offset]: record for offset, record in records.items()}
+        return found
+
+    def _open(
+        self, walk: Walk, number: int, record: Record, wanted: LossKind | None, letters: Letters
+    ) -> TokenizedDemonstration | None:
+        try:
+            demonstration = codec.from_record(record)
+            assert isinstance(demonstration, Demonstration)
+            kind = kind_of(demonstration)
+            if wanted is not None and kind is not wanted and kind in self._kinds:
+                return None
+            sides = self._tokens(demonstration, kind)
+        except (ContractError, ConfigError) as error:
+            log.error("%s: %s; message sent to dead", record, error)
+            reason = "undecodable" if isinstance(error, ContractError) else "unusable"
+            letters[self._place(number)] = dead_letter(
+                record, role=BUFFER.name, reason=reason, detail=str(error), tries=1, now=self._clock.now()
+            )
+            return None
+        return TokenizedDemonstration(ids_of(walk.begun - 1, number, self.cursor.total), demonstration, sides)
+
+    def _tokens(self, demonstration: Demonstration, kind: LossKind) -> Sides:
+        if kind not in self._kinds:
+            raise ConfigError(f"{'a pair' if kind is LossKind.dpo else 'a chat'}, which the algorithm does not take")
+        sides = tokenise(demonstration, self._renderer)
+        if self._context is not None and length_of(sides) > self._context:
+            raise ConfigError(f"{length_of(sides):,} tokens, expected at most the context of {self._context:,}")
+        return sides
+
+
+def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:
+    """Of a demonstration in a pass; `sequence`: how many were in batches before."""
+    group = group_id(EXPERTS, number_of_pass, number, 0)
+    return RolloutIds(
+        rollout_id=rollout_id(group, 0),
+        group_id=group,
+        taskset=EXPERTS,
+        sibling=0,
+        group_size=1,
+        sequence=sequence,
+        min_version=0,
+    )
+
+
+def spread(taken: Sequence[TokenizedDemonstration], shares: int) -> list[list[TokenizedDemonstration]]:
+    """Over the shares, as evenly as can be; in order."""
+    parts: list[list[TokenizedDemonstration]] = [[] for _ in range(shares)]
+    for index, one in enumerate(taken):
+        parts[index * shares // len(taken)].append(one)
+    return parts

@@ -1,0 +1,189 @@
+"""Groups in the buffer: which siblings are here, what is decided, and which groups make the next batch.
+
+Pure bookkeeping over summaries; bodies are somebody else's (bodies.py). Sequences are the feeder's dense count of
+groups, so that what is decided is a number and a small set.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from dataclasses import dataclass, field
+
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.roles.explorer.turn_loop import oldest_version
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """One record on `verified`."""
+
+    summary: RolloutSummary
+    place: TopicPartition
+    offset: int
+    oldest_version: int | None
+    sibling: int
+
+    @property
+    def scored(self) -> bool:
+        return self.summary.reward is not None
+
+    @property
+    def place_offset(self) -> tuple[TopicPartition, int]:
+        return self.place, self.offset
+
+
+def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) -> Sibling:
+    rollout = verified.rollout
+    summary = RolloutSummary(
+        rollout_id=verified.ids.rollout_id,
+        num_tokens=rollout.num_tokens if rollout else 0,
+        status=rollout.status if rollout else RolloutStatus.undecodable,
+        reward=verified.verdict.reward if verified.verdict else None,
+        reason=verified.reason,
+    )
+    return Sibling(summary, place, offset, oldest_version(rollout.segments) if rollout else None, verified.ids.sibling)
+
+
+def late_outcome(verified: VerifiedRollout, now: float) -> GroupOutcome:
+    """Of a sibling that came after its group's outcome."""
+    ids = verified.ids
+    return GroupOutcome(
+        group_id=ids.group_id,
+        taskset=ids.taskset,
+        sequence=ids.sequence,
+        result=GroupResult.expired,
+        reason="late",
+        rollouts=(sibling_of(verified, TopicPartition("verified", 0), 0).summary,),
+        late=True,
+        decided_at=now,
+        group_size=ids.group_size,
+    )
+
+
+@dataclass(slots=True)
+class Group:
+    """A group without an outcome."""
+
+    group_id: str
+    taskset: str
+    sequence: int
+    size: int
+    first_at: float
+    """Log time of its first record."""
+    first_offset: int
+    place: TopicPartition
+    siblings: dict[int, Sibling] = field(default_factory=dict)
+    ready: bool = False
+    """It may be batched as it is."""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.siblings) >= self.size
+
+    @property
+    def scored(self) -> list[Sibling]:
+        return [self.siblings[number] for number in sorted(self.siblings) if self.siblings[number].scored]
+
+    @property
+    def summaries(self) -> tuple[RolloutSummary, ...]:
+        return tuple(self.siblings[number].summary for number in sorted(self.siblings))
+
+    @property
+    def oldest_version(self) -> int | None:
+        versions = [sibling.oldest_version for sibling in self.scored if sibling.oldest_version is not None]
+        return min(versions) if versions else None
+
+    @property
+    def zero_variance(self) -> bool:
+        rewards = [sibling.summary.reward for sibling in self.scored]
+        return len(set(rewards)) <= 1
+
+
+def _age(group: Group) -> tuple[int, int]:
+    """Smaller for older ones."""
+    oldest = group.oldest_version
+    return (sys.maxsize if oldest is None else oldest, group.sequence)
+
+
+class DecidedSequences:
+    """Which groups have an outcome: all below a number, and some above."""
+
+    def __init__(self) -> None:
+        self.below = 0
+        self._above: set[int] = set()
+
+    def add(self, sequence: int) -> None:
+        if sequence < self.below:
+            return
+        self._above.add(sequence)
+        while self.below in self._above:
+            self._above.remove(self.below)
+            self.below += 1
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence < self.below or sequence in self._above
+
+    def __len__(self) -> int:
+        return self.below + len(self._above)
+
+
+class OpenGroups:
+    """All groups that have a record and no outcome."""
+
+    def __init__(self) -> None:
+        self.by_sequence: dict[int, Group] = {}
+        self._ready: set[int] = set()
+        """Sequences of ready groups."""
+
+    def add(self, verified: VerifiedRollout, sibling: Sibling, timestamp_s: float) -> Group:
+        ids = verified.ids
+        group = self.by_sequence.get(ids.sequence)
+        if group is None:
+            group = Group(
+                ids.group_id, ids.taskset, ids.sequence, ids.group_size, timestamp_s, sibling.offset, sibling.place
+            )
+            self.by_sequence[ids.sequence] = group
+        group.siblings.setdefault(sibling.sibling, sibling)
+        return group
+
+    def mark_ready(self, group: Group) -> None:
+        group.ready = True
+        self._ready.add(group.sequence)
+
+    def remove(self, group: Group) -> None:
+        del self.by_sequence[group.sequence]
+        self._ready.discard(group.sequence)
+
+    @property
+    def num_ready(self) -> int:
+        return len(self._ready)
+
+    def in_order(self, decided: DecidedSequences, count: int) -> list[Group]:
+        """Up to `count` ready groups by sequence, passing over decided ones, up to the first undecided one."""
+        chosen: list[Group] = []
+        sequence = decided.below
+        while len(chosen) < count:
+            group = self.by_sequence.get(sequence)
+            if group is not None and group.ready:
+                chosen.append(group)
+            elif sequence not in decided:
+                break
+            sequence += 1
+        return chosen
+
+    def oldest_first(self, count: int) -> list[Group]:
+        """Ready groups, those first that will be too old first: when many become ready at once, a long one that came
+        last would else expire behind fresh ones."""
+        return heapq.nsmallest(count, (self.by_sequence[one] for one in self._ready), key=_age)
+
+    def low_waters(self) -> dict[TopicPartition, int]:
+        """First offset of the oldest open group, for each partition that has one."""
+        lows: dict[TopicPartition, int] = {}
+        for group in self.by_sequence.values():
+            for sibling in group.siblings.values():
+                lows[sibling.place] = min(lows.get(sibling.place, sibling.offset), sibling.offset)
+        return lows

@@ -1,0 +1,80 @@
+"""What the buffer saw since the batch before: rewards of all decided rollouts, filtered or not, and their lengths."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rftstream.contracts.outcomes import GroupResult, RolloutSummary
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import VerifiedRollout
+
+
+class Tally:
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: dict[str, int] = defaultdict(int)
+        self._squares: dict[str, float] = defaultdict(float)
+        """Of rewards, by taskset."""
+        self._parts_of_tasksets: set[str] = set()
+        """Names of means of one taskset's parts."""
+        self._groups: dict[str, int] = defaultdict(int)
+
+    def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
+        """From nothing but its outcome, so that a successor counts the same."""
+        self._groups[str(result)] += 1
+        if result in (GroupResult.batched, GroupResult.filtered):
+            rewards = {rollout.reward for rollout in rollouts if rollout.reward is not None}
+            self._add("zero_variance_share", len(rewards) <= 1)
+        for rollout in rollouts:
+            if rollout.reward is not None:
+                self._add("reward", rollout.reward)
+                self._squares[taskset] += rollout.reward * rollout.reward  # `**` raises where this is infinite
+                self._add(f"reward/{taskset}", rollout.reward)
+            if rollout.status in (RolloutStatus.completed, RolloutStatus.truncated):
+                self._add("length_mean", rollout.num_tokens)
+                self._add("truncated_share", rollout.status is RolloutStatus.truncated)
+            self._add("unscored_share", rollout.reward is None)
+
+    def rollout(self, verified: VerifiedRollout, batch: int | None) -> None:
+        """One of a batch. `batch`: trained at this version; None where its versions say nothing about this run."""
+        rollout, verdict = verified.rollout, verified.verdict
+        assert rollout is not None and verdict is not None, "others are in no batch"
+        for name, value in verdict.parts.items():
+            self._add(f"part/{name}", value)
+            of_taskset = f"part/{verified.ids.taskset}/{name}"
+            self._parts_of_tasksets.add(of_taskset)
+            self._add(of_taskset, value)
+        for name, value in {**rollout.metrics, **verdict.metrics}.items():
+            self._add(f"metric/{name}", value)
+        versions = [span.version for segment in rollout.segments for span in segment.versions if span.count]
+        if versions and batch is not None:
+            self._add("staleness_in_flight", max(versions) - min(versions))
+            self._add("staleness_in_queue", batch - max(versions))
+
+    def _add(self, name: str, value: float) -> None:
+        if math.isfinite(value):
+            self._sums[name] += value
+            self._counts[name] += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Means; counts of groups by result; `rollouts` that were scored."""
+        values = {name: self._sums[name] / self._counts[name] for name in sorted(self._sums)}
+        if scored := self._counts["reward"]:
+            values["reward_std"] = self._std("reward", sum(self._squares.values()) / scored)
+        if len(self._squares) > 1:
+            for taskset, squares in sorted(self._squares.items()):
+                name = f"reward/{taskset}"
+                values[f"reward_std/{taskset}"] = self._std(name, squares / self._counts[name])
+        else:  # they say what those of all say
+            values = {name: value for name, value in values.items() if name not in self._parts_of_tasksets}
+        values["rollouts"] = float(self._counts["unscored_share"])
+        decided = sum(self._groups.values())
+        for result in GroupResult:
+            values[f"{result}_share"] = self._groups[str(result)] / decided if decided else 0.0
+        return {name: value for name, value in values.items() if math.isfinite(value)}
+
+    def _std(self, name: str, mean_square: float) -> float:
+        mean = self._sums[name] / self._counts[name]
+        return math.sqrt(max(0.0, mean_square - mean * mean))

@@ -1,0 +1,42 @@
+"""From the name of a role to its service: its step, composed by `workers`, in the loop of its kind."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+from rftstream.config import registry
+from rftstream.errors import ConfigError
+from rftstream.roles import role_spec
+from rftstream.service.concurrent import ConcurrentService
+from rftstream.service.role import Role, RoleContext
+from rftstream.service.role_spec import RoleKind
+from rftstream.service.service import Service
+from rftstream.service.single import SingleService
+
+LOOPS: dict[RoleKind, type[Service]] = {
+    RoleKind.concurrent: ConcurrentService,
+    RoleKind.single: SingleService,
+}
+"""Kind of role -> the loop that drives it."""
+
+
+def role_builder(role_name: str) -> Callable[[RoleContext], Role]:
+    """The function that composes a role. ConfigError if there is no such role, or if `workers` is another package."""
+    path = role_spec(role_name).build
+    try:
+        build: Callable[[RoleContext], Role] = registry.import_path(path, what=f"role {role_name}")
+    except ConfigError as error:
+        if not path.startswith("workers."):
+            raise
+        found = importlib.util.find_spec("workers")
+        raise ConfigError(
+            f"workers: found a foreign package of this name at {found.origin if found else '?'}, expected "
+            "rftstream's; rename it or move it out of the import path"
+        ) from error
+    return build
+
+
+def service_of(role: Role, context: RoleContext) -> Service:
+    """The loop of the role's kind round its step."""
+    return LOOPS[role.spec.kind](role, context)

@@ -1,0 +1,47 @@
+"""The explorer: samples rollouts with the newest weights that the trainer announced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftstream.contracts.role_names import RoleName
+from rftstream.service.role_spec import RoleKind, RoleSpec
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
+
+
+def _count(config: RunConfig) -> int:
+    return 0 if config.without_tasks else config.explorer.count
+
+
+def _begin_metrics() -> None:
+    from rftstream import metrics
+    from rftstream.contracts.rollouts import RolloutStatus
+
+    metrics.REBALANCES.labels(EXPLORER.name)
+    metrics.SAMPLED_TOKENS.labels(EXPLORER.name)
+    for result in ("saved", "resumed", "lost"):
+        metrics.PARTIAL_TOKENS.labels(result)
+    metrics.WEIGHTS_SECONDS.labels(EXPLORER.name)
+    metrics.HELD_UP_SECONDS.labels(EXPLORER.name)
+    for status in RolloutStatus:
+        metrics.ROLLOUTS.labels(str(status))
+
+
+EXPLORER = RoleSpec(
+    name=RoleName.explorer,
+    kind=RoleKind.concurrent,
+    build="workers.explorer:build",
+    summary="tasks -> rollouts",
+    consumes=("tasks",),
+    follows=("weights", "outcomes"),
+    produces=("rollouts", "partials", "dead"),
+    keeps="partials",
+    positions=("tasks",),
+    count=_count,
+    devices=lambda config: tuple(config.explorer.devices),
+    parts=lambda config: (("policy", config.explorer.policy),),
+    begin_metrics=_begin_metrics,
+    digests=("model", "templates"),
+)

@@ -1,0 +1,49 @@
+"""Rollouts in a form that a record can hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rftstream.contracts import codec
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.tasks import Problem, Task
+from rftstream.contracts.topics import MAX_RECORD_BYTES
+from rftstream.errors import ContractError
+
+MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
+"""Of a rollout: the verdict and the headers that come on top must fit as well."""
+
+
+def fit_to_record(rollout: Rollout) -> tuple[Rollout, bytes]:
+    """The rollout and its bytes; what no record can hold keeps its ids, its length and the reason, and little else."""
+    try:
+        value = codec.encode(rollout)
+    except ContractError as error:  # by something that the environment said
+        rollout = _without_content(rollout, RolloutStatus.failed, str(error))
+        value = codec.encode(rollout)
+    if len(value) > MAX_BODY_BYTES:
+        why = f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}"
+        rollout = _without_content(rollout, RolloutStatus.oversized, why)
+        value = codec.encode(rollout)
+    if len(value) > MAX_BODY_BYTES:
+        rollout = replace(rollout, problem=Problem(messages=()))
+        value = codec.encode(rollout)
+    return rollout, value
+
+
+def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rollout:
+    return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={})
+
+
+def skipped(task: Task, now: float) -> Rollout:
+    return Rollout(
+        ids=task.ids,
+        status=RolloutStatus.skipped,
+        problem=task.problem,
+        turns=(),
+        segments=(),
+        num_tokens=0,
+        sampling=task.sampling,
+        error="its group was decided before",
+        finished_at=now,
+    )

@@ -1,0 +1,101 @@
+"""The pieces on `partials` of the rollouts that this explorer may have to finish: a view, rebuilt from the log whenever
+a partition comes to it.
+
+Bodies are held up to a limit, the rest is read from the log when the rollout's task is begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rftstream.contracts import codec
+from rftstream.contracts.records import Record
+from rftstream.contracts.rollouts import PartialRollout
+from rftstream.contracts.tasks import Task
+from rftstream.errors import ContractError
+from rftstream.roles.explorer.pieces import CannotGoOnError, SavedRollout, join_pieces
+from rftstream.service.role import Publish, read_records
+from rftstream.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+TOPIC = "partials"
+MAX_HELD_BYTES = 64 << 20
+
+
+class Partials:
+    def __init__(self, transport: Transport, max_held_bytes: int = MAX_HELD_BYTES) -> None:
+        self._transport = transport
+        self._max_held_bytes = max_held_bytes
+        self._rollouts: dict[int, dict[str, dict[int, Record]]] = {}
+        """Partition -> rollout_id -> piece -> its record, without its body where there was no room."""
+        self._num_bytes = 0
+        """Of the bodies."""
+
+    def clear(self, partition: int) -> None:
+        for rollout_id in list(self._rollouts.get(partition, {})):
+            self.forget(partition, rollout_id)
+
+    def absorb(self, record: Record) -> None:
+        rollout_id, piece = parse_key(record.key or b"")
+        pieces = self._rollouts.setdefault(record.partition, {}).setdefault(rollout_id, {})
+        self._num_bytes -= _num_bytes(pieces.pop(piece, None))
+        if record.value is not None:
+            room = self._max_held_bytes - self._num_bytes
+            pieces[piece] = record if len(record.value) <= room else _without_body(record)
+            self._num_bytes += _num_bytes(pieces[piece])
+        if not pieces:
+            del self._rollouts[record.partition][rollout_id]
+
+    def of(self, partition: int, rollout_id: str) -> list[Record]:
+        """The rollout's pieces in order, some perhaps without a body."""
+        pieces = self._rollouts.get(partition, {}).get(rollout_id, {})
+        return [pieces[number] for number in sorted(pieces)]
+
+    def forget(self, partition: int, rollout_id: str) -> None:
+        """Somebody else keeps count of its pieces from now on."""
+        pieces = self._rollouts.get(partition, {}).pop(rollout_id, {})
+        self._num_bytes -= sum(map(_num_bytes, pieces.values()))
+
+    def saved(self, task: Task, records: Sequence[Record]) -> SavedRollout:
+        """What the rollout goes on from. CannotGoOnError if it has to be begun anew."""
+        pieces: list[PartialRollout] = []
+        known = {record.offset: record for record in records if record.value is not None}
+        if rest := [record.offset for record in records if record.value is None]:
+            known |= read_records(self._transport, records[0].place, rest)
+        for record in records:
+            whole = known.get(record.offset)
+            if whole is None:
+                raise CannotGoOnError(f"{record} is gone")
+            try:
+                message = codec.from_record(whole)
+            except ContractError as error:
+                raise CannotGoOnError(str(error)) from None
+            assert isinstance(message, PartialRollout)
+            pieces.append(message)
+        return join_pieces(task, pieces)
+
+
+def tombstones(rollout_id: str, partition: int, pieces: Iterable[int]) -> tuple[Publish, ...]:
+    """That take these pieces back."""
+    return tuple(Publish(TOPIC, partition, None, key=f"{rollout_id}#{piece}".encode("ascii")) for piece in pieces)
+
+
+def numbers_of(records: Sequence[Record]) -> list[int]:
+    return [parse_key(one.key or b"")[1] for one in records]
+
+
+def parse_key(key: bytes) -> tuple[str, int]:
+    """`rollout_id#piece`; a key of another form is a piece of nothing."""
+    rollout_id, _, piece = key.decode("ascii", "replace").rpartition("#")
+    return (rollout_id, int(piece)) if piece.isascii() and piece.isdigit() and len(piece) < 10 else ("", 0)
+
+
+def _num_bytes(record: Record | None) -> int:
+    return 0 if record is None else len(record.value or b"")
+
+
+def _without_body(record: Record) -> Record:
+    return replace(record, value=None)

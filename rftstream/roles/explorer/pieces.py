@@ -1,0 +1,88 @@
+"""Pieces of an unfinished rollout, joined to what a successor goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rftstream.contracts.rollouts import PartialRollout, Segment, Turn
+from rftstream.contracts.tasks import ChatMessage, Task
+from rftstream.roles.explorer.open_rollout import OpenSegment
+
+
+class CannotGoOnError(Exception):
+    """Why a rollout has to be begun anew, in a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRollout:
+    """All pieces of a rollout as one; the fields are those of PartialRollout."""
+
+    turns: tuple[Turn, ...]
+    segments: tuple[Segment, ...]
+    num_tokens: int
+    carried: int
+    """So many of the last segment's tokens are of a turn that is not finished."""
+    messages: tuple[ChatMessage, ...]
+    metrics: dict[str, float]
+    environment_state: bytes | None
+    """None: no turn is finished, so that its start is as good."""
+    sampler_state: bytes | None
+    started_at: float
+
+
+def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
+    """What the pieces of the task's rollout say together. CannotGoOnError if it would not be what was saved."""
+    segments: list[OpenSegment] = []
+    turns: list[Turn] = []
+    messages = task.problem.messages
+    metrics: dict[str, float] = {}
+    state: bytes | None = None
+    state_turn = 0
+    for number, piece in enumerate(pieces):
+        _check(piece, number, task, known=len(messages), continues=bool(segments))
+        turns += piece.turns
+        new = list(piece.segments)
+        if piece.continues:
+            segments[-1].extend(new.pop(0))
+        segments += map(OpenSegment.of, new)
+        messages = messages[: piece.kept_messages] + piece.messages
+        metrics |= piece.metrics
+        if piece.environment_state is not None:
+            state, state_turn = piece.environment_state, num_finished(turns)
+    if num_finished(turns) and (state is None or state_turn != num_finished(turns)):
+        raise CannotGoOnError("its environment was not saved")
+    num_tokens = sum(piece.num_tokens for piece in pieces)
+    carried = num_tokens - sum(turn.num_tokens for turn in turns)
+    whole = sum(sum(one.mask) for one in segments)
+    last = segments[-1].mask[len(segments[-1].mask) - carried :] if segments and carried >= 0 else []
+    if not segments or whole != num_tokens or sum(last) != carried:
+        raise CannotGoOnError(f"{whole} sampled tokens in it, expected {num_tokens}, {carried} of them at its end")
+    return SavedRollout(
+        turns=tuple(turns),
+        segments=tuple(one.close() for one in segments),
+        num_tokens=num_tokens,
+        carried=carried,
+        messages=messages,
+        metrics=metrics,
+        environment_state=state,
+        sampler_state=pieces[-1].sampler_state,
+        started_at=pieces[0].started_at,
+    )
+
+
+def _check(piece: PartialRollout, number: int, task: Task, *, known: int, continues: bool) -> None:
+    if piece.ids != task.ids:
+        raise CannotGoOnError(f"piece {piece.piece} is of {piece.ids}, expected the task's {task.ids}")
+    if piece.piece != number:
+        raise CannotGoOnError(f"piece {number} is missing")
+    if piece.kept_messages > known or (piece.continues and not (continues and piece.segments)):
+        raise CannotGoOnError(f"piece {number} does not fit to the one before")
+    oldest = min((span.version for one in piece.segments for span in one.versions), default=None)
+    if oldest is not None and oldest < task.ids.min_version:
+        raise CannotGoOnError(f"version {oldest} sampled of it, expected at least {task.ids.min_version}")
+
+
+def num_finished(turns: Sequence[Turn]) -> int:
+    """Turns that the policy has taken, and not the environment."""
+    return sum(turn.finish_reason is not None for turn in turns)

@@ -1,0 +1,15 @@
+"""The feeder: admits groups of tasks as the log allows, and makes the run."""
+
+from rftstream.contracts.role_names import RoleName
+from rftstream.service.role_spec import RoleKind, RoleSpec
+
+FEEDER = RoleSpec(
+    name=RoleName.feeder,
+    kind=RoleKind.single,
+    build="workers.feeder:build",
+    summary="taskset -> tasks",
+    follows=("steps", "outcomes", "control"),
+    produces=("tasks", "control"),
+    positions=("steps", "outcomes"),
+    makes_the_run=True,
+)

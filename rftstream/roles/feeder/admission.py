@@ -1,0 +1,78 @@
+"""Admission: how many groups may be on their way, counted from the log alone (PROTOCOL "Admission").
+
+    admitted <= trained + (max_staleness + 1) * groups_per_batch + expired + filtered + dead
+
+with the group that is being admitted included. Counting rejected groups as accepted would starve the trainer, not
+counting them lets staleness grow, counting in memory opens the gate at a restart; so all of it comes from records.
+
+With stages, of the `max_staleness + 1` batches from the version in force on only those count that take rollouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rftstream.config.stages import Stages
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.versions import StepRecord, VersionName
+
+
+@dataclass(slots=True)
+class VersionInForce:
+    """The version in force: the last StepRecord of the newest trainer epoch.
+
+    When a newer epoch starts from version b, records of older epochs above b are out of force; since its `resumed`
+    record comes first and carries b, following the newest epoch's records in order is all it takes."""
+
+    name: VersionName = field(default_factory=lambda: VersionName(trainer_epoch=0, version=0))
+    trained_groups: int = 0
+    trained_rollouts: int = 0
+    last: bool = False
+
+    def absorb(self, step: StepRecord) -> bool:
+        """False if the record is a zombie's."""
+        if step.name.trainer_epoch < self.name.trainer_epoch:
+            return False
+        self.name = step.name
+        self.trained_groups = step.trained_groups
+        self.trained_rollouts = step.trained_rollouts
+        self.last = step.last
+        return True
+
+
+@dataclass(slots=True)
+class Admission:
+    groups_per_batch: int
+    max_staleness: int
+    admitted: int = 0
+    """Groups; also the sequence of the next one."""
+    rejected: int = 0
+    """Expired, filtered or dead."""
+    stages: Stages | None = None
+    """None: every batch takes rollouts."""
+
+    def absorb(self, outcome: GroupOutcome) -> None:
+        if not outcome.late and outcome.result is not GroupResult.batched:
+            self.rejected += 1
+
+    def allowed(self, in_force: VersionInForce) -> int:
+        """How many groups may be admitted now."""
+        version, batches = in_force.name.version, self.max_staleness + 1
+        if self.stages is not None:
+            batches = self.stages.batches_of_rollouts(version, version + batches)
+        limit = in_force.trained_groups + batches * self.groups_per_batch + self.rejected
+        return max(0, limit - self.admitted)
+
+    def wanted(self, in_force: VersionInForce, steps: int | None) -> int:
+        """As `allowed`, and no more than `steps` batches need; stages know that by themselves."""
+        allowed = self.allowed(in_force)
+        if steps is None or self.stages is not None:
+            return allowed
+        return max(0, min(allowed, steps * self.groups_per_batch + self.rejected - self.admitted))
+
+    def min_version(self, in_force: VersionInForce) -> int:
+        """Of the next group: the oldest version that can still be fresh enough when its batch is trained."""
+        ahead = self.admitted - in_force.trained_groups - self.rejected
+        version, number = in_force.name.version, ahead // self.groups_per_batch
+        batch = version + number if self.stages is None else self.stages.batch_of_rollouts(version, number)
+        return max(0, batch - self.max_staleness)

@@ -1,0 +1,47 @@
+"""The trainer: trains each batch and publishes the version that comes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftstream.contracts.role_names import RoleName
+from rftstream.service.role_spec import RoleKind, RoleSpec
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
+
+
+def _devices(config: RunConfig) -> tuple[str, ...]:
+    return (config.trainer.device,)
+
+
+def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
+    from rftstream.config.sections import name_of_algorithm
+
+    algorithms = sorted({name_of_algorithm(named, where) for where, named in config.algorithms_named().items()})
+    return (("backend", config.trainer.backend), *(("algorithm", name) for name in algorithms))
+
+
+def _begin_metrics() -> None:
+    from rftstream import metrics
+
+    metrics.WEIGHTS_SECONDS.labels(TRAINER.name)
+    metrics.HELD_UP_SECONDS.labels(TRAINER.name)
+    for result in ("trained", "skipped"):
+        metrics.STEPS.labels(result)
+
+
+TRAINER = RoleSpec(
+    name=RoleName.trainer,
+    kind=RoleKind.single,
+    build="workers.trainer:build",
+    summary="batches -> weights, steps",
+    consumes=("batches",),
+    follows=("evals", "control"),
+    produces=("weights", "steps", "control"),
+    devices=_devices,
+    parts=_parts,
+    begin_metrics=_begin_metrics,
+    outlives_the_run=True,
+    digests=("model", "weights"),
+)

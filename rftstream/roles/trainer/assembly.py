@@ -1,0 +1,228 @@
+"""Putting the batches of the log together again: experiences per share, closed and checked by their manifests.
+
+Manifests form a chain: in each share batch k + 1 follows batch k, and a manifest names count and digest of its
+experiences. What is no part of the chain is foreign, and is handed back to be put aside. It looks the same as a batch
+that is damaged, so whatever does not fit asks once whether the buffer has committed the batch in question: if it has,
+the whole of it is on the log, and if nothing there closes it, it cannot be completed, and that ends the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.records import Record
+from rftstream.contracts.role_names import RoleName
+from rftstream.contracts.versions import StepRecord
+from rftstream.errors import ContractError
+from rftstream.service.role import Foreign, Log, Received
+
+MAX_CHOICES = 4096
+"""Ways to choose experiences that are tried where several claim the same place of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch, all shares, in share order."""
+
+    sequence: int
+    experiences: tuple[Experience, ...]
+    manifests: tuple[BatchManifest, ...]
+    positions: tuple[int, ...]
+    """Next offset after the batch, per share."""
+
+    @property
+    def manifest(self) -> BatchManifest:
+        return self.manifests[0]
+
+    @property
+    def num_rollouts(self) -> int:
+        """Without demonstrations."""
+        return sum(not experience.expert for experience in self.experiences)
+
+
+class BatchesLog(Protocol):
+    """What there is on the log beyond what was read so far."""
+
+    def is_committed(self, sequence: int) -> bool:
+        """Whether the buffer has committed this batch: all of it is on the log then."""
+
+    def after(self, record: Record) -> Iterator[Received]:
+        """What stands behind a record of its share, up to the end, as far as it can be decoded and is in force."""
+
+
+class CommittedBatches:
+    """A run's log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def is_committed(self, sequence: int) -> bool:
+        """By the position that the buffer commits in the transaction of each batch, or by a step that trained it."""
+        committed = self._log.committed(RoleName.buffer).values()
+        if any(sequence < int(one.metadata.split()[1]) for one in committed if one.metadata):
+            return True
+        steps = (step for _, step in self._log.in_force("steps") if isinstance(step, StepRecord))
+        return any(step.batch_sequence is not None and sequence <= step.batch_sequence for step in steps)
+
+    def after(self, record: Record) -> Iterator[Received]:
+        start = {record.place: record.offset + 1}
+        for found in self._log.read("batches", start=start, settled=True, partitions=[record.partition]):
+            try:
+                yield Received(found, self._log.rule.decode(found))
+            except ContractError:
+                continue
+
+
+@dataclass(slots=True)
+class _Share:
+    experiences: list[Received] = field(default_factory=list)
+    """Those that may belong to the next batch."""
+    manifests: list[Received] = field(default_factory=list)
+    """Those that name the next batch, and did not close it."""
+    closed: list[tuple[BatchManifest, tuple[Experience, ...], int]] = field(default_factory=list)
+    num_closed: int = 0
+    next_sequence: int = 0
+    found_to_close: int = -1
+    """The batch of which the log was looked through, and has what closes it."""
+
+
+class BatchAssembly:
+    """Reads `batches` by position from batch `first` on."""
+
+    def __init__(self, shares: int, first: int, log: BatchesLog) -> None:
+        self._shares = [_Share(next_sequence=first) for _ in range(shares)]
+        self._log = log
+
+    def add(self, received: Received) -> list[Foreign]:
+        """Takes the next record of a share, and returns what turned out to be foreign. ContractError if the next batch
+        cannot be completed."""
+        message, share = received.message, self._shares[received.record.partition]
+        if not isinstance(message, Experience | BatchManifest):
+            return []
+        sequence, expected = message.batch_sequence, share.next_sequence
+        if sequence < expected:
+            return [Foreign(received.record, f"it belongs to batch {sequence}, and that is complete")]
+        if sequence > expected or message.share != received.record.partition:
+            why = (
+                f"found batch {sequence} of share {message.share}, expected batch {expected}; batches follow each "
+                "other without a gap"
+            )
+            self._doubt(received.record, why)
+            return [Foreign(received.record, why)]
+        if isinstance(message, Experience):
+            share.experiences.append(received)
+            return []
+        return self._close(received, message)
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        """A record that cannot be decoded was passed over. ContractError if the next batch is not complete without
+        it."""
+        self._doubt(record, error.text)
+
+    def _close(self, received: Received, manifest: BatchManifest) -> list[Foreign]:
+        share = self._shares[received.record.partition]
+        chosen = _chosen(share.experiences, manifest, len(self._shares))
+        if chosen is None or (not chosen and not self._is_empty(received, manifest.batch_sequence)):
+            digest = codec.digest_of_experiences(one.record.value or b"" for one in share.experiences)
+            why = (
+                f"batch {manifest.batch_sequence}: found {len(share.experiences)} experiences with digest {digest}, "
+                f"expected {manifest.count} with {manifest.digest}"
+            )
+            share.manifests.append(received)
+            self._doubt(received.record, why)
+            return []
+        others = [one for one in share.experiences if not any(one is taken for taken in chosen)] + share.manifests
+        experiences = tuple(one.message for one in chosen if isinstance(one.message, Experience))
+        share.closed.append((manifest, experiences, received.record.offset + 1))
+        share.experiences, share.manifests = [], []
+        share.num_closed += 1
+        share.next_sequence += 1
+        return [
+            Foreign(one.record, f"it is not what the manifest of batch {manifest.batch_sequence} names")
+            for one in others
+        ]
+
+    def _doubt(self, record: Record, why: str) -> None:
+        """Something does not fit: either it is foreign, or the next batch of the share is damaged."""
+        share = self._shares[record.partition]
+        sequence = share.next_sequence
+        if share.found_to_close == sequence or not self._log.is_committed(sequence):
+            return
+        if self._closes_behind(record, sequence):
+            share.found_to_close = sequence
+            return
+        raise ContractError(
+            f"{why}; batch {sequence} cannot be completed from what is on the log: the log is damaged",
+            where=str(record),
+        )
+
+    def _is_empty(self, received: Received, sequence: int) -> bool:
+        """Whether a batch has nothing in this share, as its manifest says: nothing needs to fit to an empty one, so
+        anybody could say it."""
+        return self._log.is_committed(sequence) and not self._closes_behind(received.record, sequence, up_to=sequence)
+
+    def _closes_behind(self, record: Record, sequence: int, up_to: int | None = None) -> bool:
+        """Whether a manifest behind the record closes this batch; `up_to`: in front of the manifest of a later one."""
+        experiences = list(self._shares[record.partition].experiences)
+        for received in self._log.after(record):
+            match received.message:
+                case Experience(batch_sequence=found) if found == sequence:
+                    experiences.append(received)
+                case BatchManifest(batch_sequence=found) as manifest if found == sequence:
+                    if _chosen(experiences, manifest, len(self._shares)) is not None:
+                        return True
+                case BatchManifest(batch_sequence=found) if up_to is not None and found > up_to:
+                    return False
+        return False
+
+    @property
+    def num_ready(self) -> int:
+        """Batches that are complete in every share."""
+        return min(len(share.closed) for share in self._shares)
+
+    def open_records(self) -> list[Record]:
+        """What belongs to no complete batch so far."""
+        return [one.record for share in self._shares for one in (*share.experiences, *share.manifests)]
+
+    def num_closed(self, share: int) -> int:
+        """Batches that were complete in a share so far."""
+        return self._shares[share].num_closed
+
+    def take(self) -> Batch | None:
+        """The next complete batch."""
+        if not self.num_ready:
+            return None
+        heads = [share.closed.pop(0) for share in self._shares]
+        return Batch(
+            sequence=heads[0][0].batch_sequence,
+            experiences=tuple(experience for _, experiences, _ in heads for experience in experiences),
+            manifests=tuple(manifest for manifest, _, _ in heads),
+            positions=tuple(position for _, _, position in heads),
+        )
+
+
+def _chosen(found: Sequence[Received], manifest: BatchManifest, num_shares: int) -> Sequence[Received] | None:
+    """The experiences that a manifest names, out of those that may be; None if they are not there."""
+    if manifest.num_shares != num_shares:
+        return None
+    if _digest(found) == manifest.digest and len(found) == manifest.count:
+        return found
+    at: list[list[int]] = [[] for _ in range(manifest.count)] if manifest.count <= len(found) else []
+    for number, one in enumerate(found):
+        if isinstance(one.message, Experience) and one.message.position < len(at):
+            at[one.message.position].append(number)
+    if len(at) != manifest.count or math.prod(map(len, at)) > MAX_CHOICES:
+        return None
+    in_order = (way for way in itertools.product(*at) if all(one < other for one, other in itertools.pairwise(way)))
+    ways = ([found[number] for number in way] for way in in_order)
+    return next((way for way in ways if _digest(way) == manifest.digest), None)
+
+
+def _digest(experiences: Sequence[Received]) -> str:
+    return codec.digest_of_experiences(one.record.value or b"" for one in experiences)

@@ -1,0 +1,63 @@
+"""Which groups are through, told by their outcomes: what stands below them on the flow's topics nobody needs again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+
+TRAINED = "trained"
+
+
+@dataclass(slots=True)
+class _Group:
+    size: int
+    result: GroupResult | None = None
+    """None: only late siblings were heard of."""
+    batch: int = -1
+    """-1: in none."""
+    rollouts: Counter[str] = field(default_factory=Counter)
+    """What became of its siblings -> how many."""
+
+
+class CompletedGroups:
+    """Counts what became of all groups below `sequence`, and of their rollouts, by the words of the audit.
+
+    A group is through when it has its outcome, each of its siblings is named by it or by a late record, and its batch,
+    if it is in one, lies below the version from which on batches are kept."""
+
+    def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:
+        """As a predecessor counted them."""
+        self.sequence = sequence
+        self.groups = Counter(groups)
+        self.rollouts = Counter(rollouts)
+        self._open: dict[int, _Group] = {}
+
+    def add(self, outcome: GroupOutcome) -> None:
+        if outcome.sequence < self.sequence:
+            return
+        group = self._open.setdefault(outcome.sequence, _Group(outcome.group_size))
+        if not outcome.late:
+            group.result, group.batch = outcome.result, -1 if outcome.batch_sequence is None else outcome.batch_sequence
+        group.rollouts.update(_fate(outcome, one) for one in outcome.rollouts)
+
+    def advance(self, version: int) -> None:
+        """Given that batches below `version` were trained and are needed no more."""
+        while (group := self._open.get(self.sequence)) is not None:
+            seen = group.size > 0 and group.rollouts.total() >= group.size
+            if group.result is None or not seen or group.batch >= version:
+                return
+            self.groups[TRAINED if group.result is GroupResult.batched else str(group.result)] += 1
+            self.rollouts += group.rollouts
+            del self._open[self.sequence]
+            self.sequence += 1
+
+
+def _fate(outcome: GroupOutcome, rollout: RolloutSummary) -> str:
+    """Of the siblings of a batched group a latecomer is expired, one without a reward dead."""
+    if outcome.late or outcome.result is not GroupResult.batched:
+        return str(outcome.result)
+    scored = rollout.reward is not None and rollout.reason is None
+    return TRAINED if scored else str(GroupResult.dead)

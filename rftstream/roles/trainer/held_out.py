@@ -1,0 +1,118 @@
+"""How well the policy does on demonstrations that are never trained on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rftstream.algorithms.base import TrainingRow
+from rftstream.config.sections import ExpertsSection
+from rftstream.config.stages import Stage
+from rftstream.contracts import codec
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.data.demonstrations.split import held_out_numbers
+from rftstream.data.demonstrations.tokens import tokenise
+from rftstream.errors import ConfigError, ContractError
+from rftstream.models.rendering import Renderer
+from rftstream.roles.buffer.demonstrations import EXPERTS, TokenizedDemonstration, ids_of
+from rftstream.roles.trainer.training import Training
+from rftstream.service.role import Log, read_records
+
+log = logging.getLogger(__name__)
+
+
+class HeldOut:
+    """Those of a run, as they are when a trainer starts."""
+
+    def __init__(self, settings: ExpertsSection, *, renderer: Renderer, training: Training) -> None:
+        """ConfigError if the algorithm (of any stage) or the backend has no measure for them."""
+        algorithms = training.algorithms or (training.algorithm,)
+        if not any(hasattr(one, "held_out") for one in algorithms) or not hasattr(training.backend, "logprobs"):
+            raise ConfigError(
+                "experts.held_out: the algorithm has no `held_out`, or the backend no `logprobs`, expected both; "
+                "set it to 0"
+            )
+        self._settings, self._renderer, self._training = settings, renderer, training
+        self._experiences: list[Experience] = []
+        self._rows: Sequence[TrainingRow] = ()
+        self._rows_of: int | None = None
+        """The stage whose rows these are."""
+        self._reference: list[np.ndarray] | None = None
+
+    def begin(self, log_: Log) -> None:
+        """Reads them."""
+        numbers = [int(number) for number in held_out_numbers(self._count(log_), self._settings.held_out)]
+        self._experiences, self._rows_of = list(self._choose(log_, numbers)), None
+        self._offsets.clear()
+        if not self._experiences:
+            log.warning("experts.held_out: there are too few demonstrations to hold any out")
+
+    def due(self, stage: Stage, version: int, *, last: bool) -> bool:
+        """Whether it is time to look at this version, which the stage has made."""
+        algorithm = self._training.at(stage).algorithm
+        if not self._experiences or not hasattr(algorithm, "held_out"):
+            return False
+        return last or version == stage.end or version % self._settings.held_out_every == 0
+
+    def look(self, stage: Stage) -> dict[str, float]:
+        """Metrics of the policy as it is now, by the algorithm of the stage."""
+        training = self._training.at(stage)
+        algorithm, backend, budget = training.algorithm, training.backend, training.settings.tokens_per_microbatch
+        if self._rows_of != stage.number:
+            self._rows, self._rows_of, self._reference = algorithm.prepare(self._experiences)[0], stage.number, None
+        if not self._rows:
+            return {}
+        stays = training.settings.reference_every is None
+        if "reference_logprobs" in algorithm.needs and not (self._reference and stays):
+            self._reference = backend.reference_logprobs(self._rows, budget)
+        found: dict[str, float] = algorithm.held_out(self._rows, backend.logprobs(self._rows, budget), self._reference)  # type: ignore[attr-defined]  # `due` looks for it
+        return found
+
+    def _choose(self, log_: Log, numbers: Sequence[int]) -> Iterator[Experience]:
+        """The first ones; in a run with stages of each kind: chats for one stage, pairs for another."""
+        most, counts = self._settings.held_out_most, Counter[str]()
+        if not self._training.algorithms:
+            numbers = numbers[:most]
+        for begin in range(0, len(numbers), most):
+            for number, record in self._records(log_, numbers[begin : begin + most]):
+                if (sides := self._experiences_of(number, record)) and counts[sides[0].loss_kind] < most:
+                    counts[sides[0].loss_kind] += 1
+                    yield from sides
+            if len(counts) > 1 and min(counts.values()) >= most:
+                return
+
+    def _count(self, log_: Log) -> int:
+        self._offsets: dict[int, tuple[TopicPartition, int]] = {}
+        for record in log_.read(EXPERTS, bodies=False):
+            if not codec.is_foreign(record):
+                self._offsets[int(record.header("number") or 0)] = record.place, record.offset
+        return next(number for number in itertools.count() if number not in self._offsets)
+
+    def _records(self, log_: Log, numbers: Sequence[int]) -> list[tuple[int, Record]]:
+        places: dict[TopicPartition, dict[int, int]] = {}
+        for number in numbers:
+            place, offset = self._offsets[number]
+            places.setdefault(place, {})[offset] = number
+        found = [
+            (numbers_of[offset], record)
+            for place, numbers_of in places.items()
+            for offset, record in read_records(log_.transport, place, numbers_of).items()
+        ]
+        return sorted(found, key=lambda one: one[0])
+
+    def _experiences_of(self, number: int, record: Record) -> list[Experience]:
+        """None of what cannot be used; the buffer says so of those that are trained on."""
+        try:
+            demonstration = codec.from_record(record)
+            assert isinstance(demonstration, Demonstration)
+            sides = tokenise(demonstration, self._renderer)
+        except (ContractError, ConfigError) as error:
+            log.warning("%s: held out, and of no use: %s", record, error)
+            return []
+        return TokenizedDemonstration(ids_of(0, number, 0), demonstration, sides).experiences(0, 0, 0)

@@ -1,0 +1,106 @@
+"""What is computed in a thread of its own while the role goes on reading and writing: an update of the trainer, the
+fetching of a version by an explorer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Executor, Future, wait
+from typing import Any
+
+from rftstream.backends.base import Update
+from rftstream.clock import Clock
+from rftstream.roles.trainer.assembly import Batch
+from rftstream.roles.trainer.progress import TrainerProgress
+
+Computed = tuple[Update, dict[str, float]]
+
+
+class Inline(Executor):
+    """Computes at once, in the thread that asks: for whoever wants the same order each time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class DeferredExecutor(Executor):
+    """Computes in the thread that asks for the result, or asks often enough whether it is done: as slow as something
+    beside can be, and in the same order each time."""
+
+    LOOKS = 2
+    """So often it is not done yet."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return _LaterFuture(lambda: Inline().submit(fn, *args, **kwargs), self.LOOKS)
+
+
+class _LaterFuture(Future[Any]):
+    def __init__(self, compute: Callable[[], Future[Any]], looks: int) -> None:
+        super().__init__()
+        self._compute, self._looks = compute, looks
+
+    def done(self) -> bool:
+        self._looks -= 1
+        if self._looks < 0:
+            self._settle()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._settle()
+        return super().result(timeout)
+
+    def _settle(self) -> None:
+        if super().done():
+            return
+        found = self._compute()
+        if (error := found.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(found.result())
+
+
+class PendingUpdate:
+    """The update that makes a version of `batch` after `progress`."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        progress: TrainerProgress,
+        update: Callable[[], Computed],
+        *,
+        compute: Executor,
+        clock: Clock,
+        waited_s: float,
+    ) -> None:
+        self.batch, self.progress, self.waited_s = batch, progress, waited_s
+
+        def timed() -> tuple[Update, dict[str, float], float]:
+            began = clock.now()
+            return *update(), clock.now() - began
+
+        self._future = compute.submit(timed)
+
+    def ends_within(self, seconds: float) -> bool:
+        return bool(wait([self._future], seconds).done)
+
+    def result(self) -> tuple[Update, dict[str, float], float]:
+        """With the seconds that it took; raises what the update raised."""
+        return self._future.result()
+
+    def speeds(self, values: Mapping[str, float], *, step_s: float, publish_s: float) -> dict[str, float]:
+        """How long all took of which training has to wait, and how much came of it."""
+        times = {"step_s": step_s, "publish_s": publish_s, "wait_s": self.waited_s}
+        if (total := sum(times.values())) <= 0:
+            return times
+        return times | {"rollouts_per_s": self.batch.num_rollouts / total, "tokens_per_s": values["tokens"] / total}
+
+    def abandon(self) -> None:
+        """Returns when nothing computes any more; what came of it is nobody's."""
+        self._future.cancel()
+        with contextlib.suppress(CancelledError):
+            self._future.exception()

@@ -1,0 +1,69 @@
+"""What the trainer knows beside the weights."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.roles.trainer.assembly import Batch
+
+
+@dataclass(slots=True)
+class TrainerProgress:
+    """All of it is in the checkpoint."""
+
+    version: int = 0
+    positions: tuple[int, ...] = ()
+    trained_groups: int = 0
+    trained_rollouts: int = 0
+    skips_in_a_row: int = 0
+    steps_without_signal: int = 0
+    """In a row."""
+    rewards: deque[float] = field(default_factory=deque)
+    """Of the last steps, for stop_reward."""
+    last_admitted: int | None = None
+    """Of the last batch, if it was marked as the run's last: how many groups there were in all."""
+
+    def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> TrainerProgress:
+        """What it is once the batch is trained."""
+        manifest = batch.manifest
+        rewards = deque(self.rewards, maxlen=rewards_kept)
+        if "reward" in manifest.metrics:
+            rewards.append(manifest.metrics["reward"])
+        return TrainerProgress(
+            version=self.version + 1,
+            positions=batch.positions,
+            trained_groups=manifest.total_groups,
+            trained_rollouts=self.trained_rollouts + batch.num_rollouts,
+            skips_in_a_row=self.skips_in_a_row + 1 if skipped else 0,
+            steps_without_signal=self.steps_without_signal + 1 if without_signal else 0,
+            rewards=rewards,
+            last_admitted=manifest.admitted if manifest.last else None,
+        )
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "positions": list(self.positions),
+            "trained_groups": self.trained_groups,
+            "trained_rollouts": self.trained_rollouts,
+            "skips_in_a_row": self.skips_in_a_row,
+            "steps_without_signal": self.steps_without_signal,
+            "rewards": list(self.rewards),
+            "last_admitted": self.last_admitted,
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> TrainerProgress:
+        return TrainerProgress(
+            version=state["version"],
+            positions=tuple(state["positions"]),
+            trained_groups=state["trained_groups"],
+            trained_rollouts=state["trained_rollouts"],
+            skips_in_a_row=state["skips_in_a_row"],
+            steps_without_signal=state.get("steps_without_signal", 0),
+            rewards=deque(state["rewards"]),
+            last_admitted=state.get("last_admitted"),
+        )

@@ -1,0 +1,95 @@
+"""The recorded batches one after the other, share by share, so that whatever is damaged belongs to one batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from rftstream.contracts import codec
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.errors import ContractError, ForeignRecord
+from rftstream.roles.trainer.assembly import Batch, BatchAssembly, CommittedBatches
+from rftstream.service.role import Log, Received
+from rftstream.transport.base import Transport
+
+
+class RecordedBatches:
+    """Reads `batches` by position, never more than a poll of each share ahead."""
+
+    def __init__(self, transport: Transport, positions: Sequence[int], first: int) -> None:
+        """From batch `first` on, which begins at these positions of the shares."""
+        self._transport = transport
+        self._log = Log(transport)
+        ends = transport.admin.end_offsets("batches")
+        self._shares = [
+            self._read(place, start, ends[place]) for place, start in zip(sorted(ends), positions, strict=True)
+        ]
+        self._committed = CommittedBatches(self._log)
+        self._assembly = BatchAssembly(len(self._shares), first, self._committed)
+        self.foreign: set[tuple[TopicPartition, int]] = set()
+        """Place and offset of what was found to be no part of any batch."""
+
+    def next(self) -> Batch | None:
+        """The next batch; None at the end of the log. ContractError if it cannot be read, or is not what it was."""
+        for number, share in enumerate(self._shares):
+            num_closed = self._assembly.num_closed(number)
+            while self._assembly.num_closed(number) == num_closed:
+                record = next(share, None)
+                if record is None:
+                    return None
+                self._add(record)
+        batch = self._assembly.take()
+        assert batch is not None, "a manifest of each share"
+        return batch
+
+    def _add(self, record: Record) -> None:
+        if codec.is_foreign(record):
+            self.foreign.add((record.place, record.offset))
+            return
+        try:
+            received = Received(record, self._log.rule.decode(record))
+        except ContractError as error:
+            self.foreign.add((record.place, record.offset))
+            if not isinstance(error, ForeignRecord):
+                self._assembly.undecodable(record, error)
+            return
+        self.foreign.update((one.record.place, one.record.offset) for one in self._assembly.add(received))
+
+    def rest(self) -> None:
+        """Reads what is left, to its end. ContractError as for `next`."""
+        while self.next() is not None:
+            pass
+        for share in self._shares:
+            for record in share:
+                self._add(record)
+        # What was committed meanwhile is complete in the shares that were read last, and not in the others.
+        places = [(one.place, one.offset) for one in self._assembly.open_records() if not self._is_committed(one)]
+        self.foreign.update(places)
+
+    def _is_committed(self, record: Record) -> bool:
+        return self._committed.is_committed(int(record.header("batch_sequence") or 0))
+
+    def close(self) -> None:
+        for share in self._shares:
+            share.close()  # type: ignore[attr-defined]
+
+    def _read(self, place: TopicPartition, start: int, end: int) -> Iterator[Record]:
+        reader = self._transport.reader({place: start})
+        try:
+            while reader.position(place) < end:
+                records = reader.poll()
+                yield from (one for one in records if one.offset < end)
+                if not records:
+                    self._transport.wait([reader], 0.05)
+        finally:
+            reader.close()
+
+
+def foreign_places(transport: Transport, positions: Sequence[int], first: int) -> set[tuple[TopicPartition, int]]:
+    """Place and offset of all records of `batches` that are no part of a batch, from batch `first` on, which begins at
+    these positions. What is damaged is not foreign: the rest of the log is left as it is, then."""
+    batches = RecordedBatches(transport, positions, first)
+    with contextlib.suppress(ContractError):
+        batches.rest()
+    batches.close()
+    return batches.foreign

@@ -1,0 +1,25 @@
+"""The learning rate of each step: a pure function of the settings and the version."""
+
+from __future__ import annotations
+
+import math
+
+from rftstream.config.sections import TrainerSection
+from rftstream.config.stages import Stages
+
+
+def rate_at(stages: Stages, version: int) -> float:
+    """Of the batch that is trained at `version`: each stage has its schedule to itself."""
+    stage = stages.at(version)
+    return learning_rate(stage.trainer, version - stage.first, stage.steps)
+
+
+def learning_rate(settings: TrainerSection, version: int, steps: int | None) -> float:
+    """Of the batch that is trained at `version`; without an end (`steps`) every schedule is constant after warm-up."""
+    if version < settings.warmup_steps:
+        return settings.lr * (version + 1) / settings.warmup_steps
+    if settings.lr_schedule == "constant" or steps is None:
+        return settings.lr
+    progress = min(1.0, (version - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
+    share = 1 - progress if settings.lr_schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return settings.lr * (settings.min_lr_share + (1 - settings.min_lr_share) * share)

@@ -1,0 +1,537 @@
+"""The trainer: batches -> weights and steps. Its positions live in its checkpoint.
+
+Order of writing: object durable -> announcement and StepRecord in one transaction -> every so often a checkpoint,
+before which the log is made durable. Order of starting: claim, read `steps` and `weights`, load the newest good
+checkpoint in force, publish its state as the anchor of the new epoch, train the recorded batches from there. What is
+deleted was named by a committed record before: `gone` of an announcement, or `Trimmed` (keeping.py).
+
+An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over the
+next update begins, unless a checkpoint is to be made of the version before: the object is written and announced beside
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from rftstream import metrics
+from rftstream.algorithms.base import spread_needed
+from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
+from rftstream.backends.numerics import computed_with
+from rftstream.clock import Clock
+from rftstream.config.loader import to_toml
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEnded, Trimmed
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.errors import ContractError, StopRule, TransportError, WeightsError, WeightsGone
+from rftstream.models.spec import ModelSpec
+from rftstream.roles.trainer import TRAINER
+from rftstream.roles.trainer.assembly import Batch, BatchAssembly, CommittedBatches
+from rftstream.roles.trainer.checkpoint_retention import Keeping
+from rftstream.roles.trainer.final import leave_final
+from rftstream.roles.trainer.held_out import HeldOut
+from rftstream.roles.trainer.mismatch import MismatchWatch
+from rftstream.roles.trainer.pending_update import PendingUpdate
+from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.run_end import RunEnd
+from rftstream.roles.trainer.schedule import rate_at
+from rftstream.roles.trainer.signal_watch import SignalWatch
+from rftstream.roles.trainer.training import Training, check_made_for
+from rftstream.roles.trainer.versions import Versions
+from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
+from rftstream.weights.publisher import StagedVersion, WeightsPublisher
+from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+LOOK_BACK_S = 60.0
+"""So long without a batch, and the trainer looks whether its newest weights are still there: without them there will be
+none. Then after twice as long, and so on."""
+
+BATCHES_AHEAD = 1
+"""Read while one is trained; more stay on the log, however many were recorded."""
+
+LOOK_UP_S = 0.2
+"""So long it waits for an update before it looks at the log."""
+
+
+class TrainerStep:
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        model: ModelSpec,
+        training: Training,
+        store: ObjectStore,
+        final: Path,
+        clock: Clock,
+        compute: Executor,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        """`compute`: of one thread; all that the backend is asked is asked there."""
+        self._config = config
+        self._compute = compute
+        self._held_out = held_out
+        self._settings = config.trainer
+        self._model = model
+        self._training = training
+        self._backend = training.backend
+        self._store = store
+        self._final = final
+        self._clock = clock
+        self._mismatch = MismatchWatch(config)
+        self._signal = SignalWatch(config)
+        self._paused = False
+        self._end = RunEnd(config, clock)
+        self._opened = False
+        self._touched = False
+        """Whether the backend has trained or loaded anything since it was opened."""
+        self._underway: PendingUpdate | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._abandon()
+        self._epoch = 0
+        self._progress = TrainerProgress()
+        self._versions = Versions(self._config.evaluations, self._config.weights.keep)
+        self._retention = Keeping(self._config, self._store, self._clock)
+        self._publisher = WeightsPublisher(
+            self._store,
+            self._model.name,
+            self._model.dtype,
+            anchor_every=self._config.weights.anchor_every,
+            threads=self._model.threads,
+        )
+        self._trim_due = False
+        """After a checkpoint, until it is said and done what goes."""
+        self._finished_said = False
+        self._assembly: BatchAssembly | None = None
+        """Known once it has recovered."""
+        self._end.forget()
+        self._next: TrainerProgress | None = None
+        """What `committed` makes the progress, once the transaction is on the log."""
+        self._anchor_due = True
+        self._published = False
+        """Whether the version that was trained last is: a run ends with no other."""
+        self._done = False
+        self._stop: StopRule | None = None
+        self._waited_since = self._clock.now()
+        """Since when the backend has had nothing to do."""
+        self._publishing_since = 0.0
+        self._look_back_after_s = LOOK_BACK_S
+        self._log: Log | None = None
+
+    def _abandon(self) -> None:
+        if self._underway is not None:
+            self._underway.abandon()
+            self._underway = None
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    @property
+    def outlives_the_run(self) -> bool:
+        return self._trim_due or self._retention.owes
+
+    def after_the_end(self, log_: Log) -> bool:
+        return self._retention.after_the_end(log_)
+
+    # ------------------------------------------------------------------------------------------ recovering
+
+    def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
+        self._reset()
+        self._log = log_
+        self._epoch = claim.epoch
+        evals = log_.ends("evals")  # what comes while the rest is read is read again
+        for topic in ("control", "steps", "weights", "evals"):
+            for received in log_.messages(topic):
+                self.absorb(received)
+                if (topic, received.record.key) == ("control", b"finished"):
+                    self._finished_said = received.message is not None
+        if not self._opened:
+            self._on_backend_thread(self._backend.open)()
+            self._opened = True
+        self._retention.begin(log_)
+        offsets = log_.transport.admin.begin_offsets("batches")
+        places, ends = sorted(offsets), log_.ends("batches")
+        begins = tuple(offsets[place] for place in places)
+        self._load(begins, tuple(ends[place] for place in places))
+        if self._held_out is not None:
+            self._held_out.begin(log_)
+        if not self._progress.positions:
+            self._progress.positions = begins
+        self._assembly = BatchAssembly(self._settings.shares, self._progress.version, CommittedBatches(log_))
+        log.info("starts from version %d (epoch %d)", self._progress.version, self._epoch)
+        return {
+            **dict(zip(places, self._progress.positions, strict=True)),
+            **evals,
+        }
+
+    def _load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
+        """The newest good checkpoint that is in force by `steps`, and whose positions the log has."""
+        found = self._retention.newest(self._versions.in_force, begins, ends)
+        if found is not None:
+            name, progress = found
+            with self._store.scratch() as folder:
+                self._retention.read(name, folder)
+                self._touched = True
+                self._on_backend_thread(self._backend.load)(folder)
+            self._progress = progress
+            return
+        if self._versions.any_recorded:
+            log.warning("no usable checkpoint; training all recorded batches again from version 0")
+        if self._touched:
+            self._on_backend_thread(self._backend.close)()
+            self._on_backend_thread(self._backend.open)()
+            self._touched = False
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def absorb(self, received: Received) -> Sequence[Foreign] | None:
+        match received.message:
+            case Experience() | BatchManifest():
+                assert self._assembly is not None, "nobody reads batches before"
+                return self._assembly.add(received)
+            case StepRecord() as step:
+                self._versions.record(step)
+            case WeightsAnnounced() as announced:
+                self._versions.announce(announced)
+            case EvalResult() as result:
+                self._versions.evaluate(result)
+            case RunManifest() as manifest:
+                self._end.created_at = manifest.created_at
+            case TasksEnded() as ended:
+                self._end.ended = ended
+            case Trimmed() as trimmed:
+                self._retention.absorb(trimmed)
+            case None if received.record.key == b"end":
+                self._end.ended = None
+        return None
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        if record.topic == "batches":
+            assert self._assembly is not None, "nobody reads batches before"
+            self._assembly.undecodable(record, error)
+
+    # ------------------------------------------------------------------------------------------ training
+
+    def advance(self) -> SingleTransaction | None:
+        if self._stop is not None:
+            raise self._stop
+        self._retention.delete_owed()
+        if self._config.experts_alone and not self._end.is_known():
+            return None
+        if self._anchor_due and not self._finished_said:
+            return self._anchor()
+        if self._trim_due and (trimming := self._trim()) is not None:
+            return trimming
+        if self._finished_said:
+            self._look_at_end()
+            return None
+        if self._underway is None and not self._begin(self._progress):
+            return None if self._paused else self._without_batch()
+        assert self._underway is not None
+        return self._end_update(self._underway) if self._underway.ends_within(LOOK_UP_S) else None
+
+    def _without_batch(self) -> SingleTransaction | None:
+        """The feeder's word that there is no more may come after the batch, time passes without batches too, and a run
+        that goes on may have been given an end that it has reached already."""
+        reason = self._end.reason(self._progress)
+        if reason is None:
+            self._look_back()
+        return self._finish_now(reason) if reason else None
+
+    def _anchor(self) -> SingleTransaction:
+        """The state that this epoch starts from, as an object and a record of its own."""
+        progress = self._progress
+        name = VersionName(trainer_epoch=self._epoch, version=progress.version)
+        announced = self._write(self._take(name, resumed=True))
+        self._next = progress
+        record = StepRecord(
+            name=name,
+            batch_sequence=None,
+            positions=progress.positions,
+            trained_groups=progress.trained_groups,
+            trained_rollouts=progress.trained_rollouts,
+            weights_digest=announced.weights_digest,
+            metrics={},
+            resumed=True,
+            recorded_at=self._clock.now(),
+            config=to_toml(self._end.config),
+            computed_with=computed_with(self._model.device, self._model.threads),
+        )
+        return SingleTransaction((Publish("weights", 0, announced), Publish("steps", 0, record)))
+
+    def _begin(self, progress: TrainerProgress) -> bool:
+        """Begins the update after `progress`, if there is a batch for it."""
+        if self._paused or (self._end.comes_by_itself(progress) and self._published):
+            return False
+        batch = self._assembly.take() if self._assembly is not None else None
+        if batch is None:
+            return False
+        self._touched = True
+        stage, lr = self._end.stages.at(progress.version), rate_at(self._end.stages, progress.version)
+        if self._end.stages.named:
+            check_made_for(batch, stage)
+        self._underway = PendingUpdate(
+            batch,
+            progress,
+            lambda: self._training.at(stage).update(batch, lr),
+            compute=self._compute,
+            clock=self._clock,
+            waited_s=self._clock.now() - self._waited_since,
+        )
+        return True
+
+    def _end_update(self, underway: PendingUpdate) -> SingleTransaction:
+        update, values, step_s = underway.result()
+        self._underway = None
+        batch, progress = underway.batch, underway.progress
+        self._mismatch.look(values, batch.experiences)
+        ended = self._clock.now()
+        stage = self._end.stages.at(progress.version)
+        training = self._training.at(stage)
+        following = progress.after(
+            batch,
+            skipped=update.skipped,
+            rewards_kept=self._config.run.stop_reward_over,
+            without_signal=stage.takes_rollouts and is_without_signal(values, spread_needed(training.algorithm)),
+        )
+        if not self._config.without_tasks:
+            values[STEPS_WITHOUT_SIGNAL] = float(following.steps_without_signal)
+        reason = self._end.reason(following)
+        if self._end.stages.named:
+            values["stage"] = stage.number + 1.0
+        if self._held_out is not None and self._held_out.due(stage, following.version, last=reason is not None):
+            values |= self._on_backend_thread(self._held_out.look)(stage)
+        name = VersionName(trainer_epoch=self._epoch, version=following.version)
+        no_signal = self._signal.look(values)
+        self._stop = self._too_many_skips(following, batch) or (no_signal if reason is None else None)
+        # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
+        waits = not self._num_ready
+        publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
+        taken = self._take(name) if publish_now else None
+        self._waited_since = self._clock.now()
+        beside = reason is None and self._stop is None and not self._is_due(following) and self._begin(following)
+        announced = self._write(taken) if taken is not None else None
+        now = self._clock.now()
+        held_up_s = (self._waited_since if beside else now) - ended
+        values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | training.speeds(values, step_s)
+        record = StepRecord(
+            name=name,
+            batch_sequence=batch.sequence,
+            positions=batch.positions,
+            trained_groups=following.trained_groups,
+            trained_rollouts=following.trained_rollouts,
+            weights_digest=announced.weights_digest if announced else None,
+            metrics=values,
+            skipped=update.skipped,
+            announced=announced is not None,
+            last=reason is not None,
+            recorded_at=now,
+        )
+        self._next = following
+        outputs = [Publish("steps", 0, record)]
+        if announced is not None:
+            outputs.insert(0, Publish("weights", 0, announced))
+        if reason is not None:
+            outputs.append(self._finished(reason, name))
+        return SingleTransaction(tuple(outputs))
+
+    def _too_many_skips(self, following: TrainerProgress, batch: Batch) -> StopRule | None:
+        if following.skips_in_a_row < self._settings.max_skips_in_a_row:
+            return None
+        ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
+        return StopRule(
+            "nan",
+            f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
+            f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts",
+        )
+
+    def _take(self, name: VersionName, *, resumed: bool = False) -> StagedVersion:
+        """What training has to wait for."""
+
+        def take() -> StagedVersion:
+            return self._publisher.take(self._backend.served_tensors(), name, resumed=resumed)
+
+        self._publishing_since = time.perf_counter()
+        taken = self._on_backend_thread(take)()
+        metrics.HELD_UP_SECONDS.labels(TRAINER.name).observe(time.perf_counter() - self._publishing_since)
+        return taken
+
+    def _write(self, taken: StagedVersion) -> WeightsAnnounced:
+        announced = self._publisher.write(
+            taken,
+            announced_at=self._clock.now(),
+            gone=lambda parent: self._versions.to_delete(self._store, taken.name, self._retention.names, parent),
+        )
+        metrics.WEIGHTS_SECONDS.labels(TRAINER.name).observe(time.perf_counter() - self._publishing_since)
+        return announced
+
+    def _look_back(self) -> None:
+        """Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to
+        be sampled with newer ones. It cannot announce a version twice; one that begins anew announces an anchor."""
+        if self._clock.now() - self._waited_since < self._look_back_after_s:
+            return
+        self._look_back_after_s *= 2
+        try:
+            self._publisher.check_back()
+        except WeightsGone as error:
+            self.leave()
+            raise WeightsGone(
+                f"{error}; explorers cannot follow: the trainer begins anew, with a full snapshot"
+            ) from error
+        except WeightsError as error:
+            log.warning("%s; looking again later", error)
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    def _finish_now(self, reason: str) -> SingleTransaction:
+        """Ends the run between two batches."""
+        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
+        self._next = self._progress
+        return SingleTransaction((self._finished(reason, name),))
+
+    def _finished(self, reason: str, name: VersionName) -> Publish:
+        """`final/` is there before the run is said to be finished."""
+        leave_final(self._final, self._on_backend_thread(self._backend.export))
+        return Publish("control", 0, RunFinished(reason=reason, name=name, finished_at=self._clock.now()))
+
+    # ------------------------------------------------------------------------------------------ afterwards
+
+    def committed(self, transaction: SingleTransaction) -> None:
+        if self._next is None:
+            self._trimmed(transaction)
+            return
+        trained = self._next is not self._progress
+        self._progress, self._next = self._next, None
+        finished = False
+        for output in transaction.outputs:
+            match output.message:
+                case StepRecord() as step:
+                    self._versions.record(step)
+                    self._published = step.announced or step.resumed
+                    if not step.resumed:
+                        metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
+                        metrics.WITHOUT_SIGNAL.set(self._progress.steps_without_signal)
+                    for metric, value in step.metrics.items():
+                        metrics.TRAIN.labels(metric).set(value)
+                case WeightsAnnounced() as announced:
+                    self._versions.announce(announced)
+                    metrics.PUBLISHED.set(announced.name.version)
+                    self._retention.delete_weights(announced.gone)
+                case RunFinished():
+                    finished = True
+        self._anchor_due = False
+        metrics.VERSION.labels(TRAINER.name).set(self._progress.version)
+        if (trained and self._is_due(self._progress)) or finished or self._stop is not None:
+            self._checkpoint()
+        self._finished_said = finished
+        self._look_at_end()
+        if self._underway is None:
+            self._waited_since = self._clock.now()
+        self._look_back_after_s = LOOK_BACK_S
+
+    def _is_due(self, progress: TrainerProgress) -> bool:
+        """Whether a checkpoint is to be made of this version."""
+        return progress.version % self._settings.checkpoint_every == 0
+
+    def _trimmed(self, transaction: SingleTransaction) -> None:
+        for output in transaction.outputs:
+            if isinstance(output.message, Trimmed):
+                self._retention.absorb(output.message)
+                self._retention.carry_out()
+                self._trim_due = False
+                self._look_at_end()
+
+    def _look_at_end(self) -> None:
+        """The trainer leaves a finished run when what goes is said and deleted."""
+        self._done = self._finished_said and not self._trim_due and self._retention.may_leave()
+
+    def _checkpoint(self) -> None:
+        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
+        if name not in self._retention.names:
+            self._retention.write(name, self._on_backend_thread(self._backend.save), self._progress.to_state())
+            self._trim_due = True
+
+    def _trim(self) -> SingleTransaction | None:
+        """Says what goes after a checkpoint; deleted it is once that is on the log."""
+        trimmed = self._retention.plan(self._precious(), self._versions.in_force)
+        if trimmed is None:
+            self._trim_due = False
+            self._look_at_end()
+            return None
+        return SingleTransaction((Publish("control", 0, trimmed),))
+
+    def _precious(self) -> set[VersionName]:
+        """Checkpoints that are kept beside the newest: every so often, and the best."""
+        every, evaluation = self._settings.keep_every, self._settings.keep_best
+        if every is None and evaluation is None:
+            return set()
+        names = list(filter(self._versions.in_force, self._retention.names))
+        kept = {name for name in names if every is not None and name.version % every == 0}
+        return kept | (self._versions.best_or_due(evaluation, names) if evaluation is not None else set())
+
+    # ------------------------------------------------------------------------------------------ the rest
+
+    def _on_backend_thread(self, what: Callable[Given, Answer]) -> Callable[Given, Answer]:
+        """The same in the thread of the backend."""
+
+        def ask(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+            return self._compute.submit(what, *args, **kwargs).result()
+
+        return ask
+
+    @property
+    def _num_ready(self) -> int:
+        return self._assembly.num_ready if self._assembly is not None else 0
+
+    @property
+    def full(self) -> bool:
+        return self._num_ready >= BATCHES_AHEAD
+
+    def idle_s(self) -> float:
+        if self._underway is not None:
+            return 0.0  # it waits by itself
+        return self._retention.again_in_s() if self._num_ready == 0 or self._paused else 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self._underway is not None
+
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def draining(self) -> None:
+        self._end.drains = True
+
+    def leave(self) -> None:
+        """Saves where it is, so that whoever goes on trains nothing again."""
+        version = self._progress.version
+        saved = any(one.version == version and self._versions.in_force(one) for one in self._retention.names)
+        if saved or not version or self._anchor_due or self._done or self._stop is not None:
+            return
+        try:
+            self._checkpoint()
+        except (WeightsError, TransportError) as error:
+            log.warning("leaves without a checkpoint of version %d: %s", version, error)
+
+    def health(self) -> Mapping[str, object]:
+        return {"version": self._progress.version, "batches_ready": self._num_ready}
+
+    def close(self) -> None:
+        self._abandon()
+        if self._opened:
+            self._on_backend_thread(self._backend.close)()
+        self._compute.shutdown()

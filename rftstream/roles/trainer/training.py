@@ -1,0 +1,118 @@
+"""One batch, one update: what the trainer does with a batch, and a replay does again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
+from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.algorithms.requirements import check_demands, critic_folder, critic_of, has_reference, the_critic
+from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
+from rftstream.backends.numerics import peak_tflops
+from rftstream.config.sections import RunConfig, TrainerSection
+from rftstream.config.stages import Stage, Stages
+from rftstream.contracts.batches import LossKind
+from rftstream.errors import ConfigError
+from rftstream.models.spec import ModelSpec
+from rftstream.roles.trainer.assembly import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A backend and the algorithm that it trains by, as a run's settings say."""
+
+    backend: Backend
+    algorithm: Algorithm
+    settings: TrainerSection
+    algorithms: tuple[Algorithm, ...] = ()
+    """Of each stage, in a run with stages; `algorithm` is then that of the first."""
+    first: int = 0
+    """The batch that the stage begins with."""
+    own_reference: bool = False
+    """Whether the reference, if the algorithm has one, becomes the policy before that batch."""
+    stratified: bool = True
+    """How mini-batches are cut: `UpdatePlan.stratified`."""
+
+    def at(self, stage: Stage) -> Training:
+        """In this stage: the same backend, and with it masters and optimizer."""
+        if not self.algorithms:
+            return self
+        algorithm = self.algorithms[stage.number]
+        own_reference = stage.own_reference and has_reference(algorithm)
+        return replace(
+            self, algorithm=algorithm, settings=stage.trainer, first=stage.first, own_reference=own_reference
+        )
+
+    def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
+        """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
+        settings, every = self.settings, self.settings.reference_every
+        due = every is not None and batch.sequence and batch.sequence % every == 0 and has_reference(self.algorithm)
+        if due or (self.own_reference and batch.sequence == self.first):
+            cast(RenewingBackend, self.backend).renew_reference()
+        rows, values = self.algorithm.prepare(batch.experiences)
+        if rows and "reference_rewards" in self.algorithm.needs:
+            reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
+            rows, values = self.algorithm.prepare(batch.experiences, reference)
+        if rows and "row_logprobs" in self.algorithm.needs:
+            logprobs = self.backend.logprobs(rows, settings.tokens_per_microbatch)
+            rows, more = cast(RefiningAlgorithm, self.algorithm).refine(rows, logprobs)
+            values = {**values, **more}
+        critic = critic_of(self.algorithm)
+        if rows and critic is not None:
+            said = cast(CriticBackend, self.backend).values(rows, settings.tokens_per_microbatch)
+            rows, more = cast(CriticAlgorithm, self.algorithm).estimate(rows, said)
+            values = {**values, **more}
+        if any(row.loss_mask.any() for row in rows):
+            plan = UpdatePlan(
+                lr=lr,
+                minibatches=settings.minibatches,
+                updates_per_batch=settings.updates_per_batch,
+                max_grad_norm=settings.max_grad_norm,
+                tokens_per_microbatch=settings.tokens_per_microbatch,
+                stratified=self.stratified,
+                trains_policy=critic is None or batch.sequence - self.first >= critic.warmup_batches,
+            )
+            update = self.backend.update(rows, self.algorithm, plan)
+        else:
+            update = Update(metrics={})
+        tokens = float(sum(row.loss_mask.sum() for row in rows))
+        trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)}
+        # An algorithm's mean reward is that of the batch, from which filtered groups are missing.
+        values = {**values, **update.metrics, **trained, "lr": lr, **batch.manifest.metrics}
+        return update, {name: float(value) for name, value in values.items()}
+
+    def speeds(self, values: Mapping[str, float], step_s: float) -> dict[str, float]:
+        """Of a step that took so long: tokens of all rows that went through the model, and the share of the device."""
+        if step_s <= 0 or "computed_tokens" not in values:
+            return {}
+        found = {"computed_tokens_per_s": values["computed_tokens"] / step_s}
+        peak = self.settings.peak_tflops or peak_tflops(self.settings.device)
+        return found | ({"mfu": values["tflop"] / step_s / peak} if peak and "tflop" in values else {})
+
+
+def build_training(config: RunConfig, spec: ModelSpec) -> Training:
+    """The parts that the run file names; the backend is not opened yet."""
+    settings = config.trainer
+    backend_class, backend_options = config.build_part("backend", settings.backend)
+    optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
+    stages = Stages.of(config)
+    algorithms = tuple(build_algorithm(config, stage.where) for stage in stages.all)
+    check_demands(config, algorithms, backend_class)
+    backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
+    if (critic := the_critic(algorithms)) is not None:
+        backend.hold_critic(critic, critic_folder(config, critic, spec))
+    return Training(backend, algorithms[0], settings, algorithms if stages.named else ())
+
+
+def check_made_for(batch: Batch, stage: Stage) -> None:
+    """The buffer made it by the stages of its time. ConfigError if these were others."""
+    kinds = {one.loss_kind for one in batch.experiences}
+    alone = batch.manifest.num_groups == 0 and not batch.manifest.last
+    if alone == stage.takes_rollouts or kinds - {LossKind.rl, stage.kind}:
+        found = " and ".join(sorted(kinds)) or "nothing"
+        raise ConfigError(
+            f"stages.{stage.number} ({stage.to_text()}): batch {batch.sequence} was made for another stage and holds "
+            f"{found}; stages that batches were made for keep their place: set them as they were"
+        )

@@ -1,0 +1,121 @@
+"""The trainer's account of versions: which are in force, and whose weights somebody still needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from rftstream.config.sections import EvaluationSection
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.weights.lineage import Lineage
+from rftstream.weights.retention import to_delete
+from rftstream.weights.store import ObjectStore
+
+
+class Versions:
+    """Told of every record of `steps`, `weights` and `evals`, in log order."""
+
+    def __init__(self, evaluations: Mapping[str, EvaluationSection], keep: int) -> None:
+        self._evaluations = evaluations
+        self._keep = keep
+        self._lineage = Lineage()
+        self._recorded: set[VersionName] = set()
+        self._newest: list[VersionName] = []
+        """Announced versions in force, from the oldest anchor on that is kept."""
+        self._parents: dict[VersionName, VersionName] = {}
+        """Of versions that are nothing but a delta, as long as they are there."""
+        self._due: set[tuple[str, VersionName]] = set()
+        """Evaluations that somebody still has to make."""
+        self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
+        self._best: dict[str, VersionName] = {}
+        self._means: dict[tuple[str, int], tuple[float, VersionName]] = {}
+        """Evaluation and version -> its newest mean."""
+        self._gone: set[VersionName] = set()
+        """Whose objects were given up, and may still be there."""
+
+    @property
+    def any_recorded(self) -> bool:
+        return bool(self._recorded)
+
+    def record(self, step: StepRecord) -> None:
+        """A step; that of a trainer which another has replaced does not count."""
+        if not self._lineage.accepts(step.name.trainer_epoch):
+            return
+        if step.resumed and step.name.trainer_epoch > self._lineage.epoch:
+            self._lineage.start(step.name)
+        self._recorded.add(step.name)
+
+    def announce(self, announced: WeightsAnnounced) -> None:
+        name = announced.name
+        self._gone |= set(announced.gone)
+        for gone in announced.gone:
+            self._parents.pop(gone, None)
+        if announced.parent is not None:  # in force or not: the best by an evaluation may be another lineage's
+            self._parents[name] = announced.parent
+        if not self._lineage.in_force(name):
+            return
+        if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
+            self._newest = list(filter(self._lineage.in_force, self._newest))
+            self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
+        self._newest.append(name)
+        anchors = [place for place, one in enumerate(self._newest) if one not in self._parents]
+        del self._newest[: anchors[-self._keep] if len(anchors) >= self._keep else 0]
+        self._due |= {
+            (evaluation, name)
+            for evaluation, section in self._evaluations.items()
+            if name.version % section.every == 0 and not self._has_result(evaluation, name)
+        }
+
+    def evaluate(self, result: EvalResult) -> None:
+        self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
+        self._due = {due for due in self._due if not self._has_result(*due)}
+        mean = result.metrics.get("mean", math.nan)
+        if not math.isnan(mean):
+            self._means[result.evaluation, result.name.version] = mean, result.name
+        if result.best:
+            self._best[result.evaluation] = result.name
+
+    def best_or_due(self, evaluation: str, names: Collection[VersionName]) -> set[VersionName]:
+        """Of these versions the best by an evaluation (of equals the newest), and those that it has yet to judge."""
+        due = {name.version for one, name in self._due if one == evaluation}
+        means: dict[VersionName, tuple[float, int]] = {}
+        for name in names:
+            mean, judged = self._means.get((evaluation, name.version), (0.0, None))
+            if judged is not None and self._lineage.in_force(judged):
+                means[name] = mean, name.version
+        best = {max(means, key=means.__getitem__)} if means else set()
+        return best | {name for name in names if name.version in due}
+
+    def in_force(self, name: VersionName) -> bool:
+        """Whether a checkpoint of this version counts. Version 0 always does: it is what every trainer begins with."""
+        return (name in self._recorded or name.version == 0) and self._lineage.in_force(name)
+
+    def to_delete(
+        self,
+        store: ObjectStore,
+        name: VersionName,
+        kept_checkpoints: Collection[VersionName],
+        parent: VersionName | None,
+    ) -> tuple[VersionName, ...]:
+        """Whose objects nothing needs any more once `name` is announced; what was given up before stays given up.
+        `parent`: if that is to be a delta."""
+
+        def stays(one: VersionName) -> bool:
+            passed = one.trainer_epoch < name.trainer_epoch and one.version > name.version
+            return self._lineage.in_force(one) and not passed and one not in self._gone
+
+        gone = to_delete(
+            store.list("versions/"),
+            in_force=[*filter(stays, self._newest), name],
+            newest_keep=self._keep,
+            parents=self._parents if parent is None else {**self._parents, name: parent},
+            kept_checkpoints=filter(stays, kept_checkpoints),
+            due_evaluations=[one for _, one in self._due if stays(one)],
+            best=[one for one in self._best.values() if one not in self._gone],
+        )
+        self._gone.intersection_update(gone)  # what is not there needs not be remembered
+        return tuple(gone)
+
+    def _has_result(self, evaluation: str, name: VersionName) -> bool:
+        """As the evaluator sees it: of an older trainer too, if it is the state that the newer one began with."""
+        return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))

@@ -1,0 +1,39 @@
+"""The verifier: gives each rollout a verdict, or the reason why it has none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftstream.contracts.role_names import RoleName
+from rftstream.service.role_spec import RoleKind, RoleSpec
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
+
+
+def _count(config: RunConfig) -> int:
+    return 0 if config.without_tasks else config.verifier.count
+
+
+def _begin_metrics() -> None:
+    from rftstream import metrics
+    from rftstream.contracts.verdicts import UnscorableReason
+
+    metrics.REBALANCES.labels(VERIFIER.name)
+    metrics.VERDICTS.labels("scored")
+    for reason in UnscorableReason:
+        metrics.VERDICTS.labels(str(reason))
+        metrics.DEAD.labels(VERIFIER.name, str(reason))
+
+
+VERIFIER = RoleSpec(
+    name=RoleName.verifier,
+    kind=RoleKind.concurrent,
+    build="workers.verifier:build",
+    summary="rollouts -> verified",
+    consumes=("rollouts",),
+    produces=("verified", "dead"),
+    positions=("rollouts",),
+    count=_count,
+    begin_metrics=_begin_metrics,
+)

@@ -1,0 +1,70 @@
+"""What makes a folder a run, and what is left of one that failed before it had begun.
+
+The order makes a kill at any point harmless: lock, model, log, and config.toml last, for a folder without one is no
+run yet, and workers wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.runs.folder import RunFolder, create_log, naming, sharing_store, shown_path
+from rftstream.runs.load_demonstrations import load_experts
+from rftstream.runs.modules import write_modules
+from rftstream.transport.base import Transport
+
+
+def write_config(config: RunConfig, folder: RunFolder) -> None:
+    """At once or not at all; whoever sees it sees all of it."""
+    partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
+    with naming(folder.config_file):
+        partial.write_text(loader.to_toml(config), encoding="utf-8")
+    partial.replace(folder.config_file)
+
+
+def say_aside(text: str) -> None:
+    """Where nobody else shows it: stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def begin(
+    transport: Transport, config: RunConfig, folder: RunFolder, *, say: Callable[[str], None] = say_aside
+) -> None:
+    """The log of a new run, with the demonstrations that the run file names, then the file that makes the folder a
+    run."""
+    _check_unused(transport, config, folder)
+    create_log(transport, config)
+    if config.experts is not None and config.experts.source is not None:
+        load_experts(transport, config, folder, config.experts, say=say)
+    write_modules(config, folder)
+    write_config(config, folder)
+
+
+def _check_unused(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
+    """On a log that others share the name may be somebody else's, and so may the store. ConfigError then."""
+    if "control" in transport.admin.topics() and any(transport.admin.end_offsets("control").values()):
+        raise ConfigError(
+            f"{folder.run_id}: the log has a run of this name already, but {shown_path(folder.path)} is new; take"
+            " another name with --run-dir, or delete the topics of the old one"
+        )
+    if others := sharing_store(config, folder):
+        raise ConfigError(
+            f"weights.store: {config.weights.store!r} is the store of {others[0]} already, whose objects have the same "
+            'names; put "{run}" into it, which becomes the name of the run, or take another place'
+        )
+
+
+def discard(folder: RunFolder, transport: Transport) -> None:
+    """Of a run that failed before its first rollout only the logs are of use, and the name stays free."""
+    folder.config_file.unlink()
+    folder.modules_file.unlink(missing_ok=True)
+    if not folder.log.exists():
+        transport.admin.delete_topics(list(transport.admin.topics()))
+    for part in (folder.log, folder.model, folder.weights):
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,269 @@
+"""Removing a run: its topics and groups, its objects, its folder. Nothing but what a run makes is ever touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import Claim
+from rftstream.errors import ConfigError, RftError
+from rftstream.roles import role_specs
+from rftstream.runs.folder import RunFolder, consumer_groups, find_run, open_store, open_transport, sharing_store
+from rftstream.service.control_view import read_control
+from rftstream.service.role_spec import RoleKind
+from rftstream.transport.base import Transport
+from rftstream.transport.findings import ServerLook
+from rftstream.weights.store import ObjectStore
+
+PARTS = (
+    "log",
+    "weights",
+    "anchors",
+    "exports",
+    "model",
+    "plots",
+    "index",
+    "final",
+    "logs",
+    "targets.json",
+    "modules.json",
+    "config.toml",
+    "run.lock",
+)
+"""What a run makes in its folder, in the order in which it goes: what says that it is a run goes last."""
+
+OBJECTS = ("versions/", "checkpoints/", "evals/")
+"""What a run puts into its object store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """What would go."""
+
+    folder: RunFolder
+    parts: dict[str, int]
+    """Name in the run folder -> bytes."""
+    links: dict[str, str]
+    """Links among them -> where they point; what is there stays."""
+    kept: tuple[str, ...]
+    """What lies in the folder and is none of a run's: it stays, and so does the folder."""
+    topics: tuple[str, ...]
+    """On servers; an embedded log is a part of the folder."""
+    groups: tuple[str, ...]
+    servers: str | None
+    store: str | None
+    """URL of an object store outside the folder."""
+    objects: tuple[str, ...]
+    """There."""
+    shared_with: tuple[str, ...] = ()
+    """Runs beside it that have the same store: all objects stay."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.folder.run_id,
+            "run_dir": str(self.folder.path),
+            "parts": dict(self.parts),
+            "links": dict(self.links),
+            "kept": list(self.kept),
+            "servers": self.servers,
+            "topics": list(self.topics),
+            "groups": list(self.groups),
+            "store": self.store,
+            "objects": len(self.objects),
+            "shared_with": list(self.shared_with),
+        }
+
+
+def plan_deletion(path: Path) -> Deletion:
+    """ConfigError if it is no run folder or somebody is at work on it."""
+    folder, config = _checked(path)
+    with _opened(config, folder) as transport:
+        _check_nobody(folder, who_is_alive(folder, transport))
+        remote = transport is not None and config.transport.kind != "embedded"
+        topics = sorted(transport.admin.topics()) if transport is not None and remote else []
+    store = _store_outside(config, folder)
+    shared_with = () if store is None else tuple(sharing_store(config, folder))
+    there, parts = sorted(folder.path.iterdir()), _parts(config)
+    return Deletion(
+        folder=folder,
+        parts={one.name: _num_bytes(one) for one in there if one.name in parts},
+        links={one.name: os.readlink(one) for one in there if one.name in parts and one.is_symlink()},
+        kept=tuple(one.name for one in there if one.name not in parts),
+        topics=tuple(topics),
+        groups=tuple(consumer_groups()) if remote else (),
+        servers=config.transport.servers if remote else None,
+        store=None if store is None else store.url,
+        shared_with=shared_with,
+        objects=()
+        if store is None or shared_with
+        else tuple(name for prefix in OBJECTS for name in store.list(prefix)),
+    )
+
+
+def delete_run(plan: Deletion) -> None:
+    """Under the run's lock. Whatever stops it half way, the same command goes on."""
+    folder, config = _checked(plan.folder.path)
+    with folder.held():
+        with _opened(config, folder) as transport:
+            _check_nobody(folder, _workers_alive(folder, transport))  # some may have come while we were asked
+            if transport is not None and (plan.topics or plan.groups):
+                there = transport.admin.topics()
+                transport.admin.delete_topics([name for name in plan.topics if name in there])
+                look: ServerLook | None = getattr(transport.admin, "look", None)
+                if look is not None:
+                    look.delete_groups(plan.groups)
+        if plan.objects:
+            store = open_store(config, folder)
+            for name in plan.objects:
+                store.delete(name)
+        for name in _parts(config):
+            _remove(folder.path / name)
+    with contextlib.suppress(OSError):  # something else lies in it
+        folder.path.rmdir()
+
+
+def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
+    """Processes of a run that live, as far as can be seen from here, a few words for each."""
+    alive: list[str] = []
+    if folder.is_live():
+        pid = folder.lock_file.read_text(encoding="ascii", errors="replace").strip()
+        alive.append(f"`run` or `resume`, process {pid or 'unknown'} here")
+    return alive + _workers_alive(folder, transport)
+
+
+def _workers_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
+    if transport is None:
+        return []
+    alive: list[str] = []
+    pids: set[int] = set()
+    topics = transport.admin.topics()
+    for claim in read_control(transport).claims.values() if "control" in topics else ():  # else half deleted
+        if is_alive(claim) is True:
+            pids.add(claim.pid)
+            alive.append(f"{claim.process}, process {claim.pid} here")
+    if (lock_holder := getattr(transport, "lock_holder", None)) and (holder := lock_holder()) is not None:
+        alive.append(f"process {holder.pid}, which writes to the log")
+    look = getattr(transport.admin, "look", transport.admin)
+    if topics and (members := getattr(look, "members", None)) is not None:
+        for group, names in members(
+            tuple(spec.name for spec in role_specs() if spec.kind is RoleKind.concurrent)
+        ).items():
+            alive += [f"{group} {name}" for name in names]
+    return alive + [f"a worker, process {pid} here" for pid in _workers(folder) if pid not in pids]
+
+
+def _check_nobody(folder: RunFolder, alive: list[str]) -> None:
+    if alive:
+        raise ConfigError(
+            f"{folder.path}: somebody is at work on this run: {'; '.join(alive)}; stop it first "
+            "(ctrl-C, SIGTERM, or `rftstream drain` and wait)"
+        )
+
+
+def is_alive(claim: Claim) -> bool | None:
+    """Whether who claimed a role is at it; None if it is of another host, where nobody can look from here."""
+    if claim.host != socket.gethostname():
+        return None
+    try:
+        return bool(psutil.Process(claim.pid).create_time() <= claim.claimed_at + 1.0)  # no later one of the same pid
+    except psutil.Error:
+        return False
+
+
+def _workers(folder: RunFolder) -> list[int]:
+    """Explorers and verifiers, which claim nothing and join later, say on their command line of which run they are."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if "worker" in words and str(folder.path) in words and process.info["pid"] != os.getpid():
+            found.append(process.info["pid"])
+    return found
+
+
+# --------------------------------------------------------------------------------------------- what is a run's
+
+
+def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
+    if path.is_symlink():
+        raise ConfigError(f"{path}: is a link to {path.resolve()}; name that folder itself to delete the run there")
+    folder, config = find_run(path)
+    if folder.path.is_symlink():
+        raise ConfigError(f"{folder.path}: is a link to {folder.path.resolve()}; name that folder itself")
+    if not folder.exists():
+        raise ConfigError(
+            f"{folder.run_id}: has topics at {config.transport.servers}, but no run folder here, and who is at work on"
+            " it cannot be seen without; delete it on the host that has its folder"
+        )
+    if not folder.lock_file.is_file() or folder.config_file.is_symlink():
+        raise ConfigError(
+            f"{folder.path}: has a config.toml but no run.lock, so no run was ever made in it; expected a run folder, "
+            "e.g. runs/<name>"
+        )
+    return folder, config
+
+
+def _parts(config: RunConfig) -> tuple[str, ...]:
+    """With what its trackers write there."""
+    trackers = config.trackers
+    found = ["wandb"] if trackers.wandb is not None else []
+    if trackers.tensorboard is not None and Path(trackers.tensorboard).name == trackers.tensorboard:
+        found.append(trackers.tensorboard)  # a folder of its own; elsewhere there may be others
+    return (*(name for name in found if name not in (*PARTS, "..")), *PARTS)
+
+
+@contextlib.contextmanager
+def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
+    """None where an embedded log is gone or damaged: then there is nothing to ask."""
+    try:
+        transport = open_transport(config, folder, create=config.transport.kind != "embedded")
+    except RftError:
+        if config.transport.kind != "embedded":
+            raise
+        yield None
+        return
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def _store_outside(config: RunConfig, folder: RunFolder) -> ObjectStore | None:
+    url = config.weights.store
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme == "file":
+        place = folder.path / (rest if separator else url)
+        if place.absolute().is_relative_to(folder.path) and ".." not in place.parts:
+            return None  # goes with the folder, or stays where a link in it points to
+    return open_store(config, folder)
+
+
+def _num_bytes(path: Path) -> int:
+    """Below it, no link followed."""
+    total = path.lstat().st_size if not path.is_dir() or path.is_symlink() else 0
+    if path.is_dir() and not path.is_symlink():
+        for base, _, files in os.walk(path):
+            for file in files:
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    total += os.lstat(os.path.join(base, file)).st_size
+    return total
+
+
+def _remove(path: Path) -> None:
+    """Links are removed, never followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

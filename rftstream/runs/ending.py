@@ -1,0 +1,96 @@
+"""How a run came to stand still, in two lines of `logs/run.log`: each stretch writes that it begins and what ended it.
+
+    2026-01-31 12:00:00.123 INFO    run begins pid=4711
+    2026-01-31 12:30:00.456 ERROR   run ended by=error error="trainer-0: ..."
+
+One that began and never ended was killed; on a full disk the second line cannot be written, and that reads the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from textwrap import shorten
+from typing import Any
+
+from rftstream.config import secrets
+from rftstream.runs.folder import RunFolder
+
+RUN_LOG = "run.log"
+"""In `logs/`: what the supervisor had to say, in the form of `TextFormatter`."""
+
+_LINE = re.compile(r"(\S+ \S+)\.\d+ (?:INFO|ERROR) +run (?:begins pid=\d+|ended by=(\S+)(?: error=(.*))?)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    by: str
+    """SIGINT (ctrl-C), SIGTERM, SIGHUP, error, kill (it left no word); else what `run` gave as its reason."""
+    at: float | None = None
+    """Unknown of a kill."""
+    error: str | None = None
+    """One line."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentence(self, width: int, moment: str = "") -> str:
+        """What it was stopped by, and when; of an error at most `width` characters."""
+        by = {"SIGINT": "ctrl-C", "error": "an error", "kill": "a kill"}.get(self.by, self.by)
+        error = "" if self.error is None else ": " + shorten(self.error, width, placeholder=" ...")
+        return by + moment + error
+
+
+@contextmanager
+def noting_failure(notes: logging.Logger) -> Iterator[None]:
+    """Around a stretch: it begins, and if it ends by raising, that is said."""
+    notes.info("begins", extra={"pid": os.getpid()})
+    try:
+        yield
+    except KeyboardInterrupt:
+        note_ending(notes, "SIGINT")
+        raise
+    except BaseException as error:
+        note_ending(notes, "error", str(error) or type(error).__name__)
+        raise
+
+
+def note_ending(notes: logging.Logger, by: str, error: str | None = None) -> None:
+    if error is None:
+        notes.info("ended", extra={"by": by})
+    else:
+        notes.error("ended", extra={"by": by, "error": secrets.hidden(error.strip().rpartition("\n")[2])})
+
+
+def read_ending(folder: RunFolder) -> Ending | None:
+    """Of the newest stretch, when the run is not live; None where none was begun here."""
+    found: Ending | None = None
+    try:
+        with (folder.logs / RUN_LOG).open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if (match := _LINE.match(line)) is not None:
+                    found = _ending(*match.groups())
+    except OSError:
+        return None
+    return found
+
+
+def _ending(moment: str, by: str | None, error: str | None) -> Ending:
+    if by is None:
+        return Ending(by="kill")
+    at = time.mktime(time.strptime(moment, "%Y-%m-%d %H:%M:%S"))
+    return Ending(by=by, at=at, error=None if error is None else secrets.hidden(_plain(error)))
+
+
+def _plain(value: str) -> str:
+    """Text with a space in it stands there as JSON."""
+    try:
+        return str(json.loads(value)) if value.startswith('"') else value
+    except ValueError:
+        return value

@@ -1,0 +1,388 @@
+"""Runs: where a run's files are, how one is made and found again, who is running it.
+
+runs/<name>/            the run folder; its name is the run's id (a second run of the name gets <name>-2, ...)
+  config.toml           the resolved config; every process of the run reads this one
+  modules.json          digests of the user's own modules, as of the last start
+  log/                  the embedded log
+  model/                the model, where it was made on the spot
+  weights/              the default object store: versions, checkpoints, generations
+  anchors/              the newest anchors, where the object store is elsewhere
+  exports/              what `weights export` wrote, unless it was told where
+  logs/<process>.log    one file a process
+  final/                the trained model, once the run is finished
+  index/, plots/        what `audit` and `trace` read before, what `plot` drew
+  targets.json          the ports of its workers, for Prometheus, while it is live
+  run.lock              held by the `run` or `resume` that supervises
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rftstream.config import loader, registry, secrets
+from rftstream.config.sections import RunConfig, TransportSection
+from rftstream.contracts.topics import TOPICS, num_partitions
+from rftstream.errors import ConfigError
+from rftstream.roles import role_specs
+from rftstream.transport.base import TopicSettings, Transport
+
+if TYPE_CHECKING:
+    from rftstream.weights.store import ObjectStore
+
+
+def consumer_groups() -> dict[str, tuple[str, ...]]:
+    """Consumer groups, named like their roles -> the topics whose positions they commit."""
+    return {spec.name: spec.positions for spec in role_specs() if spec.positions}
+
+
+LOOKING_S = 0.3
+"""How long a run's lock may be held by somebody who only looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def modules_file(self) -> Path:
+        return self.path / "modules.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def anchors(self) -> Path:
+        return self.path / "anchors"
+
+    @property
+    def exports(self) -> Path:
+        return self.path / "exports"
+
+    @property
+    def index(self) -> Path:
+        return self.path / "index"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    @property
+    def targets_file(self) -> Path:
+        return self.path / "targets.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "run.lock"
+
+    def exists(self) -> bool:
+        return self.config_file.is_file()
+
+    def is_live(self) -> bool:
+        """Whether a `run` or `resume` holds the lock."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the lock; ConfigError naming the holder if somebody else does, or if there can be no such folder.
+        What the system refuses meanwhile without a name, a write on a full disk for one, gets this folder's."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: {error.strerror or error}, expected a run folder that can be written; "
+                "name another by --run-dir or run.folder"
+            ) from None
+        try:
+            try:
+                _lock(descriptor)
+            except BlockingIOError:
+                pid = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+                raise ConfigError(
+                    f"{self.path}: this run is live, held by process {pid}; wait for it, stop it, or take another "
+                    "--run-dir (more workers join with `rftstream worker`)"
+                ) from None
+            with naming(self.lock_file):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
+            with naming(self.path):
+                yield
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file names this one: a write to an open file knows only that there was no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def _lock(descriptor: int) -> None:
+    """BlockingIOError if it stays taken: whoever looks whether a run is live has its lock for a moment, too."""
+    deadline = time.monotonic() + LOOKING_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run that exists: its folder, config and log."""
+
+    folder: RunFolder
+    config: RunConfig
+    transport: Transport
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.run_id
+
+    def store(self) -> ObjectStore:
+        return open_store(self.config, self.folder)
+
+
+def candidates(config: RunConfig) -> list[RunFolder]:
+    """Runs of this run file, oldest first: those with a folder here, and those on a log that hosts share."""
+    names = {folder.path.name for folder in candidates_here(config)} | names_on_log(config)
+    base = Path(config.base) / config.run.folder
+    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
+
+
+def candidates_here(config: RunConfig) -> list[RunFolder]:
+    """Those with a folder here, oldest first. Asks nobody."""
+    base = Path(config.base) / config.run.folder
+    names = {path.name for path in (base.iterdir() if base.is_dir() else ()) if (path / "config.toml").is_file()}
+    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
+
+
+def runs_of(file: Path) -> Path | None:
+    """Where a run file puts its runs; None of a file that is none."""
+    section = loader.glance(file).get("run")
+    if not isinstance(section, dict) or not isinstance(folder := section.get("folder", "runs"), str):
+        return None
+    return file.parent / folder if "name" in section else None
+
+
+def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """<name> is number 1, <name>-2 number 2, ..."""
+    pattern = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?$")
+    for name in names:
+        if match := pattern.fullmatch(name):
+            yield int(match[1] or 1), name
+
+
+def names_on_log(config: RunConfig) -> set[str]:
+    """Of a log that only this host has, the run folders say it all."""
+    find_names = getattr(registry.resolve("transport", config.transport.kind, where="transport.kind"), "runs", None)
+    return set(find_names(_revealed(config))) if find_names is not None else set()
+
+
+def check_transport(config: RunConfig) -> None:
+    """ConfigError for settings that its transport refuses before anybody is asked."""
+    check = getattr(registry.resolve("transport", config.transport.kind, where="transport.kind"), "check", None)
+    if check is not None:
+        check(_revealed(config))
+
+
+def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
+    """The folder for a new run of this run file: the name itself, or with the number after the newest's."""
+    name = config.run.name
+    if newest is not None:
+        name += f"-{int(newest.run_id.removeprefix(name)[1:] or 1) + 1}"
+    return RunFolder(Path(config.base) / config.run.folder / name)
+
+
+def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
+    """RUN as users give it: a run folder, or a run file (then its newest run). The config is the run's, as this host
+    knows it: of a run that was begun elsewhere, that of the run file."""
+    path = Path(run)
+    if path.is_dir():
+        folder = RunFolder(path.resolve())
+        if not folder.exists() and folder.lock_file.is_file():
+            raise ConfigError(
+                f"{path}: a run was being made in it and has no config.toml yet; wait, or do again the command that "
+                "was making it, which goes on, or remove the folder"
+            )
+        if not folder.exists():
+            raise ConfigError(
+                f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file"
+            )
+        return folder, read_config(folder)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file, expected a run folder or a run file{_nearest(path)}")
+    config = loader.load([path])
+    folders = candidates(config)
+    if not folders:
+        there = f" nor at {config.transport.servers}" if config.transport.kind != "embedded" else ""
+        raise ConfigError(
+            f"{path}: no run of it yet under {Path(config.base) / config.run.folder}{there}; start one with"
+            " `rftstream run`"
+        )
+    return folders[-1], read_config(folders[-1]) if folders[-1].exists() else config
+
+
+def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
+    """What the run was started with; the environment is in it already."""
+    return loader.load([folder.config_file], sets=sets, env={})
+
+
+def _nearest(path: Path) -> str:
+    """What a misspelt RUN may have meant: run folders and run files beside it, and run folders in ./runs."""
+    beside = path.parent
+    known = [
+        *(one for one in _listed(beside) if one.suffix == ".toml" or RunFolder(one).exists()),
+        *(one for one in _listed(beside / "runs") if RunFolder(one).exists()),
+    ]
+    if not known:
+        return "; `rftstream list runs --folder DIR` lists those of a folder"
+    near = difflib.get_close_matches(path.name, [one.name for one in known], n=1)
+    if not near:
+        return f"; there are {', '.join(sorted(map(str, known))[:8])}"
+    return f"; did you mean {next(one for one in known if one.name == near[0])}?"
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def open_run(run: str | Path) -> OpenRun:
+    """ConfigError if there is no such run or its log is missing."""
+    folder, config = find_run(run)
+    return OpenRun(folder, config, open_transport(config, folder, create=False))
+
+
+def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False) -> Transport:
+    kind = config.transport.kind
+    transport = registry.resolve("transport", kind, where="transport.kind")
+    if kind == "embedded":
+        return transport(folder.log, create=create)  # type: ignore[no-any-return]
+    if kind == "kafka":
+        return transport(folder.run_id, _revealed(config), create=create)  # type: ignore[no-any-return]
+    return transport(folder.run_id, _revealed(config))  # type: ignore[no-any-return]
+
+
+def _revealed(config: RunConfig) -> TransportSection:
+    options = secrets.reveal(config.transport.options, where="transport.options")
+    return dataclasses.replace(config.transport, options=options)
+
+
+def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None = None) -> ObjectStore:
+    """`patience_s`: for who has something better to do than to wait."""
+    from rftstream.weights.store import ObjectStore
+
+    settings = config.weights
+    patience_s = settings.patience_s if patience_s is None else min(patience_s, settings.patience_s)
+    return ObjectStore(
+        settings.store.replace("{run}", folder.run_id),
+        base=folder.path,
+        patience_s=patience_s,
+        timeout_s=min(settings.timeout_s, max(patience_s, 1.0)),
+    )
+
+
+def store_place(config: RunConfig, folder: RunFolder) -> str:
+    """Where a run's objects are: a path, or a URL."""
+    url = config.weights.store.replace("{run}", folder.run_id)
+    scheme, separator, rest = url.partition("://")
+    return url.rstrip("/") if separator and scheme != "file" else os.path.abspath(folder.path / (rest or scheme))
+
+
+def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
+    """Runs beside this one whose objects are in the same place, under the same names."""
+    place, found = store_place(config, folder), []
+    for path in _listed(folder.path.parent):
+        other = RunFolder(path)
+        if path == folder.path or not other.exists():
+            continue
+        try:
+            is_same = store_place(read_config(other), other) == place
+        except ConfigError:  # of another release
+            continue
+        if is_same:
+            found.append(other.run_id)
+    return found
+
+
+def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:
+    """What topics.py and the run file ask for."""
+    return {
+        name: TopicSettings(
+            partitions=num_partitions(topic, partitions=config.transport.partitions, shares=config.trainer.shares),
+            compacted=topic.compacted,
+            max_record_bytes=topic.max_record_bytes,
+        )
+        for name, topic in TOPICS.items()
+    }
+
+
+def create_log(transport: Transport, config: RunConfig) -> None:
+    """The topics of a run and position 0 for every consumer group, before anybody reads."""
+    transport.admin.ensure_topics(wanted_topics(config))
+    for group, topics in consumer_groups().items():
+        transport.admin.commit_initial(group, topics)
+
+
+def shown_path(path: Path) -> str:
+    """Relative where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

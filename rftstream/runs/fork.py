@@ -1,0 +1,59 @@
+"""A run made of another one: its settings, its model, and what it says of where it comes from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.runs.folder import OpenRun, RunFolder, shown_path
+from rftstream.runs.manifest import changed_settings
+
+OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
+"""Settings that such a run always has as it needs them."""
+
+
+def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> RunConfig:
+    """The source's under the new name, changed by `sets`, without explorers. ConfigError where that cannot be."""
+    if folder.path == source.folder.path:
+        raise ConfigError(f"--into {shown_path(folder.path)}: is the run itself, expected a new folder")
+    if not source.folder.exists():
+        raise ConfigError(f"{source.folder.path}: no run folder on this host, expected one with config.toml")
+    fixed = [
+        f"run.name={json.dumps(folder.run_id)}",
+        f"run.imported_from={json.dumps(str(source.folder.path))}",
+        "explorer.count=0",
+    ]
+    config = loader.load([source.folder.config_file], sets=[*sets, *fixed], env={})
+    if config.transport.partitions != source.config.transport.partitions:
+        raise ConfigError(
+            f"transport.partitions: got {config.transport.partitions}, expected {source.config.transport.partitions} "
+            "as the run has: records keep their partition"
+        )
+    store = config.weights.store
+    if "://" in store and not store.startswith("file://weights") and "{run}" not in store:
+        raise ConfigError(
+            f"weights.store: got {store!r}, which holds the weights of {source.run_id}; expected a place for each run, "
+            "e.g. --set weights.store=URL/{run}"
+        )
+    return config
+
+
+def differences(source: OpenRun, config: RunConfig) -> tuple[str, ...]:
+    """`key before -> after` of each setting that was changed on purpose."""
+    lines = changed_settings(source.config, config)
+    return tuple(line for line in lines if line.partition(" ")[0] not in OWN)
+
+
+def copy_model(source: RunFolder, target: RunFolder) -> None:
+    """The model folder that the source made or fetched, once: what it was begun with may be gone meanwhile. The run
+    folder of the target is held."""
+    if target.model.exists() or not source.model.is_dir():
+        return
+    partial = target.model.with_name(f"{target.model.name}.partial")  # whoever holds the run folder is alone with it
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+    shutil.copytree(source.model, partial)
+    partial.rename(target.model)

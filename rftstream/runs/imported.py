@@ -1,0 +1,247 @@
+"""A run whose groups come from another run's log: records are copied as they are, in order, exactly once.
+
+Each transaction holds records and how far the source was read (group `import`; the metadata is where the source ended
+when the import began). All laws hold in the new run as they stand: each task has one record on each topic of its way.
+Last comes `end`: without it the import is not complete, and whoever does it again goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from rftstream.contracts import codec
+from rftstream.contracts.control import RunManifest, TasksEnded
+from rftstream.contracts.ids import next_attempt
+from rftstream.contracts.messages import Message
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.tasks import Problem, Sampling, Task
+from rftstream.errors import ConfigError, ContractError
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.feeder import FEEDER
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.transport.base import Position, Transport
+
+GROUP = "import"
+STEPS = TopicPartition("steps", 0)
+MAX_RECORDS, MAX_BYTES = 512, 4 << 20
+"""Of one transaction."""
+
+Say = Callable[[str], None]
+
+
+class Import:
+    """What is the same whatever is copied; subclasses say what that is."""
+
+    def __init__(self, source: Transport, target: Transport, run_id: str, say: Say) -> None:
+        self._source, self._target = source, target
+        self._from, self._into = Log(source), Log(target)
+        self._run_id = run_id
+        self._say = say
+
+    def run(self, manifest: Callable[[], RunManifest]) -> None:
+        """Nothing, if it is complete."""
+        if read_control(self._target).ended is not None:
+            return
+        self._open()
+        try:
+            self._begun = self._into.committed(GROUP)
+            if not self._begun:
+                self._begin(manifest())
+            self.copy()
+        finally:
+            self._producer.close()
+
+    def _open(self) -> None:
+        self._producer = self._target.producer(f"{self._run_id}.{GROUP}")
+        self._producer.start()
+
+    def settle(self) -> None:
+        """What was committed can be read from now on: a broker answers a commit before its records are visible, and
+        lets nobody begin again under this name before they are."""
+        self._producer.close()
+        self._open()
+
+    def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
+        """From where to where each partition of the source is copied, as it is now. ConfigError if it is not whole."""
+        raise NotImplementedError
+
+    def copy(self) -> None:
+        """All of it, and `end`; what is there already is passed over."""
+        raise NotImplementedError
+
+    def _begin(self, manifest: RunManifest) -> None:
+        """Fixes how much there is to copy."""
+        self._begun = {place: Position(start, str(end)) for place, (start, end) in self.bounds().items()}
+        record = codec.to_record(manifest, "control", 0, run=self._run_id)
+        self._producer.commit([record], positions=self._begun, group=GROUP)
+
+    def check_whole(self, *topics: str) -> None:
+        """ConfigError if something of these was deleted, on a live run meanwhile."""
+        check_whole(self._source, *topics)
+
+    def copy_topic(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
+        """From where it was left. `change`: the record for this run, None for one that does not belong here."""
+        committed = {place: one for place, one in self._begun.items() if place.topic == topic}
+        ends = {place: int(position.metadata) for place, position in committed.items()}
+        starts = {place: position.offset for place, position in committed.items()}
+        if all(starts[place] >= ends[place] for place in ends):
+            return
+        total = num_bytes = 0
+        records: list[NewRecord] = []
+        positions: dict[TopicPartition, Position] = {}
+        for record in self._from.read(topic, start=starts):
+            if record.offset >= ends[record.place]:
+                continue
+            if (changed := change(record)) is not None:
+                records.append(changed)
+                num_bytes += changed.num_bytes
+            positions[record.place] = Position(record.offset + 1, str(ends[record.place]))
+            if len(records) >= MAX_RECORDS or num_bytes >= MAX_BYTES:
+                self._producer.commit(records, positions=positions, group=GROUP)
+                total += len(records)
+                records, positions, num_bytes = [], {}, 0
+        whole = {place: Position(end, str(end)) for place, end in ends.items()}
+        self._producer.commit(records, positions=whole, group=GROUP)
+        self.settle()
+        self.check_whole(topic)  # a live run may have deleted meanwhile what was to be copied
+        self._say(f"{topic}: {total + len(records):,} records copied")
+
+    def as_it_is(self, record: Record) -> NewRecord | None:
+        """Under this run's name; None for what is of no contract of its topic."""
+        if codec.is_foreign(record):
+            return None
+        headers = tuple((k, self._run_id.encode() if k == "run" else v) for k, v in record.headers)
+        return NewRecord(record.topic, record.partition, record.key, record.value, headers)
+
+    def commit_all(self, records: Iterable[NewRecord]) -> int:
+        """So many records that the import itself wrote, beside those it copied."""
+        total = 0
+        for some in _by_transaction(records):
+            self._producer.commit(some)
+            total += len(some)
+        if total:
+            self.settle()
+        return total
+
+    def pass_over(self, group: str, topic: str, metadata: str = "") -> None:
+        """What is on the topic was done in the other run: it waits for nobody. `{end}` in the metadata becomes where
+        the partition ends."""
+        ends = self._target.admin.end_offsets(topic)
+        positions = {place: Position(end, metadata.replace("{end}", str(end))) for place, end in ends.items()}
+        self._producer.commit([], positions=positions, group=group)
+
+    def end(self) -> None:
+        """How many groups there are: all there will ever be."""
+        admitted = len({record.header("group_id") for record in self._into.read("tasks", bodies=False)})
+        cursor = self._from.committed(FEEDER.name).get(STEPS, Position(0))
+        counts = json.loads(cursor.metadata or '{"drawn": {}, "left_out": {}}')
+        metadata = json.dumps({**counts, "admitted": admitted}, separators=(",", ":"))
+        end = TasksEnded(admitted=admitted, reason="imported")
+        self._producer.commit(
+            [codec.to_record(end, "control", 0, run=self._run_id)],
+            positions={STEPS: Position(0, metadata)},
+            group=FEEDER.name,
+        )
+        self.settle()
+        self._say(f"{admitted:,} groups imported")
+
+
+class RolloutImport(Import):
+    """Tasks and rollouts, to be scored anew. What has no rollout in the source (it was pending there), or was put back
+    there under another attempt, gets one that says `skipped`."""
+
+    def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
+        """Whole groups, and no rollout without its task."""
+        self.check_whole("tasks", "rollouts")
+        topics = ("rollouts", "tasks", "experts")
+        return {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
+
+    def copy(self) -> None:
+        self.copy_topic("experts", self.as_it_is)
+        self.copy_topic("tasks", self._of_a_rollout)
+        put_back = self._put_back()
+        self.copy_topic("rollouts", lambda record: self._rollout(record, put_back))
+        if missing := self.commit_all(skipped_rollouts(self._into, self._run_id)):
+            self._say(f"rollouts: {missing:,} tasks were not sampled, or put back; they are skipped")
+        self.pass_over(EXPLORER.name, "tasks")
+        self.end()
+
+    def _of_a_rollout(self, record: Record) -> NewRecord | None:
+        return None if codec.ids_from_headers(record) is None else self.as_it_is(record)
+
+    def _rollout(self, record: Record, put_back: set[str]) -> NewRecord | None:
+        ids = codec.ids_from_headers(record)
+        if ids is None or ids.group_id not in put_back:
+            return self._of_a_rollout(record)
+        return None  # it is skipped
+
+    def _put_back(self) -> set[str]:
+        """Groups that have a newer attempt: their rollouts may stand there once more."""
+        groups = {(record.header("group_id") or b"").decode() for record in self._into.read("tasks", bodies=False)}
+        return {group for group in groups if next_attempt(group) in groups}
+
+
+def check_whole(source: Transport, *topics: str) -> None:
+    """ConfigError if something of these was deleted."""
+    deleted = read_control(source).deleted
+    if deleted.sequence or any(any(source.admin.begin_offsets(topic).values()) for topic in topics):
+        raise ConfigError(
+            f"the records of the first {deleted.sequence:,} groups, from before version {deleted.version}, were "
+            "deleted by retention, expected all of them; a run that is to be scored or trained again keeps its "
+            "log: leave [retention] out of its run file"
+        )
+
+
+def _by_transaction(records: Iterable[NewRecord]) -> Iterator[list[NewRecord]]:
+    left = iter(records)
+    while some := list(islice(left, MAX_RECORDS)):
+        yield some
+
+
+def without(log: Log, topic: str, after: str) -> Iterator[Record]:
+    """Records of rollouts that have none on the topic that comes after."""
+    there = {record.header("rollout_id") for record in log.read(after, bodies=False)}
+    if {record.header("rollout_id") for record in log.read(topic, bodies=False)} - there:
+        yield from (record for record in log.read(topic) if record.header("rollout_id") not in there)
+
+
+def skipped_rollouts(log: Log, run_id: str) -> Iterator[NewRecord]:
+    """Each task has a rollout then."""
+    for record in without(log, "tasks", "rollouts"):
+        yield codec.to_record(_skipped(record), "rollouts", record.partition, run=run_id)
+
+
+def _skipped(record: Record) -> Rollout:
+    """In the place of a rollout that is not to be had."""
+    ids = codec.ids_from_headers(record)
+    assert ids is not None, "others were not copied"
+    task = _task(record)
+    error = "not sampled in the run that it comes from, or put back there as another attempt"
+    rollout = Rollout(
+        ids=ids,
+        status=RolloutStatus.skipped,
+        problem=Problem(messages=()),
+        turns=(),
+        segments=(),
+        num_tokens=0,
+        sampling=Sampling(),
+        error=error,
+        finished_at=time.time(),
+    )
+    if task is None:
+        return replace(rollout, status=RolloutStatus.undecodable, problem=None)
+    return replace(rollout, problem=task.problem, sampling=task.sampling)
+
+
+def _task(record: Record) -> Task | None:
+    try:
+        message: Message = codec.from_record(record)
+    except ContractError:
+        return None
+    return message if isinstance(message, Task) else None

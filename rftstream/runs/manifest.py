@@ -1,0 +1,186 @@
+"""What a run is, for good: digests of its data, written first, compared by whoever goes on with it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any
+
+from rftstream.config.loader import to_dict, to_toml
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import RunManifest
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.errors import ConfigError
+from rftstream.models.folder import for_section, model_digests, template_digest
+from rftstream.models.spec import ModelSpec
+from rftstream.roles import role_spec
+from rftstream.version import __version__
+
+_WARNED = ("trainer.lr",)
+"""Settings that may change on resume, but change what is learned."""
+
+
+def make_manifest(
+    config: RunConfig, run_id: str, digests: Mapping[str, str], now: float, changed: Sequence[str] = ()
+) -> RunManifest:
+    """The run's first record: what it is. `changed`: in which settings it differs from the one it is made of."""
+    return RunManifest(
+        run=run_id,
+        created_at=now,
+        config=to_toml(config),
+        digests=dict(digests),
+        partitions=config.transport.partitions,
+        shares=config.trainer.shares,
+        seed=config.run.seed,
+        rftstream_version=__version__,
+        changed=tuple(changed),
+    )
+
+
+def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
+    """ConfigError, with the differences, if a run would go on with another model, template, taskset or layout."""
+    then, now = _then_and_now(manifest, config)
+    differences = _of_the_layout(manifest, config, then)
+    for name in sorted(set(digests) | set(manifest.digests) - {"config"}):
+        if digests.get(name) != manifest.digests.get(name):
+            differences.append(_explained(name, then, now))
+    if differences:
+        raise ConfigError(
+            f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
+            f"{'; '.join(differences)}; take back the change, or start a new run"
+        )
+
+
+def check_worker(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
+    """ConfigError, with the differences, if a worker was given another run file than the run that it works for.
+    `digests`: of what its role makes use of."""
+    then, now = _then_and_now(manifest, config)
+    differences = _of_the_layout(manifest, config, then)
+    tasksets = sorted(name.removeprefix("taskset.") for name in manifest.digests if name.startswith("taskset."))
+    if sorted(config.tasksets) != tasksets:
+        differences.append(f"tasksets {tasksets} -> {sorted(config.tasksets)}")
+    for name, digest in sorted(digests.items()):
+        if manifest.digests.get(name, digest) != digest:
+            differences.append(_explained(name, then, now))
+    if differences:
+        raise ConfigError(
+            f"{manifest.run}: this worker was given other settings than the run was started with: "
+            f"{'; '.join(differences)}; start it with the run's own file"
+        )
+
+
+def digests_for(role: str, config: RunConfig, model: Callable[[], ModelSpec]) -> dict[str, str]:
+    """Of what a role makes use of. Weights are of use to the trainer alone: to others they are announced."""
+    wanted = role_spec(role).digests
+    if not wanted:
+        return {}
+    spec = model()
+    digests = {**model_digests(spec, weights="weights" in wanted)}
+    for name, section in config.tasksets.items():
+        if "templates" in wanted and (own := for_section(spec, section)) is not spec:
+            digests[f"chat_template.{name}"] = template_digest(own)
+    return digests
+
+
+def _then_and_now(manifest: RunManifest, config: RunConfig) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    return _settings_in(manifest.config), _flat(to_dict(config))
+
+
+@lru_cache(maxsize=4)
+def _settings_in(text: str) -> Mapping[str, Any]:
+    return MappingProxyType(_flat(tomllib.loads(text)))
+
+
+def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, Any]) -> list[str]:
+    fixed: dict[str, tuple[Any, Any]] = {
+        "transport.partitions": (manifest.partitions, config.transport.partitions),
+        "trainer.shares": (manifest.shares, config.trainer.shares),
+        "run.seed": (manifest.seed, config.run.seed),
+        "model.dtype": (then.get("model.dtype", config.model.dtype), config.model.dtype),
+        "stages": (_in_stages(then) if then else bool(config.stages), bool(config.stages)),
+    }
+    if config.experts is not None:  # half a pass cannot go on in another order
+        for name in ("held_out", "shuffle"):
+            now = getattr(config.experts, name)
+            fixed[f"experts.{name}"] = then.get(f"experts.{name}", now), now
+    now = _flat(to_dict(config))
+    for key in sorted({key for key in (*then, *now) if key.startswith("model.lora.")}):
+        fixed[key] = (then.get(key), now.get(key))
+    return [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
+
+
+def _in_stages(settings: Mapping[str, Any]) -> bool:
+    """Whether the run has any: batches of one that has are made in another way, and passes have other places."""
+    return any(key.startswith("stages.") for key in settings)
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
+    """Settings that differ, as lines for people: `key before -> after`."""
+    return _differences(_flat(to_dict(before)), _flat(to_dict(after)), "")
+
+
+def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
+    """As `changed_settings`, with a warning where it changes what is learned."""
+    lines = changed_settings(before, after)
+    return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
+
+
+def data_digests(config: RunConfig, model: ModelSpec, tasksets: Mapping[str, Taskset] | None = None) -> dict[str, str]:
+    """Of the model, its tokenizer and template, and each taskset with its template, if it has one of its own.
+    `tasksets`: those that are open already."""
+    digests = model_digests(model)
+    for name, section in config.tasksets.items():
+        taskset = (tasksets or {}).get(name) or open_taskset(name, section, config)
+        digests[f"taskset.{name}"] = taskset.digest
+        if (own := for_section(model, section)) is not model:
+            digests[f"chat_template.{name}"] = template_digest(own)
+    return digests
+
+
+def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """By the settings that differ, else by the data."""
+    kind, _, taskset = name.partition(".")
+    section = f"tasksets.{taskset}." if taskset else "model."
+    settings = _differences(then, now, f"{section}{kind if kind == 'chat_template' else ''}")
+    return f"another {name}: " + ", ".join(settings) if settings else f"{name}: same settings, other data"
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
+    keys = [key for key in sorted({*then, *now}) if key.startswith(prefix) and then.get(key) != now.get(key)]
+    return [_difference(key, then, now) for key in keys]
+
+
+def _difference(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Of a text of several lines the first line that differs."""
+    before, after = then.get(key, ""), now.get(key, "")
+    if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
+        lines = zip_longest(before.splitlines(keepends=True), after.splitlines(keepends=True), fillvalue="")
+        number, pair = next((n, pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1])
+        bare = [line.rstrip("\r\n") for line in pair]
+        shown = pair if bare[0] == bare[1] else bare  # only their ends differ
+        return f"{key} line {number}: {shorten(shown[0])} -> {shorten(shown[1])}"
+    return f"{key} {_value(then, key)} -> {_value(now, key)}"
+
+
+def shorten(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
+
+
+def _value(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "unset"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            value = {str(number): one for number, one in enumerate(value)}
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

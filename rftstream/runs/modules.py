@@ -1,0 +1,155 @@
+"""Users' own modules that a run makes use of: where each is, whether it hides another one, and what has changed in it.
+
+They are found without being imported. What they import from the same folders belongs to them: a reward is changed by
+its helper, too. `modules.json` in the run folder holds their digests as of the last start, so that `resume` can say
+that a reward is not the one that scored the rollouts before; a run folder without it says nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from rftstream.config.part_names import named_parts
+from rftstream.config.sections import RunConfig
+from rftstream.runs.folder import RunFolder, naming, shown_path
+
+MOST = 200
+"""Modules that are looked at; more are no reward any more."""
+
+_NOT_OWN = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModule:
+    """A module of the user's that a run file names, or that such a one imports."""
+
+    name: str
+    file: Path
+    digest: str
+    """SHA-256 of its source, as hex digits."""
+    hides: Path | None
+    """The file of this name beside the run file, if another one is taken."""
+
+    @property
+    def warning(self) -> str | None:
+        """What is said where it hides another one."""
+        if self.hides is None:
+            return None
+        return (
+            f"{self.name}: taken from {shown_path(self.file)}, which hides {shown_path(self.hides)} beside the run "
+            "file; remove or rename one of them"
+        )
+
+
+def find_modules(config: RunConfig) -> list[OwnModule]:
+    """Those that the run file names, with what they import from its folder or the current one. One that is not there is
+    left out: whoever imports it says so."""
+    base = Path(config.base).resolve()
+    roots = (base, Path.cwd().resolve())
+    found: dict[str, OwnModule] = {}
+    wanted = [name.partition(":")[0] for _, _, name in named_parts(config) if ":" in name]
+    while wanted and len(found) < MOST:
+        name = wanted.pop(0)
+        spec = None if name in found or name.partition(".")[0] == "rftstream" else _spec(name, None)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            continue
+        file = Path(spec.origin).resolve()
+        try:
+            source = file.read_bytes()
+        except OSError:
+            continue
+        beside = _spec(name, [str(base)])
+        there = Path(beside.origin).resolve() if beside is not None and beside.origin is not None else file
+        digest = hashlib.sha256(source).hexdigest()
+        found[name] = OwnModule(name=name, file=file, digest=digest, hides=None if there == file else there)
+        if _is_below(file, roots):
+            package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+            wanted += [one for one in _imported(source, package) if _is_own(one, roots)]
+    return [found[name] for name in sorted(found)]
+
+
+def hidden_modules(config: RunConfig) -> list[str]:
+    """A line for each module beside the run file that is not the one which is taken."""
+    return [one.warning for one in find_modules(config) if one.warning is not None]
+
+
+def write_modules(config: RunConfig, folder: RunFolder) -> None:
+    """Beside the run's config, at once or not at all."""
+    modules = {one.name: {"file": str(one.file), "sha256": one.digest} for one in find_modules(config)}
+    partial = folder.modules_file.with_suffix(f".{os.getpid()}.partial")
+    with naming(folder.modules_file):
+        partial.write_text(json.dumps(modules, indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder.modules_file)
+
+
+def changes_of_modules(config: RunConfig, folder: RunFolder) -> list[str]:
+    """What has changed in them since the run was last started, a line for each; of a run that recorded none nothing."""
+    try:
+        before = json.loads(folder.modules_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    lines = []
+    for one in find_modules(config):
+        then = before.get(one.name) if isinstance(before, dict) else None
+        if not isinstance(then, dict):
+            continue
+        if then.get("sha256") != one.digest:
+            moved = "" if then.get("file") == str(one.file) else f", before it was {then.get('file')}"
+            lines.append(
+                f"changed: the code of {one.name} in {shown_path(one.file)}{moved}; it is taken from now on, and what "
+                "is there was made by the code before"
+            )
+        elif then.get("file") != str(one.file):
+            lines.append(f"changed: {one.name} is taken from {shown_path(one.file)}, with the same code")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------ finding
+
+
+def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
+    """Where a module is, in these folders (None: in all), without importing its package."""
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for number in range(1, len(parts) + 1):
+        try:
+            spec = PathFinder.find_spec(".".join(parts[:number]), path)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def _is_own(name: str, roots: tuple[Path, ...]) -> bool:
+    spec = _spec(name, None)
+    return spec is not None and spec.origin is not None and _is_below(Path(spec.origin).resolve(), roots)
+
+
+def _is_below(file: Path, roots: tuple[Path, ...]) -> bool:
+    return any(file.is_relative_to(root) for root in roots) and not any(part in _NOT_OWN for part in file.parts)
+
+
+def _imported(source: bytes, package: str) -> Iterator[str]:
+    """Names of modules that a source imports, or of what may be one of a package."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*(above if package else []), *([node.module] if node.module else [])])
+            if module:
+                yield module
+            yield from (f"{module}.{one.name}" if module else one.name for one in node.names)

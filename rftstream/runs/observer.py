@@ -1,0 +1,118 @@
+"""What can be seen of a run from its log: how far it is, its rewards, what was said on `control`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.service.control_view import ControlView
+from rftstream.service.in_force import RecordsInForce
+from rftstream.transport.base import Reader, Transport
+from rftstream.weights.lineage import Lineage
+
+OBSERVED = ("steps", "evals", "control")
+
+RECENT_STEPS = 512
+"""Whole StepRecords kept; of the others only the reward."""
+
+
+class Curve:
+    """The steps in force, in order of their versions."""
+
+    def __init__(self) -> None:
+        self._lineage = Lineage()
+        self._rewards: dict[int, float | None] = {}
+        self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+
+    def absorb(self, step: StepRecord) -> bool:
+        """Whether it is a newly trained step in force."""
+        if not self._lineage.accepts(step.name.trainer_epoch):
+            return False
+        if step.resumed or step.name.trainer_epoch > self._lineage.epoch:
+            start = step.name.version if step.resumed else step.name.version - 1
+            self._lineage.start(type(step.name)(trainer_epoch=step.name.trainer_epoch, version=start))
+            for version in [version for version in self._rewards if version > start]:
+                del self._rewards[version]
+            while self.recent and self.recent[-1].name.version > start:
+                self.recent.pop()
+        if step.resumed:
+            return False
+        reward = step.metrics.get("reward")
+        self._rewards[step.name.version] = reward if reward is not None and math.isfinite(reward) else None
+        self.recent.append(step)
+        return True
+
+    @property
+    def version(self) -> int:
+        """The newest in force; 0 before the first step."""
+        return max(self._rewards, default=0)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._rewards)
+
+    @property
+    def last(self) -> StepRecord | None:
+        return self.recent[-1] if self.recent else None
+
+    def rewards(self) -> list[float]:
+        """Of the steps that had any, in order of versions."""
+        return [reward for _, reward in sorted(self._rewards.items()) if reward is not None]
+
+    def reward_first(self) -> float | None:
+        """Mean over the first tenth of the steps that had any."""
+        rewards = self.rewards()
+        return _mean(rewards[: max(1, len(rewards) // 10)])
+
+    def reward_last(self) -> float | None:
+        rewards = self.rewards()
+        return _mean(rewards[-max(1, len(rewards) // 10) :])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+class Observer:
+    """Follows `steps`, `evals` and `control` from their beginning."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.reader: Reader = transport.reader({TopicPartition(topic, 0): 0 for topic in OBSERVED})
+        self.control = ControlView()
+        self.curve = Curve()
+        self._rule = RecordsInForce(transport)
+        self._polled: deque[Record] = deque()
+        """Read, and not looked at: judging a record may ask the log, which may not answer for now."""
+
+    def catch_up(self) -> None:
+        """Reads to where the topics end now: one `poll` alone sees what has arrived."""
+        admin = self._transport.admin
+        ends = {place: end for topic in OBSERVED for place, end in admin.end_offsets(topic).items()}
+        self.poll()
+        while any(self.reader.position(place) < end for place, end in ends.items()):
+            self._transport.wait([self.reader], 0.05)
+            self.poll()
+
+    def poll(self) -> list[StepRecord | EvalResult]:
+        """All that is new: trained steps in force and evaluations."""
+        news: list[StepRecord | EvalResult] = []
+        self._polled.extend(self.reader.poll())
+        while self._polled:
+            for record, message in self._rule.messages([self._polled[0]]):
+                if record.topic == "control":
+                    self.control.absorb(record.key, message)
+                elif isinstance(message, EvalResult) or (
+                    isinstance(message, StepRecord) and self.curve.absorb(message)
+                ):
+                    news.append(message)
+            self._polled.popleft()
+            if not self._polled:
+                self._polled.extend(self.reader.poll())
+        return news
+
+    def close(self) -> None:
+        self.reader.close()

@@ -1,0 +1,79 @@
+"""What a user asks of a run, through `control`: the log is the only way in, so it works from any host."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+from rftstream.contracts import codec
+from rftstream.contracts.control import DesiredState, Request, RequestKind, RunState
+from rftstream.contracts.dead import DeadDropped
+from rftstream.contracts.messages import Message
+from rftstream.errors import ConfigError
+from rftstream.runs.folder import OpenRun
+from rftstream.service.control_view import read_control
+
+NAMES_A_RECORD = 1000
+
+
+def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> DesiredState:
+    """Sets the run's desired state; returns the one before. ConfigError if there is nothing to be asked of it."""
+    control = read_control(run.transport)
+    before = control.state.state if control.state is not None else DesiredState.running
+    if control.finished is not None:
+        raise ConfigError(
+            f"{run.folder.path}: the run is finished ({control.finished.reason}); "
+            "`rftstream resume` with more steps goes on with it"
+        )
+    if before is DesiredState.draining and state is not DesiredState.draining:
+        raise ConfigError(
+            f"{run.folder.path}: the run is draining, which is not taken back; "
+            "`rftstream resume` goes on with it once it has ended"
+        )
+    if before is not state:
+        _say(run, [RunState(state=state, by=_who(), reason=reason, since=time.time())])
+    return before
+
+
+def retry_request(group: str, stored: Sequence[str | None], expires_at: float) -> Request:
+    """Puts a dead group back. `stored`: where rollouts of its siblings stand that need not be sampled again."""
+    arguments = {"group": group, "stored": list(stored)}
+    return Request(request_id=f"retry/{group}", kind=RequestKind.retry_dead, arguments=arguments, expires_at=expires_at)
+
+
+def ask_retries(run: OpenRun, groups: Mapping[str, Sequence[str | None]], *, within_s: float) -> None:
+    """Each group with where its rollouts stand; not done any more after so long."""
+    expires_at = time.time() + within_s
+    _say(run, [retry_request(group, stored, expires_at) for group, stored in groups.items()])
+
+
+def drop_dead(run: OpenRun, letters: Sequence[str], groups: Sequence[str], *, reason: str) -> None:
+    """Takes dead letters and dead groups from the list; nothing is deleted."""
+    now, by = time.time(), _who()
+    messages = []
+    for start in range(0, max(len(letters), len(groups)), NAMES_A_RECORD):
+        chosen = slice(start, start + NAMES_A_RECORD)
+        messages.append(
+            DeadDropped(
+                letters=tuple(letters[chosen]), groups=tuple(groups[chosen]), by=by, reason=reason, dropped_at=now
+            )
+        )
+    _say(run, messages)
+
+
+def _say(run: OpenRun, messages: Sequence[Message]) -> None:
+    """On `control`, in one transaction."""
+    producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
+    producer.start()
+    producer.commit([codec.to_record(message, "control", 0, run=run.run_id) for message in messages])
+    producer.close()
+
+
+def _who() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except OSError:  # a uid without a name, as containers have them
+        return f"{os.getuid()}@{socket.gethostname()}"

@@ -1,0 +1,88 @@
+"""Going back to a checkpoint: the run is taken for a moment as a trainer takes it, and a start is recorded there.
+
+So versions beyond it are not in force any more, by the same rule by which a newer trainer leaves an older one's behind;
+nothing is deleted, and whoever trains next begins with this checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+from rftstream.contracts import codec
+from rftstream.contracts.control import Claim
+from rftstream.contracts.versions import StepRecord, VersionName
+from rftstream.errors import ConfigError
+from rftstream.roles.trainer import TRAINER
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.transport.base import Producer, Transport
+from rftstream.weights.checkpoints import CheckpointStore, is_gone
+from rftstream.weights.lineage import Lineage
+from rftstream.weights.store import ObjectStore
+
+
+def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: int) -> None:
+    """Makes `version` the newest in force. ConfigError, naming those there are, if it has no good checkpoint."""
+    producer = transport.producer(f"{run_id}.trainer", timeout_s=60.0)
+    producer.start()  # from here on no trainer gives up a checkpoint
+    try:
+        _roll_back(transport, producer, CheckpointStore(store), run_id, version)
+    finally:
+        producer.close()
+
+
+def _roll_back(
+    transport: Transport, producer: Producer, checkpoints: CheckpointStore, run_id: str, version: int
+) -> None:
+    control = read_control(transport)
+    said = control.deleted
+    lineage, recorded = Lineage(), set()
+    for received in Log(transport).messages("steps"):
+        step = received.message
+        if isinstance(step, StepRecord) and lineage.accepts(step.name.trainer_epoch):
+            if step.resumed and step.name.trainer_epoch > lineage.epoch:
+                lineage.start(step.name)
+            recorded.add(step.name)
+
+    def usable(name: VersionName) -> bool:
+        return name.version >= said.version and name in recorded and lineage.in_force(name) and not is_gone(name, said)
+
+    found = checkpoints.newest(lambda name: name.version == version and usable(name)) if version else None
+    begins = sorted(transport.admin.begin_offsets("batches").items())
+    deleted = said.version > 0 or any(offset for _, offset in begins)
+    if found is None and (version or deleted):
+        there = sorted({one.version for one in checkpoints.names() if usable(one)} | (set() if deleted else {0}))
+        raise ConfigError(
+            f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, there))}"
+            + (f"; batches below version {said.version} are deleted" if said.version else "")
+        )
+    state: dict[str, Any] = (
+        found[1] if found is not None else {"positions": [0] * len(begins), "trained_groups": 0, "trained_rollouts": 0}
+    )
+    before = control.claims.get(TRAINER.name)
+    epoch = max(before.epoch if before else 0, lineage.epoch) + 1
+    claim = Claim(
+        role=TRAINER.name,
+        epoch=epoch,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        process="resume",
+        claimed_at=time.time(),
+    )
+    anchor = StepRecord(
+        name=VersionName(trainer_epoch=epoch, version=version),
+        batch_sequence=None,
+        positions=tuple(state["positions"]),
+        trained_groups=state["trained_groups"],
+        trained_rollouts=state["trained_rollouts"],
+        weights_digest=None,
+        metrics={},
+        resumed=True,
+        announced=False,
+        recorded_at=time.time(),
+    )
+    for message, topic in ((claim, "control"), (anchor, "steps")):
+        producer.commit([codec.to_record(message, topic, 0, run=run_id, writer_epoch=epoch)])

@@ -1,0 +1,69 @@
+"""From a run to the services of its roles: what a role is told of the run that it works for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftstream.clock import Clock
+from rftstream.config.sections import RunConfig
+from rftstream.roles.build import role_builder, service_of
+from rftstream.runs.folder import RunFolder, open_store
+from rftstream.runs.manifest import check_worker
+from rftstream.service.role import RoleContext
+from rftstream.service.service import Service
+from rftstream.transport.base import Transport
+
+if TYPE_CHECKING:
+    from rftstream.weights.store import ObjectStore
+
+
+def role_context(
+    *,
+    config: RunConfig,
+    folder: RunFolder,
+    transport: Transport,
+    clock: Clock,
+    process: str,
+    device: str | None = None,
+    simulated: bool = False,
+    own_store: ObjectStore | None = None,
+) -> RoleContext:
+    """What a role of this run is composed from. `own_store`: in place of the one that the run file names."""
+    return RoleContext(
+        config=config,
+        folder=folder,
+        clock=clock,
+        transport=transport,
+        process=process,
+        device=device,
+        simulated=simulated,
+        make_store=lambda patience_s: own_store or open_store(config, folder, patience_s=patience_s),
+        check_manifest=lambda manifest: check_worker(manifest, config, {}),
+    )
+
+
+def build_service(
+    role_name: str,
+    *,
+    config: RunConfig,
+    folder: RunFolder,
+    transport: Transport,
+    clock: Clock,
+    process: str,
+    device: str | None = None,
+    simulated: bool = False,
+    own_store: ObjectStore | None = None,
+) -> Service:
+    """The service of a role of this run; arguments as for `role_context`."""
+    build = role_builder(role_name)
+    context = role_context(
+        config=config,
+        folder=folder,
+        transport=transport,
+        clock=clock,
+        process=process,
+        device=device,
+        simulated=simulated,
+        own_store=own_store,
+    )
+    return service_of(build(context), context)

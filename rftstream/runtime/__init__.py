@@ -1,1 +1,0 @@
-"""The only service loop, what drives it, and what starts and watches the processes."""

@@ -1,0 +1,73 @@
+"""What stands on `control`: who is in force, what the run should do, what was said of it as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rftstream.contracts.control import (
+    Claim,
+    Request,
+    RequestKind,
+    RunFinished,
+    RunManifest,
+    RunState,
+    TasksEnded,
+    Trimmed,
+)
+from rftstream.contracts.messages import Message
+from rftstream.contracts.versions import VersionName
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
+
+
+@dataclass(slots=True)
+class ControlView:
+    """The newest of each kind on `control`; None what was never said or was taken back."""
+
+    manifest: RunManifest | None = None
+    finished: RunFinished | None = None
+    ended: TasksEnded | None = None
+    state: RunState | None = None
+    trimmed: Trimmed | None = None
+    claims: dict[str, Claim] = field(default_factory=dict)
+    retries: dict[bytes, Request] = field(default_factory=dict)
+    """Requests to put dead groups back that were not answered, by their keys."""
+
+    @property
+    def deleted(self) -> Trimmed:
+        """What the log says was deleted of the run."""
+        return self.trimmed or Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
+
+    def absorb(self, key: bytes | None, message: Message | None) -> None:
+        match message:
+            case RunManifest():
+                self.manifest = message
+            case RunFinished():
+                self.finished = message
+            case TasksEnded():
+                self.ended = message
+            case RunState():
+                self.state = message
+            case Trimmed():
+                self.trimmed = message
+            case Claim():
+                known = self.claims.get(message.role)
+                if known is None or message.epoch > known.epoch:
+                    self.claims[message.role] = message
+            case Request(kind=RequestKind.retry_dead):
+                self.retries[key or b""] = message
+            case None:
+                self.retries.pop(key or b"", None)
+                name = {b"finished": "finished", b"end": "ended", b"state": "state"}.get(key or b"")
+                if name is not None:
+                    setattr(self, name, None)
+            case _:
+                pass
+
+
+def read_control(transport: Transport, *, settled: bool = False) -> ControlView:
+    """`control` from its beginning to its end; `settled` as for `Admin.end_offsets`."""
+    view, log = ControlView(), Log(transport)
+    for record, message in log.rule.messages(log.read("control", settled=settled)):
+        view.absorb(record.key, message)
+    return view

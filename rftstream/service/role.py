@@ -1,0 +1,368 @@
+"""What a role is: a declaration, and a step that sees messages and returns messages.
+
+A step never sees a client, a position of another process, or the wall clock (it gets a Clock). The loop polls,
+decodes, calls the step, and commits what it returned together with the positions; a step that was interrupted is
+built anew from the log.
+
+    Concurrent roles (explorer, verifier): many items in hand, finished in any order, work shared by a group.
+    Single roles (feeder, buffer, trainer, evaluator): one in force per run; reads by position; its outputs are whole
+    transactions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rftstream.clock import Clock
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.control import Claim, RunManifest
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.messages import Message
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.tasks import RolloutIds
+from rftstream.contracts.topics import MAX_RECORD_BYTES
+from rftstream.errors import ContractError, ForeignRecord
+from rftstream.service.in_force import RecordsInForce
+from rftstream.service.role_spec import RoleSpec
+from rftstream.transport.base import Position, Transport
+
+if TYPE_CHECKING:
+    from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+StoreMaker = Callable[[float | None], "ObjectStore"]
+"""Opens the run's object store, with `patience_s` of its own or None."""
+
+ManifestCheck = Callable[["RunManifest"], None]
+"""Raises ConfigError if the worker was given other settings than the run that the manifest describes."""
+
+MAX_LETTER_BYTES = MAX_RECORD_BYTES - 128 * 1024
+"""Of the value of a record that a dead letter can hold: beside it there are its headers and the reason."""
+
+FOREVER = math.inf
+"""`idle_s`: nothing to do until a record arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A record and its decoded message (None for a tombstone)."""
+
+    record: Record
+    message: Message | None
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    topic: str
+    partition: int
+    message: Message | None
+    """None: a tombstone, which takes back what `key` had."""
+    value: bytes | None = None
+    """The message encoded, where a step needed the bytes itself."""
+    key: bytes | None = None
+    """Of a tombstone; a message has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One record in hand of a concurrent role."""
+
+    number: int
+    """Unique in this process; a record that comes back after a rebalance has another number."""
+    received: Received
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    number: int
+    outputs: tuple[Publish, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a successor needs to go on with an item that is not finished."""
+
+    number: int
+    outputs: tuple[Publish, ...]
+    leaves: bool = False
+    """Once this is on the log the item is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A record that a step found to be no part of what it reads: it goes to `dead`, and the run goes on."""
+
+    record: Record
+    why: str
+
+
+class ConcurrentStep(Protocol):
+    @property
+    def room(self) -> int:
+        """How many more items it takes."""
+
+    def follow(self, received: Received) -> None:
+        """A record of a followed topic."""
+
+    def start(self, item: Item) -> None: ...
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forgets items: they are another worker's now."""
+
+    def not_begun(self) -> Collection[int]:
+        """Items that wait for something and have nothing to be saved; a worker that is to leave gives them back."""
+
+    def advance(self) -> Sequence[Done]:
+        """A bounded slice of work; what finished in it. StopRule: the run cannot go on; what was handed out before is
+        committed first."""
+
+    def idle_s(self) -> float:
+        """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some."""
+
+    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
+        """The one record that an undecodable one still yields downstream, and what goes with it."""
+
+    def health(self) -> Mapping[str, object]: ...
+
+    def close(self) -> None: ...
+
+
+class SavingStep(ConcurrentStep, Protocol):
+    """Of a role that `keeps` a topic."""
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """What was known of these of the kept topic."""
+
+    def restore_partials(self, records: Sequence[Record]) -> None:
+        """What stands on the kept topic in partitions that this worker owns now: some of it, in order."""
+
+    def save(self, *, leaving: bool) -> Sequence[Saved]:
+        """What is due to be saved. Asked only while everything that was saved before is on the log. `leaving`: the
+        worker is to leave, and what can be saved is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class SingleTransaction:
+    """What a single role publishes at once, with the positions of its own group."""
+
+    outputs: tuple[Publish, ...]
+    positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
+
+
+class SingleStep(Protocol):
+    @property
+    def outlives_the_run(self) -> bool:
+        """Whether it has work left when the run is finished (`done` says when that is done, too)."""
+
+    def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
+        """Builds its state from the log (again, after a lost producer); says from where it reads on."""
+
+    def absorb(self, received: Received) -> Sequence[Foreign] | None:
+        """A record in force. Returns those that turn out to be foreign, if any: this one, or some from before."""
+
+    def undecodable(self, record: Record, error: ContractError) -> None:
+        """A record of this topic whose body cannot be decoded; the loop dead-letters it with the next transaction.
+
+        Foreign records (of no contract of the topic, or not in force) are dead-lettered without the step ever hearing
+        of them."""
+
+    @property
+    def full(self) -> bool:
+        """Enough is in hand: what it consumes stays on the log for now."""
+
+    def advance(self) -> SingleTransaction | None:
+        """A bounded slice of work; the next transaction, if there is one. Called again after `committed`."""
+
+    def committed(self, transaction: SingleTransaction) -> None:
+        """It is on the log."""
+
+    def idle_s(self) -> float: ...
+
+    def paused(self, paused: bool) -> None: ...
+
+    def draining(self) -> None: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has begun something of which a transaction will come, even while it is paused."""
+
+    def leave(self) -> None:
+        """The process was told to leave, and nothing is pending: the last chance to save a successor some work."""
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do, ever."""
+
+    def health(self) -> Mapping[str, object]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A role as a process runs it: its declaration and its step."""
+
+    spec: RoleSpec
+    step: ConcurrentStep | SingleStep
+    after_the_end: Callable[[Log], bool] | None = None
+    """Single roles: what a process that starts when the run is finished does still, without taking the role. It is
+    called until it returns True; None: nothing."""
+
+
+class RunPlace(Protocol):
+    """Where a run's files are on this machine."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's name on the log."""
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+
+    @property
+    def model(self) -> Path:
+        """The model, where it was made or fetched for the run."""
+
+    @property
+    def anchors(self) -> Path:
+        """The newest anchors, where the object store is elsewhere."""
+
+    @property
+    def final(self) -> Path:
+        """The trained model, once the run is finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleContext:
+    """What `workers.<role>.build` composes a role from."""
+
+    config: RunConfig
+    folder: RunPlace
+    clock: Clock
+    transport: Transport
+    process: str
+    """Name of this process in logs and claims."""
+    device: str | None = None
+    """Where the arrays live; None: what the role's section says."""
+    simulated: bool = False
+    """Driven by a scheduler in one process: no children, no threads."""
+    make_store: StoreMaker
+    check_manifest: ManifestCheck
+
+    def open_store(self, *, patience_s: float | None = None) -> ObjectStore:
+        """The run's object store. `patience_s`: for who has something better to do than to wait."""
+        return self.make_store(patience_s)
+
+
+class Log:
+    """Reading the log outside the loop: what a recovering role does, and everybody who looks at a run."""
+
+    def __init__(self, transport: Transport, rule: RecordsInForce | None = None) -> None:
+        """`rule`: that of a reader which goes on where this one ends."""
+        self.transport = transport
+        self.rule = rule or RecordsInForce(transport)
+
+    def read(
+        self,
+        topic: str,
+        *,
+        start: Mapping[TopicPartition, int] | None = None,
+        bodies: bool = True,
+        settled: bool = False,
+        partitions: Collection[int] | None = None,
+    ) -> Iterator[Record]:
+        """Everything on the topic (or on some of its partitions) up to its end at the time of the call; `settled` as
+        for `Admin.end_offsets`."""
+        admin = self.transport.admin
+        ends = admin.end_offsets(topic, settled=settled, partitions=partitions)
+        begins = admin.begin_offsets(topic)
+        positions = {place: max(begins[place], (start or {}).get(place, 0)) for place in ends}
+        reader = self.transport.reader(positions, bodies=bodies)
+        try:
+            while any(reader.position(place) < end for place, end in ends.items()):
+                records = reader.poll()
+                for record in records:
+                    if record.offset < ends[record.place]:
+                        yield record
+                if not records:
+                    self.transport.wait([reader], 0.05)
+        finally:
+            reader.close()
+
+    def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
+        """As `read`, decoded; tombstones have no message. Records of foreign contracts, and those that are not in
+        force, are passed over. ContractError for one that cannot be decoded and cannot be done without."""
+        for record in self.read(topic, start=start):
+            if record.value is not None and codec.is_foreign(record):
+                log.error("%s: of no contract of this topic; passed over", record)
+                continue
+            try:
+                yield Received(record, self.rule.decode(record))
+            except ForeignRecord as error:
+                log.error("%s; passed over", error)
+
+    def in_force(self, topic: str) -> Iterator[tuple[Record, Message | None]]:
+        """As `messages`, for who only looks on: without a word, and without what cannot be decoded."""
+        return self.rule.messages(self.read(topic))
+
+    def ends(self, topic: str) -> dict[TopicPartition, int]:
+        return self.transport.admin.end_offsets(topic)
+
+    def committed(self, group: str) -> dict[TopicPartition, Position]:
+        return self.transport.admin.committed(group)
+
+
+def read_records(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
+    """The records at these places of the log, by offset; those that are not there (any more) are left out."""
+    admin = transport.admin
+    begin, end = admin.begin_offsets(place.topic).get(place, 0), admin.end_offsets(place.topic).get(place, 0)
+    wanted = sorted(offset for offset in offsets if begin <= offset < end)
+    found: dict[int, Record] = {}
+    if not wanted:
+        return found
+    reader = transport.reader({place: wanted[0]})
+    try:
+        for offset in wanted:
+            if reader.position(place) != offset:
+                reader.seek(place, offset)
+            while reader.position(place) <= offset:
+                if records := reader.poll(max_records=1):
+                    found |= {record.offset: record for record in records if record.offset == offset}
+                    break
+                transport.wait([reader], 0.05)
+    finally:
+        reader.close()
+    return found
+
+
+def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: int, now: float) -> Publish:
+    """The original bytes, where they are from, and why nobody could deal with them."""
+    value = record.value
+    if value is not None and len(value) > MAX_LETTER_BYTES:
+        detail = f"{len(value)} bytes, too large to be held by another record: see where it stands. {detail}"
+        value = None
+    return Publish(
+        "dead",
+        0,
+        DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            key=record.key,
+            value=value,
+            headers=record.headers,
+            role=role,
+            reason=reason,
+            detail=detail[:4000],
+            tries=tries,
+            dead_at=now,
+        ),
+    )

@@ -1,0 +1,80 @@
+"""What is declared of a role: its name, its topics, how many there are, and what it takes to start one.
+
+The declaration of each role stands in `rftstream/roles/<role>/__init__.py`; everything that must know which roles
+there are (the commands, the supervisor, the simulation, metrics, estimates, docs) reads it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
+
+
+class RoleKind(StrEnum):
+    """How the workers of a role share its work, and so which loop drives it."""
+
+    concurrent = "concurrent"
+    """Any number of workers share the partitions of its topics; each works on many records at once."""
+    single = "single"
+    """One worker is in force per run; it reads by position, and its outputs are whole transactions."""
+    source = "source"
+    """Any number of workers write without consuming a topic; something other than the log may wake them."""
+
+
+def _one(config: RunConfig) -> int:
+    return 1
+
+
+def _no_devices(config: RunConfig) -> tuple[str, ...]:
+    return ()
+
+
+def _no_parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
+    return ()
+
+
+def _no_metrics() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """The declaration of a role. Cheap to import: what it takes to build the role is named by `build`."""
+
+    name: str
+    """In `--role`, logs, claims and metrics; also its consumer group."""
+    kind: RoleKind
+    """Which loop drives it."""
+    build: str
+    """`module:function`, called with a RoleContext; returns the role's step."""
+    summary: str
+    """What it does, in a line for help and docs."""
+    consumes: tuple[str, ...] = ()
+    """Topics whose positions it commits (or keeps in its checkpoint)."""
+    follows: tuple[str, ...] = ()
+    """Topics of which it sees everything from the start, or from where `recover` says."""
+    produces: tuple[str, ...] = ()
+    """Topics that it writes."""
+    keeps: str | None = None
+    """Concurrent roles: the topic, partitioned like what it consumes, on which it saves what is not finished."""
+    positions: tuple[str, ...] = ()
+    """Topics whose positions its consumer group commits; position 0 of each is committed when a run is made."""
+    count: Callable[[RunConfig], int] = _one
+    """How many workers `rftstream run` starts."""
+    devices: Callable[[RunConfig], tuple[str, ...]] = _no_devices
+    """Devices of its workers: worker i gets devices[i mod n]; () for none."""
+    parts: Callable[[RunConfig], tuple[tuple[str, str], ...]] = _no_parts
+    """(kind, name) of the parts that are slow to import; a warm interpreter imports them before it forks."""
+    begin_metrics: Callable[[], None] = _no_metrics
+    """Makes the role's own metrics start with 0."""
+    makes_the_run: bool = False
+    """It writes the run's manifest; the workers of all other roles wait for that."""
+    outlives_the_run: bool = False
+    """It may have something left to do when the run is finished."""
+    digests: tuple[str, ...] = ()
+    """What a worker compares with the manifest before it works: `model` (without weights), `weights`, `templates`."""

@@ -1,0 +1,227 @@
+"""The reader and the producer of an embedded log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+from rftstream import faults
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.errors import ConfigError, PositionMissing, ProducerLost, RecordTooLarge, TransactionAborted
+from rftstream.transport.base import MAX_METADATA_BYTES, Position, Snapshot
+from rftstream.transport.cursors import Cursors, PartitionBatch
+from rftstream.transport.embedded.groups import check_ownership
+from rftstream.transport.embedded.store import OFFSET_BITS, Store, pack_headers
+
+RecordBody = tuple[bytes | None, bytes | None, bytes | None]
+"""key, packed headers, value."""
+
+
+class StoreView:
+    """A store as cursors read it: with or without bodies."""
+
+    def __init__(self, store: Store, *, bodies: bool) -> None:
+        self.spans = store.spans
+        self._read = partial(store.read_partition, bodies=bodies)
+
+    def read(
+        self, place: TopicPartition, offset: int, end: int, *, max_records: int, max_bytes: int, first_bytes: int | None
+    ) -> PartitionBatch:
+        return self._read(place, offset, end, max_records=max_records, max_bytes=max_bytes, first_bytes=first_bytes)
+
+
+class LogCursors(Cursors):
+    """Cursors over an embedded log that know without reading when there can be nothing new."""
+
+    def __init__(self, store: Store, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> None:
+        super().__init__(positions)
+        self._store = store
+        self._view = StoreView(store, bodies=bodies)
+        self._idle_mark: tuple[int, int] | None = None
+        """The state of the log in which nothing was left to read."""
+
+    def wake(self) -> None:
+        """After a seek, a resume, another assignment: look again though nobody has committed."""
+        self._idle_mark = None
+
+    def has_data(self) -> bool:
+        mark = self._store.mark()
+        if mark == self._idle_mark:
+            return False
+        if self.ready(self._view):
+            return True
+        self._idle_mark = mark
+        return False
+
+    def fetch(self, max_records: int, max_bytes: int) -> list[Record]:
+        # Taken before reading: what is committed meanwhile makes another mark.
+        mark = self._store.mark()
+        if mark == self._idle_mark:
+            return []
+        with self._store.read():
+            found = self.poll(self._view, max_records, max_bytes)
+        if not found:
+            self._idle_mark = mark
+        return found
+
+
+class EmbeddedReader:
+    def __init__(self, store: Store, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
+        for place in positions:
+            store.partition_id(place)
+        self._store = store
+        self._cursors = LogCursors(store, positions, bodies=bodies)
+        self.topics = frozenset(place.topic for place in positions)
+
+    def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
+        return self._cursors.fetch(max_records, max_bytes)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._cursors.position(partition)  # Only what it was opened for.
+        self._cursors.seek(partition, offset)
+        self._cursors.wake()
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._cursors.position(partition)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.pause(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.resume(partitions)
+        self._cursors.wake()
+
+    def close(self) -> None:
+        pass
+
+    def has_data(self) -> bool:
+        return self._cursors.has_data()
+
+
+class EmbeddedProducer:
+    def __init__(self, store: Store, transactional_id: str) -> None:
+        self._store = store
+        self._id = transactional_id
+        self._epoch: int | None = None
+
+    def start(self) -> None:
+        faults.at("before_start")
+        # Durable: an epoch that a loss of power took back would let two producers have the same one.
+        with self._store.write(durable=True) as db:
+            (self._epoch,) = db.execute(
+                "INSERT INTO producers VALUES (?, 1) ON CONFLICT DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
+                (self._id,),
+            ).fetchone()
+        faults.at("after_start")
+
+    def commit(
+        self,
+        records: Sequence[NewRecord],
+        *,
+        positions: Mapping[TopicPartition, Position] | None = None,
+        group: str | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        if self._epoch is None:
+            raise ProducerLost(f"producer {self._id}: not started, or lost; call start, then read what is committed")
+        rows = self._encoded(records)
+        moved = self._moved(positions) if positions else []
+        owner = snapshot.group if snapshot is not None else group
+        if moved and owner is None:
+            raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
+        timestamp_s = self._store.clock()
+        faults.at("before_commit")
+        with self._store.write() as db:
+            found = db.execute("SELECT epoch FROM producers WHERE transactional_id = ?", (self._id,)).fetchone()
+            if found is None or found[0] != self._epoch:
+                self._epoch, lost = None, self._epoch
+                raise ProducerLost(
+                    f"producer {self._id}: fenced, epoch {found and found[0]} has begun, its own is {lost};"
+                    f" read `control` to see who took over"
+                )
+            if snapshot is not None and positions:
+                check_ownership(db, snapshot, [(place, row[0]) for place, row in zip(positions, moved, strict=True)])
+            for partition_id, bodies in rows.items():
+                span = db.execute("SELECT next_offset FROM partitions WHERE id = ?", (partition_id,)).fetchone()
+                if span is None:
+                    raise TransactionAborted(
+                        f"producer {self._id}: the topic of {self._store.place(partition_id)} was deleted meanwhile;"
+                        f" publish again to see which topics there are"
+                    )
+                first = partition_id << OFFSET_BITS | span[0]
+                db.executemany(
+                    "INSERT INTO records VALUES (?, ?, ?, ?, ?)",
+                    [(row_id, timestamp_s, *body) for row_id, body in enumerate(bodies, first)],
+                )
+                db.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (span[0] + len(bodies), partition_id))
+            if moved:
+                db.executemany(
+                    "INSERT OR REPLACE INTO positions(group_name, partition_id, offset, metadata) VALUES (?, ?, ?, ?)",
+                    [(owner, *move) for move in moved],
+                )
+            faults.at("in_commit")
+        faults.at("after_commit")
+        self._store.bells.ring_topics({record.topic for record in records})
+
+    def close(self) -> None:
+        self._epoch = None
+
+    def _encoded(self, records: Collection[NewRecord]) -> dict[int, list[RecordBody]]:
+        """By partition id, and before the lock is taken."""
+        rows: dict[int, list[RecordBody]] = {}
+        topics = {name: self._store.topic(name) for name in {record.topic for record in records}}
+        for record in records:
+            row = topics[record.topic]
+            headers = pack_headers(record.headers)
+            limit = row.settings.max_record_bytes
+            # Packed headers are at least as long as what counts, so that most records need no exact count.
+            if (
+                len(record.key or b"") + len(record.value or b"") + len(headers or b"") > limit
+                and record.num_bytes > limit
+            ):
+                raise RecordTooLarge(
+                    f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes"
+                    f" {limit}; make it smaller or carry its large parts by reference"
+                )
+            if not 0 <= record.partition < len(row.ids):
+                self._store.partition_id(TopicPartition(record.topic, record.partition))
+            rows.setdefault(row.ids[record.partition], []).append((record.key, headers, record.value))
+        return rows
+
+    def _moved(self, positions: Mapping[TopicPartition, Position]) -> list[tuple[int, int, str]]:
+        moved = []
+        for place, position in positions.items():
+            check_metadata(place, position)
+            moved.append((self._store.partition_id(place), position.offset, position.metadata))
+        return moved
+
+
+def check_metadata(place: TopicPartition, position: Position) -> None:
+    num_bytes = len(position.metadata.encode())
+    if num_bytes > MAX_METADATA_BYTES:
+        raise RecordTooLarge(
+            f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are kept;"
+            f" hold results back until fewer are open"
+        )
+
+
+def committed_positions(
+    store: Store, group: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, Position]:
+    found = all_positions(store, group)
+    missing = [place for place in partitions if place not in found]
+    if missing:
+        raise PositionMissing(
+            f"group {group}: no position for {', '.join(map(str, missing))}, one was expected since the run was made;"
+            f" admin.commit_initial makes those of a new run"
+        )
+    return {place: found[place] for place in partitions}
+
+
+def all_positions(store: Store, group: str) -> dict[TopicPartition, Position]:
+    rows = store.select("SELECT partition_id, offset, metadata FROM positions WHERE group_name = ?", (group,))
+    return {
+        place: Position(offset, metadata)
+        for partition_id, offset, metadata in rows
+        if (place := store.place(partition_id)) is not None
+    }

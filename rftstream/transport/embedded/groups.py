@@ -1,0 +1,160 @@
+"""Membership: who is in a group, who owns what, and who has gone, all in the log's own tables.
+
+Nobody coordinates: each member writes a heartbeat now and then, and in that same small transaction puts out those
+whose heartbeat is older than their session time-out. Whoever joins, leaves or puts out shares the partitions out
+anew in the same transaction; a partition that changes hands gets its assignment number plus one. A member that was
+killed is seen earlier, by its bell that nobody listens to any more.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import AssignmentLost
+from rftstream.transport.base import Snapshot
+from rftstream.transport.embedded.store import Store
+from rftstream.transport.embedded.wakeup import remove_dead
+from rftstream.transport.sharing import share_out
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A group as one of its members sees it."""
+
+    generation: int
+    peer_bells: Mapping[int, str]
+    """Of all members, this one included."""
+    assignment: Mapping[TopicPartition, int]
+    """Of this one."""
+
+
+def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, bell: str) -> int:
+    """The number of the new member."""
+    now_s = store.clock()
+    with store.write() as db:
+        _remove_expired(db, group, now_s)
+        member = db.execute(
+            "INSERT INTO members(group_name, name, topics, heartbeat_s, session_timeout_s, bell)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (group, name, msgspec.msgpack.encode(sorted(topics)), now_s, session_timeout_s, bell),
+        ).lastrowid
+        _share_out_anew(db, group)
+    store.bells.ring_group(group)
+    assert member is not None
+    return member
+
+
+def leave(store: Store, group: str, member: int) -> None:
+    put_out(store, group, [member], timeout_s=None)
+
+
+def put_out(store: Store, group: str, members: Iterable[int], *, timeout_s: float | None) -> None:
+    with store.write(timeout_s=timeout_s) as db:
+        bells = [
+            row[0]
+            for member in members
+            for row in db.execute("DELETE FROM members WHERE id = ? RETURNING bell", (member,)).fetchall()
+        ]
+        if bells:
+            _share_out_anew(db, group)
+    if bells:
+        store.bells.ring_group(group)
+        for bell in bells:
+            remove_dead(bell)
+
+
+def beat(store: Store, group: str, member: int, *, timeout_s: float) -> bool:
+    """This member lives; those that gave no sign for their session time-out go. False if it was put out itself."""
+    now_s = store.clock()
+    with store.write(timeout_s=timeout_s) as db:
+        alive = db.execute("UPDATE members SET heartbeat_s = ? WHERE id = ?", (now_s, member)).rowcount == 1
+        bells = _remove_expired(db, group, now_s) if alive else []
+        if bells:
+            _share_out_anew(db, group)
+    if bells:
+        store.bells.ring_group(group)
+        for bell in bells:
+            remove_dead(bell)
+    return alive
+
+
+def generation(store: Store, group: str) -> int:
+    """Grows with every change of members or owners."""
+    rows = store.select("SELECT generation FROM groups WHERE name = ?", (group,))
+    return int(rows[0][0]) if rows else 0
+
+
+def group_state(store: Store, group: str, member: int) -> GroupState:
+    with store.read():
+        current = generation(store, group)
+        bells = dict(store.select("SELECT id, bell FROM members WHERE group_name = ?", (group,)))
+        owned = store.select(
+            "SELECT partition_id, number FROM assignments WHERE group_name = ? AND owner = ?", (group, member)
+        )
+        places = ((store.place(partition_id), number) for partition_id, number in owned)
+        assignment = {place: number for place, number in places if place is not None}
+    return GroupState(current, bells, dict(sorted(assignment.items())))
+
+
+def check_ownership(
+    db: sqlite3.Connection, snapshot: Snapshot, partitions: Iterable[tuple[TopicPartition, int]]
+) -> None:
+    """Inside the transaction that commits their positions: each still under the snapshot's assignment."""
+    for place, partition_id in partitions:
+        row = db.execute(
+            "SELECT owner, number FROM assignments WHERE group_name = ? AND partition_id = ?",
+            (snapshot.group, partition_id),
+        ).fetchone()
+        number = snapshot.assignment.get(place)
+        if row is None or number is None or row != (snapshot.token, number):
+            now = "nobody's" if row is None or row[0] is None else f"member {row[0]}'s under assignment {row[1]}"
+            raise AssignmentLost(
+                f"group {snapshot.group}, {place}: it is {now}, the transaction was made by member {snapshot.token}"
+                f" under assignment {number}; drop its work, the owner does it again"
+            )
+
+
+def _remove_expired(db: sqlite3.Connection, group: str, now_s: float) -> list[str]:
+    """Bells of those removed. A heartbeat from the future is of a clock that was set back: it counts for nothing."""
+    return [
+        row[0]
+        for row in db.execute(
+            "DELETE FROM members WHERE group_name = ? AND abs(? - heartbeat_s) > session_timeout_s RETURNING bell",
+            (group, now_s),
+        ).fetchall()
+    ]
+
+
+def _share_out_anew(db: sqlite3.Connection, group: str) -> None:
+    members = {
+        member: frozenset(msgspec.msgpack.decode(topics, type=list[str]))
+        for member, topics in db.execute("SELECT id, topics FROM members WHERE group_name = ?", (group,))
+    }
+    subscribed = {topic for topics in members.values() for topic in topics}
+    widths = {name: n for name, n in db.execute("SELECT name, partitions FROM topics") if name in subscribed}
+    ids: dict[int, TopicPartition] = {
+        partition_id: TopicPartition(topic, partition)
+        for partition_id, topic, partition in db.execute("SELECT id, topic, partition FROM partitions")
+    }
+    owners: dict[TopicPartition, int] = {}
+    before: dict[int, int | None] = {}
+    for partition_id, owner in db.execute("SELECT partition_id, owner FROM assignments WHERE group_name = ?", (group,)):
+        before[partition_id] = owner
+        if owner is not None and partition_id in ids:
+            owners[ids[partition_id]] = owner
+    shared = share_out(members, widths, owners)
+    db.executemany(
+        "INSERT INTO assignments(group_name, partition_id, owner, number) VALUES (?, ?, ?, 1)"
+        " ON CONFLICT DO UPDATE SET owner = excluded.owner, number = number + 1",
+        [
+            (group, partition_id, shared.get(place))
+            for partition_id, place in ids.items()
+            if before.get(partition_id) != shared.get(place)
+        ],
+    )
+    db.execute("INSERT INTO groups VALUES (?, 1) ON CONFLICT DO UPDATE SET generation = generation + 1", (group,))

@@ -1,0 +1,168 @@
+"""A member of a group on an embedded log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.errors import AssignmentLost, TransportError
+from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.embedded import groups
+from rftstream.transport.embedded.clients import LogCursors, committed_positions
+from rftstream.transport.embedded.store import Store
+from rftstream.transport.embedded.wakeup import is_dead
+
+_BEATS_PER_SESSION = 5
+_TRIES_PER_BEAT = 4
+_LOOK_AT_PEERS_S = 0.5
+_LONGEST_TURN_S = 0.25
+"""A heartbeat waits at most so long for its turn to write: poll does not block."""
+
+
+class EmbeddedMember:
+    def __init__(
+        self, store: Store, group: str, topics: Collection[str], *, name: str, session_timeout_s: float
+    ) -> None:
+        for topic in topics:
+            store.topic(topic)
+        self._store = store
+        self._group = group
+        self._name = name
+        self._session_timeout_s = session_timeout_s
+        self.topics = frozenset(topics)
+        self._cursors = LogCursors(store, {})
+        self._assignment: Mapping[TopicPartition, int] = {}
+        self._closed = False
+        self._join()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def assignment(self) -> Mapping[TopicPartition, int]:
+        return self._assignment
+
+    def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
+        self.keep_alive()
+        return self._cursors.fetch(max_records, max_bytes)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        if partition not in self._assignment:
+            raise AssignmentLost(
+                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
+                f" positioned; look at assignment() again"
+            )
+        self._cursors.seek(partition, offset)
+        self._cursors.wake()
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._cursors.position(partition)
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
+        return committed_positions(self._store, self._group, partitions)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.pause(set(partitions) & set(self._assignment))
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.resume(partitions)
+        self._cursors.wake()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._group, dict(self._assignment), self._member)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            groups.leave(self._store, self._group, self._member)
+        finally:
+            if self.bell is not None:
+                self.bell.close()
+
+    def has_data(self) -> bool:
+        """For `wait`: another assignment, or records."""
+        before = self._assignment
+        self.keep_alive()
+        return self._assignment is not before or self._cursors.has_data()
+
+    def keep_alive(self) -> None:
+        """Heartbeat, a look at the others, and the newest assignment. Never raises for what may pass."""
+        try:
+            self._beat_if_due()
+            self._look_at_peers_if_due()
+            self._refresh()
+        except TransportError:
+            # The log is full or blocked just now. Others are as stuck as this one, so nobody puts it out.
+            pass
+
+    def _join(self) -> None:
+        self.bell = self._store.bells.of_member(self._group)
+        try:
+            self._member = groups.join(
+                self._store,
+                group=self._group,
+                name=self._name,
+                topics=self.topics,
+                session_timeout_s=self._session_timeout_s,
+                bell=self.bell.path if self.bell is not None else "",
+            )
+        except BaseException:
+            if self.bell is not None:
+                self.bell.close()
+                self.bell = None
+            raise
+        self._next_beat_s = self._store.clock() + self._session_timeout_s / _BEATS_PER_SESSION
+        self._last_beat_s = self._store.clock()
+        self._next_look_s = time.monotonic() + _LOOK_AT_PEERS_S
+        self._seen_mark: tuple[int, int] | None = None
+        self._generation = -1
+        self._peers: Mapping[int, str] = {}
+        self._refresh()
+
+    def _join_again(self) -> None:
+        """It was away too long and was put out: a new member, with new assignment numbers."""
+        if self.bell is not None:
+            self.bell.close()
+        self._join()
+
+    def _beat_if_due(self) -> None:
+        now_s = self._store.clock()
+        if self._last_beat_s <= now_s < self._next_beat_s:
+            return
+        # Also after a clock that was set back. Due again soon in case that this try fails.
+        every_s = self._session_timeout_s / _BEATS_PER_SESSION
+        self._last_beat_s = now_s
+        self._next_beat_s = now_s + every_s / _TRIES_PER_BEAT
+        if not groups.beat(self._store, self._group, self._member, timeout_s=min(_LONGEST_TURN_S, every_s)):
+            self._join_again()
+        else:
+            self._next_beat_s = now_s + every_s
+
+    def _look_at_peers_if_due(self) -> None:
+        if time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + _LOOK_AT_PEERS_S
+        dead = [peer for peer, bell in self._peers.items() if peer != self._member and bell and is_dead(bell)]
+        if dead:
+            groups.put_out(self._store, self._group, dead, timeout_s=_LONGEST_TURN_S)
+
+    def _refresh(self) -> None:
+        mark = self._store.mark()
+        if mark == self._seen_mark:
+            return
+        if groups.generation(self._store, self._group) != self._generation:
+            state = groups.group_state(self._store, self._group, self._member)
+            self._generation = state.generation
+            self._peers = state.peer_bells
+            if self._member not in state.peer_bells:
+                self._join_again()
+                return
+            if state.assignment != self._assignment:
+                changed = [place for place, number in self._assignment.items() if state.assignment.get(place) != number]
+                self._cursors.forget(changed)
+                self._cursors.wake()
+                self._assignment = state.assignment
+        self._seen_mark = mark

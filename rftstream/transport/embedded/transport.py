@@ -1,0 +1,112 @@
+"""A log for one machine: one SQLite file in a folder, any number of processes, nothing to start and nothing to stop.
+
+    folder/log.sqlite   the records, positions and members (embedded_store.py); log.sqlite-wal, -shm are SQLite's
+    folder/log.writer   the write lock and a note of who holds it (embedded_lock.py)
+    folder/bells/       named pipes of those who wait (embedded_bells.py)
+
+A killed writer leaves nothing half done: SQLite rolls back what did not commit. After a loss of power the newest
+transactions may be missing (never part of one), except those before the last `admin.make_durable`.
+
+A transport must not be used across a fork: make it afterwards.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import ConfigError, TransportError
+from rftstream.transport.base import Admin, Member, Reader
+from rftstream.transport.embedded.admin import EmbeddedAdmin
+from rftstream.transport.embedded.clients import EmbeddedProducer, EmbeddedReader
+from rftstream.transport.embedded.lock import LockHolder
+from rftstream.transport.embedded.member import EmbeddedMember
+from rftstream.transport.embedded.store import Store
+from rftstream.transport.embedded.wakeup import Bell
+
+__all__ = ["EmbeddedTransport", "LockHolder"]
+
+_LOOK_AGAIN_S = 0.5
+"""Who waits looks at the log so often though no bell rang: a writer may die between its commit and the bell."""
+
+
+class EmbeddedTransport:
+    """`clock` gives the timestamps of records and decides over sessions. `create=False` wants a log that exists.
+    `busy_timeout_s`: how long a transaction waits for its turn before it is refused."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        clock: Callable[[], float] = time.time,
+        create: bool = True,
+        busy_timeout_s: float = 10.0,
+    ) -> None:
+        self._store = Store(Path(folder), clock=clock, create=create, busy_timeout_s=busy_timeout_s)
+        self.admin: Admin = EmbeddedAdmin(self._store)
+        self._members: list[EmbeddedMember] = []
+        self._closed = False
+
+    def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> EmbeddedReader:
+        return EmbeddedReader(self._store, positions, bodies=bodies)
+
+    def member(
+        self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0
+    ) -> EmbeddedMember:
+        member = EmbeddedMember(self._store, group, topics, name=name, session_timeout_s=session_timeout_s)
+        self._members.append(member)
+        return member
+
+    def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> EmbeddedProducer:
+        """`timeout_s` has no meaning here: a transaction is one call, which is never left open."""
+        return EmbeddedProducer(self._store, transactional_id)
+
+    def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        own = [self._own(source) for source in sources]
+        while True:
+            # Drain, then look, then sleep: whoever commits after the look rings after the drain.
+            bells = self._bells(own)
+            for bell in bells.values():
+                bell.drain()
+            # All of them are asked, for asking keeps a member alive.
+            if True in [source.has_data() for source in own]:
+                return
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            ring = select.poll()
+            for fd in self._bells(own):
+                ring.register(fd, select.POLLIN)
+            ring.poll(max(1.0, min(left_s, _LOOK_AGAIN_S) * 1000))
+
+    def lock_holder(self) -> LockHolder | None:
+        """Which process has the write lock now, and since when (time.time()); for a supervisor, which ends one that
+        is stopped."""
+        return self._store.lock_holder()
+
+    def close(self) -> None:
+        """Its members leave. Those of a process that died without this are put out by the others."""
+        if self._closed:
+            return
+        self._closed = True
+        for member in self._members:
+            with suppress(TransportError):  # Its session runs out instead.
+                member.close()
+        self._store.close()
+
+    def _own(self, source: Reader | Member) -> EmbeddedReader | EmbeddedMember:
+        if isinstance(source, EmbeddedReader | EmbeddedMember):
+            return source
+        raise ConfigError(f"wait: got a {type(source).__name__} of another transport; wait where it was made")
+
+    def _bells(self, sources: Collection[EmbeddedReader | EmbeddedMember]) -> dict[int, Bell]:
+        bells: list[Bell | None] = [
+            self._store.bells.of_topic(topic) for topic in {topic for source in sources for topic in source.topics}
+        ]
+        bells += [source.bell for source in sources if isinstance(source, EmbeddedMember)]
+        return {bell.fd: bell for bell in bells if bell is not None}

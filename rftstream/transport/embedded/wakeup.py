@@ -1,0 +1,133 @@
+"""Bells: how a process that has committed wakes those that wait.
+
+A waiting process keeps a named pipe in the folder of each topic it waits for; who has committed writes a byte into
+every pipe there. No daemon and no polling, and a pipe whose reader has died says so when it is opened. A bell is a
+hint only: the log is the truth, and who waits looks at it again from time to time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+
+class Bell:
+    """A named pipe that this process listens to."""
+
+    def __init__(self, folder: Path) -> None:
+        name = f"{os.getpid()}-{secrets.token_hex(6)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        hidden = folder / f".{name}"
+        os.mkfifo(hidden)
+        self.fd = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # A write end of our own: without any writer left, a pipe is at its end and looks readable for ever.
+        self._write_fd = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.path = str(folder / name)
+        # Named only now that it has its reader: who rings takes a pipe without one for a dead process's.
+        os.rename(hidden, self.path)
+
+    def drain(self) -> None:
+        try:
+            while len(os.read(self.fd, 65536)) == 65536:
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        _unlink(self.path)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+class WakeupPipe:
+    """The bells of one log, and those of them that this process listens to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._topics: dict[str, Bell | None] = {}
+
+    def of_topic(self, topic: str) -> Bell | None:
+        """None where the file system has no named pipes: who waits then only looks from time to time."""
+        if topic not in self._topics:
+            self._topics[topic] = self._made(topic_place(topic))
+        return self._topics[topic]
+
+    def of_member(self, group: str) -> Bell | None:
+        """A new one, which the caller closes: that it is open shows that the member lives."""
+        return self._made(group_place(group))
+
+    def ring_topics(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self._ring(topic_place(topic), unlink_dead=True)
+
+    def ring_group(self, group: str) -> None:
+        # Pipes of dead members stay, for they are how the others see the death.
+        self._ring(group_place(group), unlink_dead=False)
+
+    def close(self) -> None:
+        for bell in self._topics.values():
+            if bell is not None:
+                bell.close()
+        self._topics.clear()
+
+    def _made(self, place: str) -> Bell | None:
+        try:
+            return Bell(self._folder / place)
+        except OSError:
+            return None
+
+    def _ring(self, place: str, *, unlink_dead: bool) -> None:
+        folder = f"{self._folder}/{place}"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return  # Nobody has ever waited for it.
+        for name in names:
+            if name.startswith("."):
+                continue
+            path = f"{folder}/{name}"
+            try:
+                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno == errno.ENXIO and unlink_dead:
+                    _unlink(path)
+                continue
+            try:
+                os.write(fd, b"!")
+            except OSError:
+                pass  # Full of rings not yet heard, or the reader died just now.
+            finally:
+                os.close(fd)
+
+
+def topic_place(topic: str) -> str:
+    return "topic-" + quote(topic, safe="")
+
+
+def group_place(group: str) -> str:
+    return "group-" + quote(group, safe="")
+
+
+def is_dead(path: str) -> bool:
+    """Whether nobody listens to this bell any more."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno in (errno.ENXIO, errno.ENOENT)
+    os.close(fd)
+    return False
+
+
+def remove_dead(path: str) -> None:
+    if path and is_dead(path):
+        _unlink(path)
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,233 @@
+"""What is right and wrong with a Kafka cluster and a run's topics on it; and its consumer groups, which only it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from kafka.admin import ConfigResource, ConfigResourceType
+
+from rftstream.errors import RftError, TransportError
+from rftstream.transport.base import MAX_METADATA_BYTES, TopicSettings
+from rftstream.transport.findings import Finding, Level
+from rftstream.transport.kafka.connection import KafkaClientFactory
+
+TESTED = (4, 0)
+"""Older ones from kafka_links.OLDEST_BROKER on should work, and nobody has tried."""
+
+SESSION_MS = 10_000
+"""Session time-out of a member."""
+TRANSACTION_MS = 60_000
+"""Time-out of the longest transactions, those of single roles."""
+
+_Judge = Callable[[int], bool]
+
+_SETTINGS: tuple[tuple[str, _Judge, str, Level, str], ...] = (
+    (
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        lambda ms: ms <= 1000,
+        "at most 1000",
+        Level.warning,
+        "after a kill readers stand still for up to a minute with more; set it in the brokers' properties",
+    ),
+    (
+        "offsets.retention.minutes",
+        lambda minutes: minutes >= 525_600,
+        "at least 525600 (a year)",
+        Level.warning,
+        "a run that pauses for longer loses its positions; set it in the brokers' properties",
+    ),
+    (
+        "transaction.max.timeout.ms",
+        lambda ms: ms >= TRANSACTION_MS,
+        f"at least {TRANSACTION_MS}",
+        Level.problem,
+        "feeder, buffer, trainer and evaluator could not start; set it in the brokers' properties",
+    ),
+    (
+        "group.min.session.timeout.ms",
+        lambda ms: ms <= SESSION_MS,
+        f"at most {SESSION_MS}",
+        Level.problem,
+        "explorers and verifiers could not join; set it in the brokers' properties",
+    ),
+    (
+        "group.max.session.timeout.ms",
+        lambda ms: ms >= SESSION_MS,
+        f"at least {SESSION_MS}",
+        Level.problem,
+        "explorers and verifiers could not join; set it in the brokers' properties",
+    ),
+    (
+        "offset.metadata.max.bytes",
+        lambda size: size >= MAX_METADATA_BYTES,
+        f"at least {MAX_METADATA_BYTES}",
+        Level.problem,
+        "positions could not be committed; set it in the brokers' properties",
+    ),
+)
+"""Broker setting, whether its value will do, what is wanted, how bad it is otherwise, and why."""
+
+_REPLICATED = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
+
+
+class KafkaLook:
+    """Looks at a cluster through the connection of the admin client that makes it.
+
+    `ask` asks a question of the client, again while brokers come and go; `topics` are the run's topics as they are;
+    `topic_options` are the settings on the broker that a topic should have."""
+
+    def __init__(
+        self,
+        links: KafkaClientFactory,
+        ask: Callable[[str, Callable[[Any], Any]], Any],
+        topics: Callable[[], Mapping[str, TopicSettings]],
+        topic_options: Callable[[TopicSettings], Mapping[str, Any]],
+    ) -> None:
+        self._links = links
+        self._ask = ask
+        self._topics = topics
+        self._topic_options = topic_options
+
+    # ------------------------------------------------------------------------------------------ brokers
+
+    def broker(self) -> list[Finding]:
+        """An unreachable one is a finding, too."""
+        try:
+            cluster = self._ask("describe cluster", lambda client: client.describe_cluster())
+            version = self._ask("version", lambda client: client._manager.broker_version)
+            nodes = sorted(int(one["broker_id"]) for one in cluster["brokers"])
+            settings = {node: self._settings_of(node) for node in nodes}
+        except RftError as error:
+            return [
+                Finding(
+                    level=Level.problem,
+                    what="broker",
+                    found=str(error),
+                    wanted="an answer",
+                    todo="see the sentence",
+                    exit_code=error.exit_code,
+                )
+            ]
+        text = ".".join(map(str, version))
+        wanted = f"{'.'.join(map(str, TESTED))} or newer"
+        fine = version >= TESTED
+        return [
+            Finding(level=Level.ok, what="broker", found=f"{len(nodes)} at {self._links.servers}"),
+            Finding(
+                level=Level.ok if fine else Level.warning,
+                what="broker version",
+                found=f"Kafka {text}",
+                wanted=wanted,
+                todo="" if fine else "nobody has tried this one; update the brokers",
+            ),
+            *self._judge(settings),
+            *_replication(settings),
+        ]
+
+    def _settings_of(self, node: int) -> dict[str, str]:
+        resource = ConfigResource(ConfigResourceType.BROKER, str(node))
+        found = self._ask("describe brokers", lambda client: client.describe_configs([resource], config_filter="all"))
+        entries: dict[str, Any] = found.get("broker", {}).get(str(node), {})
+        return {name: str(entry["value"]) for name, entry in entries.items()}
+
+    def _judge(self, settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
+        findings = []
+        for name, will_do, wanted, level, why in _SETTINGS:
+            values = {node: found[name] for node, found in settings.items() if found.get(name, "").isdigit()}
+            if not values:
+                findings.append(
+                    Finding(
+                        level=Level.warning,
+                        what=name,
+                        found="not told",
+                        wanted=wanted,
+                        todo="look it up in the brokers' properties; an ACL may hide it",
+                    )
+                )
+                continue
+            wrong = [value for value in values.values() if not will_do(int(value))]
+            findings.append(
+                Finding(
+                    level=level if wrong else Level.ok,
+                    what=name,
+                    found=", ".join(sorted(set(wrong or values.values()))),
+                    wanted=wanted,
+                    todo=why if wrong else "",
+                )
+            )
+        return findings
+
+    # ------------------------------------------------------------------------------------------ topics
+
+    def topic_differences(self, wanted: Mapping[str, TopicSettings]) -> dict[str, list[str]]:
+        there = {name: settings for name, settings in wanted.items() if name in self._topics()}
+        if not there:
+            return {}
+        resources = [ConfigResource(ConfigResourceType.TOPIC, self._links.name(name)) for name in there]
+        configs = self._ask(
+            "describe topics", lambda client: client.describe_configs(resources, config_filter="all")
+        ).get("topic", {})
+        differences: dict[str, list[str]] = {}
+        for name, settings in there.items():
+            found = configs.get(self._links.name(name), {})
+            expected: dict[str, str] = self._topic_options(settings)["configs"]
+            wrong = [
+                f"{key} is {found[key]['value']}, expected {value}"
+                for key, value in expected.items()
+                if key in found and found[key]["value"] != value and key not in ("max.message.bytes", "cleanup.policy")
+            ]
+            if wrong:
+                differences[name] = wrong
+        return differences
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    def members(self, groups: Collection[str]) -> dict[str, list[str]]:
+        names = {self._links.name(group): group for group in groups}
+        described = self._ask("describe groups", lambda client: client.describe_groups(sorted(names)))
+        found = {
+            names[name]: [f"{one['client_id']} at {str(one['client_host']).lstrip('/')}" for one in group["members"]]
+            for name, group in described.items()
+        }
+        return {group: members for group, members in found.items() if members}
+
+    def delete_groups(self, groups: Collection[str]) -> list[str]:
+        names = [self._links.name(group) for group in groups]
+        results = self._ask("delete groups", lambda client: client.delete_groups(names))
+        deleted = []
+        for name, said in dict(results).items():
+            if said == "OK":
+                deleted.append(self._links.bare(name))
+            elif said != "GroupIdNotFoundError":
+                raise TransportError(
+                    f"delete group {name}: {said} from {self._links.servers}; is somebody in it still?"
+                )
+        return deleted
+
+
+def _replication(settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
+    """With several brokers the loss of one must not be the loss of positions."""
+    if len(settings) < 3:
+        return [
+            Finding(
+                level=Level.ok,
+                what="replication",
+                found=f"{len(settings)} broker: for development",
+                wanted="three brokers where a run must survive the loss of one",
+            )
+        ]
+    findings = []
+    for name in _REPLICATED:
+        values = [found[name] for found in settings.values() if found.get(name, "").isdigit()]
+        least = min(map(int, values), default=0)
+        findings.append(
+            Finding(
+                level=Level.ok if least >= 3 else Level.warning,
+                what=name,
+                found=str(least),
+                wanted="3 or more",
+                todo="" if least >= 3 else "positions and transactions would be lost with one broker; raise it",
+            )
+        )
+    return findings

@@ -1,0 +1,357 @@
+"""How everything of a Kafka transport reaches its brokers: settings, names on the broker, errors in our words.
+
+These modules (kafka*.py) are the only ones that import kafka-python. Options of the run file may hold passwords: they
+go to the clients and nowhere else, and the client's own logger, which prints them when debugging, is kept at warnings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka import errors as kafka_errors
+from kafka.net.compat import KafkaNetClient
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.structs import TopicPartition as KafkaPartition
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import ConfigError, RftError, TransportError
+
+OLDEST_BROKER = (3, 0)
+"""Stable positions of a whole group in one request, and fencing by the group's generation."""
+
+CONNECT_S = 6.0
+"""Who starts a run waits so long for a broker to answer."""
+
+REQUEST_S = 8.0
+_NOT_READY_S = 0.05
+BACKOFF_MS = 5
+"""Decides the rate of transactions: the next one waits one of these (KAFKA.md: 100 ms makes 13 a second, 5 ms 177)."""
+
+_OURS = frozenset(
+    {
+        "acks",
+        "auto_offset_reset",
+        "bootstrap_servers",
+        "enable_auto_commit",
+        "enable_idempotence",
+        "group_id",
+        "isolation_level",
+        "kafka_client",
+        "key_deserializer",
+        "key_serializer",
+        "max_poll_interval_ms",
+        "max_poll_records",
+        "partition_assignment_strategy",
+        "partitioner",
+        "session_timeout_ms",
+        "transaction_timeout_ms",
+        "transactional_id",
+        "value_deserializer",
+        "value_serializer",
+    }
+)
+"""What exactly-once rests on is not to be set from outside."""
+
+_OWN_OPTIONS = frozenset({"replication_factor"})
+
+_UNKNOWN_USER = (
+    kafka_errors.SaslAuthenticationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.IllegalSaslStateError,
+)
+_REFUSED = (*_UNKNOWN_USER, kafka_errors.AuthorizationError)
+
+_RESOURCES: dict[type[BaseException], tuple[str, str, str]] = {
+    kafka_errors.TopicAuthorizationFailedError: (
+        "topics",
+        "--topic",
+        "Read, Write, Create, Describe, DescribeConfigs and Delete",
+    ),
+    kafka_errors.GroupAuthorizationFailedError: ("consumer groups", "--group", "Read, Describe and Delete"),
+    kafka_errors.TransactionalIdAuthorizationFailedError: (
+        "transactional ids",
+        "--transactional-id",
+        "Write and Describe",
+    ),
+}
+"""What was refused -> whose names begin with the run's, the option of kafka-acls, and all that a run does with them."""
+
+MAX_SAID = 300
+"""Characters of what a client says: some of its errors hold the whole request."""
+
+_TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate verify failed")
+_CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Connection reset")
+"""In what the client logs when a connection fails."""
+
+AWAY_AGAIN_S = 30.0
+
+log = logging.getLogger(__name__)
+_client_log = logging.getLogger("kafka")
+_client_log.setLevel(logging.WARNING)
+# It warns of every step of its own that takes 0.1 s, as they do on a busy machine.
+logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
+_manager_log = logging.getLogger("kafka.net.manager")
+
+
+class Section(Protocol):
+    """What is needed of config.TransportSection."""
+
+    @property
+    def servers(self) -> str | None: ...
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+
+class KafkaClientFactory:
+    """Makes clients when they are needed, never before: a process may still fork until then."""
+
+    def __init__(self, run_id: str, section: Section, *, connect_s: float = CONNECT_S) -> None:
+        if not section.servers:
+            raise ConfigError(
+                "transport.servers: missing, expected where the brokers of kind 'kafka' listen, host:port,...; give it "
+                "below [transport], or by --set transport.servers=HOST:9092"
+            )
+        self.run_id = run_id
+        self.servers = section.servers
+        self._connect_s = connect_s
+        self._pid: int | None = None
+        options = dict(section.options)
+        replicas = options.pop("replication_factor", -1)
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or (replicas != -1 and replicas < 1):
+            raise ConfigError(
+                f"transport.options.replication_factor: got {replicas!r}, expected a number of brokers, or -1 for what "
+                "they have as their default"
+            )
+        self.replication_factor = replicas
+        known = {*KafkaConsumer.DEFAULT_CONFIG, *KafkaProducer.DEFAULT_CONFIG, *KafkaAdminClient.DEFAULT_CONFIG}
+        for key in options:
+            if key in _OURS:
+                raise ConfigError(f"transport.options.{key}: is set by rftstream itself; leave it out")
+            if key not in known:
+                near = difflib.get_close_matches(key, sorted(known - _OURS | _OWN_OPTIONS), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"transport.options.{key}: kafka-python has no such setting{hint}")
+        self._options = options
+
+    # ------------------------------------------------------------------------------------------ names
+
+    def name(self, bare: str) -> str:
+        """Of a topic, group or transactional id, on the broker."""
+        return bare if bare.startswith(f"{self.run_id}.") else f"{self.run_id}.{bare}"
+
+    def bare(self, name: str) -> str:
+        return name.removeprefix(f"{self.run_id}.")
+
+    def is_ours(self, name: str) -> bool:
+        return name.startswith(f"{self.run_id}.")
+
+    def partition(self, place: TopicPartition) -> KafkaPartition:
+        return KafkaPartition(self.name(place.topic), place.partition)
+
+    def place(self, partition: KafkaPartition) -> TopicPartition:
+        return TopicPartition(self.bare(partition.topic), partition.partition)
+
+    # ------------------------------------------------------------------------------------------ clients
+
+    def consumer(self, **settings: Any) -> KafkaConsumer:
+        return self._made(
+            KafkaConsumer,
+            {
+                "isolation_level": "read_committed",
+                "enable_auto_commit": False,
+                "auto_offset_reset": "none",
+                "fetch_max_wait_ms": 200,
+                "fetch_max_bytes": 16 << 20,
+                "max_partition_fetch_bytes": 2 << 20,
+                "retry_backoff_ms": 20,
+                **settings,
+            },
+        )
+
+    def producer(self, **settings: Any) -> KafkaProducer:
+        return self._made(KafkaProducer, {"retry_backoff_ms": BACKOFF_MS, **settings})
+
+    def admin(self, kind: Callable[..., KafkaAdminClient]) -> KafkaAdminClient:
+        client = self._made(kind, {"retry_backoff_ms": 20})
+        version = client._manager.broker_version
+        if version < OLDEST_BROKER:
+            client.close()
+            raise ConfigError(
+                f"transport.servers: {self.servers} is Kafka {'.'.join(map(str, version))}, expected"
+                f" {'.'.join(map(str, OLDEST_BROKER))} or newer; update the broker"
+            )
+        return client
+
+    def _made(self, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+        if self._pid is None:
+            self._pid = os.getpid()
+        assert self._pid == os.getpid(), "a transport was used across a fork; make it afterwards"
+        known = getattr(kind, "DEFAULT_CONFIG", {})
+        nets: list[_Net] = []
+
+        def net(**settings: Any) -> _Net:
+            nets.append(_Net(**settings))
+            return nets[-1]
+
+        given = {
+            "kafka_client": net,
+            "bootstrap_servers": [server.strip() for server in self.servers.split(",")],
+            "bootstrap_timeout_ms": int(self._connect_s * 1000),
+            "request_timeout_ms": int(REQUEST_S * 1000),
+            "reconnect_backoff_max_ms": 1000,
+            "metrics_enabled": False,
+            **settings,
+            **self._options,
+        }
+        with _Reasons() as reasons:
+            try:
+                made = kind(**{key: value for key, value in given.items() if key in known})
+                _manager_log.addHandler(_away)
+                return made
+            except BaseException as error:
+                # A client that could not be made leaves its thread and its sockets behind.
+                for one in nets:
+                    one.close()
+                    one._manager._net.stop()
+                raise self._not_made(error, reasons) from None
+
+    def _not_made(self, error: BaseException, reasons: _Reasons) -> BaseException:
+        if not isinstance(error, kafka_errors.KafkaTimeoutError | kafka_errors.KafkaConnectionError | OSError):
+            return self.reworded(error, "the connection") if isinstance(error, kafka_errors.KafkaError) else error
+        if reasons.refusal is not None:
+            return self.reworded(reasons.refusal, "the connection")
+        secured = self._options.get("security_protocol", "PLAINTEXT")
+        if text := reasons.text(*_TLS_FAILED):
+            return ConfigError(
+                f"transport.options: TLS with {self.servers} failed, the broker's certificate and a TLS port were"
+                f" expected ({text}); give the CA's certificate as ssl_cafile, or mend security_protocol"
+            )
+        if reasons.text(*_CLOSED):
+            return TransportError(
+                f"transport.servers: {self.servers} took the connection and closed it, a Kafka port with {secured} was"
+                f" expected; mend transport.options.security_protocol (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL) or the"
+                f" address"
+            )
+        return TransportError(
+            f"transport.servers: no Kafka broker answered at {self.servers} within {self._connect_s:g} s over"
+            f" {secured}; start one (make kafka), or mend the address"
+        )
+
+    # ------------------------------------------------------------------------------------------ errors
+
+    def reworded(self, error: BaseException, where: str) -> RftError:
+        """A client's error in our tree."""
+        if isinstance(error, RftError):
+            return error
+        if isinstance(error, _UNKNOWN_USER):
+            return ConfigError(
+                f"transport.options: {self.servers} refused the credentials for {where}"
+                f" ({shorten(error) or type(error).__name__}); mend sasl_* or ssl_*"
+            )
+        if isinstance(error, kafka_errors.AuthorizationError):
+            return self._not_allowed(error, where)
+        if isinstance(error, kafka_errors.NodeNotReadyError | kafka_errors.KafkaConnectionError):
+            return TransportError(f"{where}: no Kafka broker answers at {self.servers}; look whether it runs")
+        text = shorten(error) or type(error).__name__
+        return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
+
+    def _not_allowed(self, error: BaseException, where: str) -> ConfigError:
+        """The broker knows the user, and an ACL is missing."""
+        user = self._options.get("sasl_plain_username")
+        who = f"the user {user!r}" if user is not None else "this client"
+        head = f"{where}: {self.servers} does not allow it to {who} ({type(error).__name__}); grant "
+        if type(error) not in _RESOURCES:
+            return ConfigError(f"{head}Describe, DescribeConfigs and IdempotentWrite on the cluster")
+        things, option, operations = _RESOURCES[type(error)]
+        principal = f"User:{user or 'NAME'}"
+        asked = " ".join(f"--operation {one}" for one in operations.replace(" and ", ", ").split(", "))
+        return ConfigError(
+            f"{head}{operations} on the {things} whose names begin with '{self.run_id}.': kafka-acls --add "
+            f"--allow-principal {principal} {asked} {option} {self.run_id}. --resource-pattern-type prefixed"
+        )
+
+
+def shorten(error: BaseException) -> str:
+    """What an error says, on one line and not all of a request."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 3]} ... {text[-MAX_SAID // 3 :]}"
+
+
+class _Net(KafkaNetClient):  # type: ignore[misc]
+    """A request of a transaction whose coordinator cannot be connected is kept and tried again. The client's own
+    raises there, upon which its producer forgets the request and waits for its answer for ever (3.0.12, measured)."""
+
+    def await_ready(self, node_id: Any, timeout_ms: float = 30000) -> bool:
+        try:
+            return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
+        except kafka_errors.KafkaConnectionError:
+            time.sleep(_NOT_READY_S)
+            return False
+
+
+class _Reasons(logging.Handler):
+    """Why connections fail, as the client logs it: the error that it raises in the end does not say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.refusal: BaseException | None = None
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        for each in record.args if isinstance(record.args, tuple) else ():
+            if isinstance(each, _REFUSED):
+                self.refusal = each
+
+    def text(self, *signs: str) -> str | None:
+        """The last one with one of these in it."""
+        return next((text for text in reversed(self.texts) if any(sign in text for sign in signs)), None)
+
+    def __enter__(self) -> _Reasons:
+        _manager_log.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _manager_log.removeHandler(self)
+
+
+class _Away(logging.Handler):
+    """Says now and then that a broker which was there is not: the clients only try again, for as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said_at = -AWAY_AGAIN_S
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        if record.msg == "Connection failed: %s" and now - self._said_at >= AWAY_AGAIN_S:
+            self._said_at = now
+            reason = record.getMessage().partition(": ")[2]
+            log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
+
+
+_away = _Away()
+
+
+def _received(self: Any, receive: Callable[[Any], tuple[bytes, Any]] = KafkaTCPTransport._sock_recv) -> Any:
+    """What came before the end of a connection is given on before its end: a broker that refuses a password says so
+    and closes at once, and the client would throw the answer away (3.0.12, measured)."""
+    data, error = receive(self)
+    return data, None if data else error
+
+
+KafkaTCPTransport._sock_recv = _received
+KafkaSSLTransport._sock_recv = functools.partialmethod(_received, KafkaSSLTransport._sock_recv)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed later."""
+    return isinstance(error, kafka_errors.RetriableError | OSError)

@@ -1,0 +1,257 @@
+"""What a Kafka consumer has fetched, held until it is asked for: fair over the partitions, bounded in bytes.
+
+The client gives one partition after the other and knows no limit in bytes; both are made up for here. It polls
+without ever blocking: fetching goes on in the client's own thread, which `wake_on_arrival` makes ring.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+from kafka import KafkaConsumer
+from kafka import errors as kafka_errors
+from kafka.structs import TopicPartition as KafkaPartition
+
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.errors import PositionMissing, RftError
+from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
+
+log = logging.getLogger(__name__)
+
+MAX_HELD_BYTES = 16 << 20
+"""Nothing more is fetched while so much is waiting to be delivered."""
+
+_RECORD_BYTES = 300
+"""What a small record takes in memory beside key and value."""
+
+_FIRST_STEP = 16
+"""Records, of one poll of the client."""
+
+_LOOK_S = 0.02
+"""While there is something to deliver the client is looked after this often."""
+
+
+class Feed:
+    def __init__(self, links: KafkaClientFactory, consumer: KafkaConsumer, *, bodies: bool) -> None:
+        self._links = links
+        self.consumer = consumer
+        self._bodies = bodies
+        # Order of serving: who was served goes to the end.
+        self._held: dict[TopicPartition, deque[Record]] = {}
+        self._num_bytes = 0
+        self._paused: set[TopicPartition] = set()
+        self._positioned: set[TopicPartition] = set()
+        self._full = False
+        self._failure: RftError | None = None
+        self._filled_at = 0.0
+        self._rung: list[Any] = []
+        self._complained_at = 0.0
+
+    # ------------------------------------------------------------------------------------------ positions
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        self._drop(place)
+        self._failure = None
+        partition = self._links.partition(place)
+        self.consumer.seek(partition, offset)
+        self._positioned.add(place)
+        self._gate(place)
+
+    def position(self, place: TopicPartition) -> int:
+        if place not in self._positioned:
+            raise PositionMissing(
+                f"{place}: it has no position here, one was expected; seek it first, while it is owned"
+            )
+        held = self._held.get(place)
+        if held:
+            return held[0].offset
+        state = self.consumer._subscription.assignment.get(self._links.partition(place))
+        if state is None:
+            raise PositionMissing(f"{place}: went to another member, a position of an owned one was expected")
+        return int(state.position.offset)
+
+    def knows(self, place: TopicPartition) -> bool:
+        return place in self._positioned
+
+    def forget(self, places: Collection[TopicPartition]) -> None:
+        """Lost, or new: no position, not paused, nothing held."""
+        for place in places:
+            self._drop(place)
+            self._positioned.discard(place)
+            self._paused.discard(place)
+
+    def pause(self, places: Collection[TopicPartition]) -> None:
+        self._paused.update(places)
+        for place in places:
+            self._gate(place)
+
+    def resume(self, places: Collection[TopicPartition]) -> None:
+        self._paused.difference_update(places)
+        for place in places:
+            self._gate(place)
+
+    def _drop(self, place: TopicPartition) -> None:
+        for record in self._held.pop(place, ()):
+            self._num_bytes -= _size(record)
+
+    def _gate(self, place: TopicPartition) -> None:
+        """Fetched is what has a position, is not paused, and for what there is room."""
+        partition = self._links.partition(place)
+        fetched = place in self._positioned and place not in self._paused and not self._full
+        with suppress(KeyError):  # It went to another member just now.
+            (self.consumer.resume if fetched else self.consumer.pause)(partition)
+
+    # ------------------------------------------------------------------------------------------ records
+
+    def has_data(self) -> bool:
+        return self._failure is not None or any(place not in self._paused for place in self._held)
+
+    def fill(self, *, due: bool = True) -> None:
+        """Takes what has arrived, and keeps the client's membership up."""
+        now = time.monotonic()
+        if not due and self.has_data() and now - self._filled_at < _LOOK_S:
+            return
+        self._filled_at = now
+        self._mind_room()
+        try:
+            # Few at first: what was fetched is small, but may unpack to much.
+            step = _FIRST_STEP
+            self._unpark()
+            while arrived := self.consumer.poll(timeout_ms=0, max_records=step):
+                before = self._num_bytes
+                num = self._hold(arrived)
+                self._mind_room()
+                if self._full:
+                    break
+                mean_bytes = max(_RECORD_BYTES, (self._num_bytes - before) // max(1, num))
+                step = max(1, min(2000, 4 * step, MAX_HELD_BYTES // (2 * mean_bytes)))
+        except kafka_errors.OffsetOutOfRangeError as error:
+            self._mend_positions(error)
+        except kafka_errors.NoOffsetForPartitionError:
+            pass  # a partition that was lost before it was positioned
+        except Exception as error:
+            if not isinstance(error, kafka_errors.KafkaError | OSError):
+                raise
+            self._bear(error)
+
+    def take(self, max_records: int, max_bytes: int) -> list[Record]:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        waiting = [place for place in self._held if place not in self._paused]
+        found: list[Record] = []
+        left_bytes = max_bytes
+        for index, place in enumerate(waiting):
+            left_records = max_records - len(found)
+            if left_records <= 0 or (left_bytes <= 0 and found):
+                break
+            num_left = len(waiting) - index
+            room: float = left_bytes if found else float("inf")
+            held, taken, share = self._held[place], 0, -(-left_records // num_left)
+            while held and taken < share:
+                size = _body_size(held[0])
+                if size > room:
+                    break
+                room = (left_bytes // num_left if taken == 0 else room) - size
+                left_bytes -= size
+                record = held.popleft()
+                self._num_bytes -= _size(record)
+                found.append(record)
+                taken += 1
+            if not held:
+                del self._held[place]
+            elif taken:
+                self._held[place] = self._held.pop(place)
+        return found
+
+    def wake_on_arrival(self, bell: threading.Event) -> None:
+        """The bell rings when one of the fetches under way is answered."""
+        under_way = list(self.consumer._fetcher._fetch_futures)
+        for future in under_way:
+            if not any(future is other for other in self._rung):
+                future.add_both(lambda *_: bell.set())
+        self._rung = under_way
+
+    def close(self) -> None:
+        try:
+            self.consumer.close(autocommit=False, timeout_ms=3000)
+        except Exception as error:  # Its session runs out instead.
+            log.info("closing a consumer: %s", error)
+
+    def _unpark(self) -> None:
+        """What the client fetched of a partition that was then paused it sets aside, and takes back only when it has
+        no part of a fetch in hand: it does not see that the one in hand is used up (3.0.12, measured)."""
+        fetcher = self.consumer._fetcher
+        if fetcher._next_partition_records is not None and not fetcher._next_partition_records:
+            fetcher._next_partition_records = None
+
+    def _hold(self, arrived: dict[KafkaPartition, list[Any]]) -> int:
+        num = 0
+        for partition, records in arrived.items():
+            place = self._links.place(partition)
+            if place not in self._positioned:
+                continue
+            held = self._held.setdefault(place, deque())
+            for one in records:
+                record = Record(
+                    place.topic,
+                    place.partition,
+                    one.offset,
+                    one.timestamp / 1000,
+                    one.key,
+                    one.value if self._bodies else None,
+                    tuple(one.headers),
+                )
+                held.append(record)
+                self._num_bytes += _size(record)
+            num += len(records)
+        return num
+
+    def _mind_room(self) -> None:
+        """Bytes of paused partitions do not count: they must not keep the others from going on."""
+        paused = sum(_size(record) for place in self._paused for record in self._held.get(place, ()))
+        active = self._num_bytes - paused
+        full = active >= MAX_HELD_BYTES if not self._full else active >= MAX_HELD_BYTES // 2
+        if full != self._full:
+            self._full = full
+            for place in self._positioned:
+                self._gate(place)
+
+    def _mend_positions(self, error: kafka_errors.OffsetOutOfRangeError) -> None:
+        """Before the first record kept: go there. Beyond the end: the log is not the one that it was."""
+        for partition, offset in dict(error.args[0]).items():
+            place = self._links.place(partition)
+            try:
+                begin = self.consumer.beginning_offsets([partition])[partition]
+                end = self.consumer.end_offsets([partition])[partition]
+            except kafka_errors.KafkaError as other:
+                self._bear(other)
+                return
+            if offset < begin:
+                self.consumer.seek(partition, begin)
+            elif offset > end:
+                self._failure = PositionMissing(
+                    f"{place}@{offset}: beyond the end of the log ({end}); the log has lost records or the position"
+                    f" is of another log: take an earlier position"
+                )
+
+    def _bear(self, error: BaseException) -> None:
+        if not is_passing(error):
+            self._failure = self._links.reworded(error, "reading")
+        elif time.monotonic() - self._complained_at > 5.0:
+            self._complained_at = time.monotonic()
+            log.warning("reading from %s: %s; going on trying", self._links.servers, error or type(error).__name__)
+
+
+def _body_size(record: Record) -> int:
+    return len(record.key or b"") + len(record.value or b"")
+
+
+def _size(record: Record) -> int:
+    return _body_size(record) + _RECORD_BYTES

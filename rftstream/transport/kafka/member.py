@@ -1,0 +1,315 @@
+"""Reading on Kafka: by position, and as a member of a group.
+
+Rebalancing is cooperative, with an assignor of our own: Kafka's does not keep partitions of one number together, and
+remembers what it owned before it was put out. The client joins and leaves in its own thread; what it tells the
+listener there is noted, and acted on in the next `poll` or `wait`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from kafka import KafkaConsumer
+from kafka.consumer.subscription_state import ConsumerRebalanceListener
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor, RebalanceProtocol
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.structs import MemberState
+from kafka.structs import TopicPartition as KafkaPartition
+
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.errors import AssignmentLost, PositionMissing
+from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.kafka.connection import KafkaClientFactory
+from rftstream.transport.kafka.feed import Feed
+from rftstream.transport.sharing import share_out
+
+MIN_SESSION_S = 6.0
+"""Brokers take no shorter one. A member that is alive but does not poll is put out by its own client, in any time."""
+
+HEARTBEAT_S = 0.5
+"""Members learn of a rebalance by their heartbeat."""
+
+Committed = Callable[[str], Mapping[TopicPartition, Position] | None]
+
+
+class KafkaReader:
+    def __init__(self, links: KafkaClientFactory, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
+        self._feed = Feed(links, links.consumer(), bodies=bodies)
+        self._places = frozenset(positions)
+        if positions:
+            self._feed.consumer.assign([links.partition(place) for place in positions])
+        for place, offset in positions.items():
+            self._feed.seek(place, offset)
+
+    def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
+        self._feed.fill(due=False)
+        return self._feed.take(max_records, max_bytes)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._feed.position(partition)  # Only what it was opened for.
+        self._feed.seek(partition, offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._feed.position(partition)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._feed.pause(self._places & set(partitions))
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._feed.resume(self._places & set(partitions))
+
+    def close(self) -> None:
+        self._feed.close()
+
+    # ------------------------------------------------------------------------------------------ for `wait`
+
+    @property
+    def feed(self) -> Feed:
+        return self._feed
+
+    look_again_s = 0.25
+
+    def has_data(self) -> bool:
+        self._feed.fill()
+        return self._feed.has_data()
+
+
+class KafkaMember:
+    def __init__(
+        self,
+        links: KafkaClientFactory,
+        group: str,
+        topics: Collection[str],
+        *,
+        name: str,
+        session_timeout_s: float,
+        committed: Committed,
+    ) -> None:
+        self._links = links
+        self._group = group
+        self._name = name
+        self._committed = committed
+        assignor = Together(lambda: self._consumer.assignment())
+        self._consumer: KafkaConsumer = links.consumer(
+            client_id=name,
+            group_id=links.name(group),
+            partition_assignment_strategy=[assignor],
+            max_poll_interval_ms=int(session_timeout_s * 1000),
+            session_timeout_ms=int(max(session_timeout_s, MIN_SESSION_S) * 1000),
+            heartbeat_interval_ms=int(HEARTBEAT_S * 1000),
+        )
+        _Joining(self._consumer)
+        self._feed = Feed(links, self._consumer, bodies=True)
+        self._notes = _Notes(self._consumer)
+        self._assignment: Mapping[TopicPartition, int] = {}
+        self._num_assignments = 0
+        names = [links.name(topic) for topic in topics]
+        self._consumer.subscribe(names, listener=self._notes)
+        for name_ in names:
+            # Who shares partitions out before it knows how many there are has to do it again.
+            self._consumer.partitions_for_topic(name_)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def assignment(self) -> Mapping[TopicPartition, int]:
+        return self._assignment
+
+    def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
+        self._look(due=max_records <= 0)
+        return self._feed.take(max_records, max_bytes) if max_records > 0 else []
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        if partition not in self._assignment:
+            raise AssignmentLost(
+                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
+                f" positioned; look at assignment() again"
+            )
+        # What is owned is what the last poll said. It may be gone by now, which the next one tells.
+        with contextlib.suppress(ValueError, KeyError):
+            self._feed.seek(partition, offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        try:
+            return self._feed.position(partition)
+        except PositionMissing:
+            if partition not in self._assignment or not self._feed.knows(partition):
+                raise
+            # Gone since the last poll, which the next one tells. A commit that names it is refused by its generation.
+            return 0
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
+        while (found := self._committed(self._group)) is None:
+            # Somebody's commit is under way, which may take as long as a dead one's transaction lives.
+            self._feed.fill()
+            time.sleep(0.005)
+        missing = [place for place in partitions if place not in found]
+        if missing:
+            raise PositionMissing(
+                f"group {self._group}: no position for {', '.join(map(str, missing))}, one was expected since the"
+                f" run was made; admin.commit_initial makes those of a new run. If the run is old: the broker's"
+                f" offsets.retention.minutes has passed"
+            )
+        return {place: found[place] for place in partitions}
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._feed.pause(set(partitions) & set(self._assignment))
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._feed.resume(set(partitions) & set(self._assignment))
+
+    def snapshot(self) -> Snapshot:
+        """The generation first: the broker checks it, and not who owns a partition. Read after the assignment, it
+        could be a newer one, under which work of a partition that went away would be taken."""
+        token = self._consumer.group_metadata()
+        if token.generation_id < 0 or not token.member_id:
+            # Put out. The broker would take a commit without a generation from anybody.
+            return Snapshot(self._group, {}, token)
+        alive = self._consumer.assignment()
+        unsure = {self._links.place(one) for _, partitions in list(self._notes.noted) for one in partitions}
+        owned = {
+            place: number
+            for place, number in self._assignment.items()
+            if self._links.partition(place) in alive and place not in unsure
+        }
+        return Snapshot(self._group, owned, token)
+
+    def close(self) -> None:
+        self._feed.close()
+
+    # ------------------------------------------------------------------------------------------ for `wait`
+
+    @property
+    def feed(self) -> Feed:
+        return self._feed
+
+    @property
+    def look_again_s(self) -> float:
+        """Joining goes on only when it is looked after."""
+        return 0.05 if self._consumer.group_metadata().state == MemberState.STABLE else 0.01
+
+    def has_data(self) -> bool:
+        before = self._assignment
+        self._look(due=True)
+        return self._assignment is not before or self._feed.has_data()
+
+    def _look(self, *, due: bool) -> None:
+        self._feed.fill(due=due)
+        if not self._notes.noted:
+            return
+        assignment = dict(self._assignment)
+        # Taken one by one: the client's thread may add to them.
+        noted = [self._notes.noted.popleft() for _ in range(len(self._notes.noted))]
+        for owned, partitions in noted:
+            places = [self._links.place(partition) for partition in partitions]
+            self._feed.forget(places)
+            for place in places:
+                assignment.pop(place, None)
+                if owned:
+                    self._num_assignments += 1
+                    assignment[place] = self._num_assignments
+        self._assignment = dict(sorted(assignment.items()))
+
+
+class _Joining:
+    """Joins in the client's own thread. The client by itself joins only while somebody stays inside its `poll`: what
+    is finished between two short polls it forgets, and begins again or, worse, takes for done (3.0.12, measured)."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._manager = consumer._manager
+        self._coordinator = consumer._coordinator
+        self._under_way: Any = None
+        self._coordinator.poll = self.poll
+
+    def poll(self, timeout_ms: float | None = None) -> bool:
+        """In place of the coordinator's. False: nothing can be fetched now."""
+        if self._under_way is not None:
+            if not self._under_way.is_done:
+                return False
+            done, self._under_way = self._under_way, None
+            if done.failed():
+                raise done.exception
+        if self._coordinator.need_rejoin():
+            self._under_way = self._manager.call_soon(self._coordinator.ensure_active_group_async)
+            return False
+        self._coordinator.poll_heartbeat()
+        return True
+
+
+class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Runs in the client's thread."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._consumer = consumer
+        self.noted: deque[tuple[bool, Collection[KafkaPartition]]] = deque()
+
+    def on_partitions_assigned(self, assigned: Collection[KafkaPartition]) -> None:
+        for partition in assigned:
+            # With a position and paused, the client neither looks for one itself nor fetches anything.
+            self._consumer.pause(partition)
+            self._consumer.seek(partition, 0)
+        self.noted.append((True, assigned))
+
+    def on_partitions_revoked(self, revoked: Collection[KafkaPartition]) -> None:
+        self.noted.append((False, revoked))
+
+    def on_partitions_lost(self, lost: Collection[KafkaPartition]) -> None:
+        self.noted.append((False, lost))
+
+
+class Together(AbstractPartitionAssignor):  # type: ignore[misc]
+    """Sticky, balanced, partitions of one number in one hand (sharing.py), handed over in two rounds: who has to
+    give a partition away does so before anybody gets it (KIP-429)."""
+
+    name = "rftstream"
+    version = 1
+
+    def __init__(self, owned: Callable[[], Collection[KafkaPartition]]) -> None:
+        self._owned = owned
+
+    def supported_protocols(self) -> list[RebalanceProtocol]:
+        return [RebalanceProtocol.COOPERATIVE]
+
+    def metadata(self, topics: Collection[str]) -> Any:
+        by_topic: dict[str, list[int]] = defaultdict(list)
+        for partition in sorted(self._owned()):
+            by_topic[partition.topic].append(partition.partition)
+        owned = [
+            ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=numbers)
+            for topic, numbers in by_topic.items()
+        ]
+        return ConsumerProtocolSubscription(
+            version=self.version, topics=sorted(topics), user_data=b"", owned_partitions=owned
+        )
+
+    def assign(self, cluster: Any, members: Collection[Any]) -> dict[str, Any]:
+        ids = sorted(member.member_id for member in members)
+        numbers = {member_id: number for number, member_id in enumerate(ids)}
+        owners: dict[TopicPartition, int] = {}
+        for member in members:
+            for one in member.metadata.owned_partitions or ():
+                for partition in one.partitions:
+                    owners.setdefault(TopicPartition(one.topic, partition), numbers[member.member_id])
+        topics = {numbers[member.member_id]: list(member.metadata.topics) for member in members}
+        widths = {
+            topic: len(cluster.partitions_for_topic(topic) or ())
+            for subscribed in topics.values()
+            for topic in subscribed
+        }
+        shared = share_out(topics, {topic: width for topic, width in widths.items() if width}, owners)
+        given: dict[int, dict[str, list[int]]] = {number: defaultdict(list) for number in topics}
+        for place, number in sorted(shared.items()):
+            if owners.get(place, number) == number:
+                given[number][place.topic].append(place.partition)
+        return {
+            member_id: ConsumerProtocolAssignment(self.version, sorted(given[number].items()), b"")
+            for member_id, number in numbers.items()
+        }
+
+    def on_assignment(self, assignment: Any, generation: int) -> None:
+        pass

@@ -1,0 +1,273 @@
+"""Transactions on Kafka: begin, records, positions last, commit; every error is either certain or ends the producer.
+
+An abort that the broker accepted makes it certain that nothing is visible: it takes none once a commit has begun.
+Whatever else goes wrong (fenced, timed out, no answer) leaves the producer of no more use; `start` makes a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from kafka import KafkaProducer as Client
+from kafka import errors as kafka_errors
+from kafka.structs import OffsetAndMetadata
+
+from rftstream import faults
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.errors import (
+    AssignmentLost,
+    ConfigError,
+    ProducerLost,
+    RecordTooLarge,
+    TransactionAborted,
+    TransportError,
+)
+from rftstream.transport.base import MAX_METADATA_BYTES, Position, Snapshot, TopicSettings
+from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
+
+log = logging.getLogger(__name__)
+
+DELIVERY_S = 30.0
+WATCHDOG_S = 45.0
+"""For one transaction: the client's calls have no time limits of their own. What is not delivered within DELIVERY_S it
+has given up, so nothing is to be hoped for later; a broker that comes back then still finds everybody trying."""
+
+MAX_UNSENT_BYTES = 32 << 20
+"""The client would take any amount: `send` does not block. What is sent is waited for after so much."""
+
+BATCH_BYTES = 512 << 10
+"""Less than what a topic takes above its largest record, so that no batch is refused (kafka_admin.OVERHEAD_BYTES)."""
+
+_OF_THE_GROUP = (
+    kafka_errors.CommitFailedError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.RebalanceInProgressError,
+    kafka_errors.FencedInstanceIdError,
+)
+
+
+class KafkaProducer:
+    def __init__(
+        self,
+        links: KafkaClientFactory,
+        transactional_id: str,
+        *,
+        timeout_s: float,
+        settings: Callable[[str], TopicSettings],
+        watchdog_s: float = WATCHDOG_S,
+    ) -> None:
+        self._links = links
+        self._id = links.name(transactional_id)
+        self._timeout_s = timeout_s
+        self._settings = settings
+        self._watchdog_s = watchdog_s
+        self._client: Client | None = None
+        self._hand: _Hand | None = None
+
+    def start(self) -> None:
+        self.close()
+        faults.at("before_start")
+        client = self._links.producer(
+            client_id=self._id,
+            transactional_id=self._id,
+            transaction_timeout_ms=int(self._timeout_s * 1000),
+            compression_type="zstd",
+            batch_size=BATCH_BYTES,
+            max_request_size=64 << 20,
+            max_block_ms=int(max(10.0, self._timeout_s) * 1000),
+            delivery_timeout_ms=int(DELIVERY_S * 1000),
+        )
+        try:
+            client.init_transactions()
+        except kafka_errors.KafkaError as error:
+            _end(client)
+            raise self._links.reworded(error, f"producer {self._id}: could not start") from None
+        self._client, self._hand = client, _Hand(self._id)
+        faults.at("after_start")
+
+    def commit(
+        self,
+        records: Sequence[NewRecord],
+        *,
+        positions: Mapping[TopicPartition, Position] | None = None,
+        group: str | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        client, hand = self._client, self._hand
+        if client is None or hand is None:
+            raise ProducerLost(f"producer {self._id}: not started, or lost; call start, then read what is committed")
+        owner = snapshot.group if snapshot is not None else group
+        if positions and owner is None:
+            raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
+        self._check(records, positions or {}, snapshot)
+        if not records and not positions:
+            # Kafka knows no empty transaction that would tell whether this producer is fenced.
+            return
+        offsets = {
+            self._links.partition(place): OffsetAndMetadata(position.offset, position.metadata, -1)
+            for place, position in (positions or {}).items()
+        }
+        token: Any = snapshot.token if snapshot is not None else self._links.name(owner or "")
+        faults.at("before_commit")
+        try:
+            hand.do(lambda: self._transact(client, records, offsets, token), self._watchdog_s)
+        except TransportError:
+            raise
+        except _Expired:
+            self._lose()
+            raise ProducerLost(
+                f"producer {self._id}: no answer from {self._links.servers} for {self._watchdog_s:g} s, the transaction"
+                f" may have been committed; look whether the broker is there, then read what is committed"
+            ) from None
+        except (kafka_errors.KafkaError, OSError, ValueError, AssertionError) as error:
+            self._give_up(client, hand, error, positions or {})
+
+    def close(self) -> None:
+        client, hand, self._client, self._hand = self._client, self._hand, None, None
+        if hand is not None:
+            hand.end()
+        if client is not None:
+            _end(client)
+
+    def _transact(
+        self, client: Client, records: Sequence[NewRecord], offsets: Mapping[Any, OffsetAndMetadata], token: Any
+    ) -> None:
+        # Positions that were refused the client keeps, and would commit them with whatever comes next (3.0.12,
+        # measured): the refused work would be passed over and lost.
+        client._transaction_manager._pending_txn_offset_commits.clear()
+        client.begin_transaction()
+        num_unsent = 0
+        name = self._links.name
+        for record in records:
+            client.send(name(record.topic), record.value, record.key, list(record.headers), partition=record.partition)
+            num_unsent += record.num_bytes
+            if num_unsent >= MAX_UNSENT_BYTES:
+                client.flush()
+                num_unsent = 0
+        if records:
+            # What failed is known to the client's transaction, which then takes neither positions nor a commit.
+            client.flush()
+        if offsets:
+            client.send_offsets_to_transaction(offsets, token)
+        faults.at("in_commit")
+        client.commit_transaction()
+        faults.at("after_commit")
+
+    def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
+        """Aborts and says what is certain."""
+        forbidden = _forbidden(client, error)  # aborting forgets it
+        try:
+            hand.do(client.abort_transaction, self._watchdog_s)
+        except (_Expired, kafka_errors.KafkaError, OSError, ValueError, AssertionError) as other:
+            self._lose()
+            if forbidden is not None:
+                raise self._links.reworded(forbidden, f"producer {self._id}: commit") from None
+            raise ProducerLost(
+                f"producer {self._id}: {_named(error)}, and the abort failed: {_named(other)}; fenced or timed out:"
+                f" read `control` to see who took over, and what is committed"
+            ) from None
+        if isinstance(error, _OF_THE_GROUP):
+            raise AssignmentLost(
+                f"producer {self._id}: the group was shared out anew since the snapshot for"
+                f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned anew"
+            ) from None
+        if forbidden is not None:
+            raise self._links.reworded(forbidden, f"producer {self._id}: commit") from None
+        if not is_passing(error):
+            log.warning("producer %s: aborted by %s", self._id, _named(error))
+        raise TransactionAborted(f"producer {self._id}: aborted by {_named(error)}; publish again") from None
+
+    def _lose(self) -> None:
+        client, hand, self._client, self._hand = self._client, self._hand, None, None
+        if hand is not None:
+            hand.end()
+        # Closing may hang as well; what is stuck in there goes with the process.
+        threading.Thread(target=_end, args=(client,), name=f"end of {self._id}", daemon=True).start()
+
+    def _check(
+        self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position], snapshot: Snapshot | None
+    ) -> None:
+        """All that can be refused is refused here: a refusal by the broker would cost the producer."""
+        known: dict[str, TopicSettings] = {}
+        for record in records:
+            settings = known.get(record.topic)
+            if settings is None:
+                settings = known[record.topic] = self._settings(record.topic)
+            if not 0 <= record.partition < settings.partitions:
+                raise ConfigError(
+                    f"{record.topic}[{record.partition}]: no such partition, the topic has {settings.partitions}"
+                )
+            if record.num_bytes > settings.max_record_bytes:
+                raise RecordTooLarge(
+                    f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes"
+                    f" {settings.max_record_bytes}; make it smaller or carry its large parts by reference"
+                )
+        for place, position in positions.items():
+            num_bytes = len(position.metadata.encode())
+            if num_bytes > MAX_METADATA_BYTES:
+                raise RecordTooLarge(
+                    f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are"
+                    f" kept; hold results back until fewer are open"
+                )
+            if snapshot is not None and place not in snapshot.assignment:
+                raise AssignmentLost(
+                    f"group {snapshot.group}, {place}: not owned when the snapshot was taken; drop its work"
+                )
+
+
+class _Expired(Exception):
+    pass
+
+
+class _Hand:
+    """A thread that does what may hang, so that somebody can look at the clock meanwhile."""
+
+    def __init__(self, name: str) -> None:
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=f"hand of {name}", daemon=True).start()
+
+    def do(self, what: Callable[[], None], limit_s: float) -> None:
+        self._todo.put(what)
+        try:
+            error = self._done.get(timeout=limit_s)
+        except queue.Empty:
+            raise _Expired from None
+        if error is not None:
+            raise error
+
+    def end(self) -> None:
+        self._todo.put(None)
+
+    def _work(self) -> None:
+        while (what := self._todo.get()) is not None:
+            try:
+                what()
+            except BaseException as error:
+                self._done.put(error)
+            else:
+                self._done.put(None)
+
+
+def _end(client: Client | None) -> None:
+    try:
+        if client is not None:
+            client.close(timeout=0.5)
+    except Exception as error:  # Nothing hangs on it: what was open runs into its time limit.
+        log.info("closing a producer: %s", error)
+
+
+def _named(error: BaseException) -> str:
+    text = str(error)
+    return text if type(error).__name__ in text else f"{type(error).__name__}: {text}"
+
+
+def _forbidden(client: Client, error: Exception) -> BaseException | None:
+    """The missing right behind an error, if there is one: the client raises it, or only says that it has failed."""
+    causes: tuple[BaseException | None, ...] = (error, client._transaction_manager._last_error)
+    return next((one for one in causes if isinstance(one, kafka_errors.AuthorizationError)), None)

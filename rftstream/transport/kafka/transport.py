@@ -1,0 +1,124 @@
+"""A run's log on Apache Kafka: for as many machines as there are. The traps of client and broker end in these files.
+
+    kafka_links.py     settings, names on the broker, errors
+    kafka_feed.py      what a consumer has fetched: fair, bounded, without blocking
+    kafka_member.py    readers and members of groups, and who gets which partitions
+    kafka_producer.py  transactions
+    kafka_admin.py     topics, ends, positions, lag, retention
+
+Nothing is connected before it is used, and nothing may be used across a fork.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import ConfigError
+from rftstream.transport.base import Member, Reader
+from rftstream.transport.kafka.admin import KafkaAdmin
+from rftstream.transport.kafka.connection import CONNECT_S, KafkaClientFactory, Section
+from rftstream.transport.kafka.member import KafkaMember, KafkaReader
+from rftstream.transport.kafka.producer import WATCHDOG_S, KafkaProducer
+
+__all__ = ["KafkaTransport"]
+
+_MARK = ".control"
+"""Every run has this topic."""
+
+
+class KafkaTransport:
+    """`create=False` wants a run whose topics exist. `connect_s`: how long a broker may take to answer first."""
+
+    def __init__(
+        self,
+        run_id: str,
+        section: Section,
+        *,
+        create: bool = True,
+        connect_s: float = CONNECT_S,
+        watchdog_s: float = WATCHDOG_S,
+    ) -> None:
+        self._links = KafkaClientFactory(run_id, section, connect_s=connect_s)
+        self._watchdog_s = watchdog_s
+        self.admin: KafkaAdmin = KafkaAdmin(self._links, create=create)
+        self._opened: list[KafkaReader | KafkaMember | KafkaProducer] = []
+        self._bell = threading.Event()
+        self._closed = False
+
+    @staticmethod
+    def check(section: Section) -> None:
+        """ConfigError for settings that no broker has to be asked about."""
+        KafkaClientFactory("", section)
+
+    @staticmethod
+    def runs(section: Section) -> list[str]:
+        """Names of the runs that have topics at these servers."""
+        admin = KafkaAdmin(KafkaClientFactory("", section))
+        try:
+            return sorted(name.removesuffix(_MARK) for name in admin.all_topics() if name.endswith(_MARK))
+        finally:
+            admin.close()
+
+    def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> KafkaReader:
+        for place in positions:
+            self.admin.check_place(place)
+        reader = KafkaReader(self._links, positions, bodies=bodies)
+        self._opened.append(reader)
+        return reader
+
+    def member(self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0) -> KafkaMember:
+        for topic in topics:
+            self.admin.settings(topic)
+        member = KafkaMember(
+            self._links,
+            group,
+            topics,
+            name=name,
+            session_timeout_s=session_timeout_s,
+            committed=self.admin.stable_positions,
+        )
+        self._opened.append(member)
+        return member
+
+    def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> KafkaProducer:
+        producer = KafkaProducer(
+            self._links,
+            transactional_id,
+            timeout_s=timeout_s,
+            settings=self.admin.settings,
+            watchdog_s=self._watchdog_s,
+        )
+        self._opened.append(producer)
+        return producer
+
+    def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        own = [self._own(source) for source in sources]
+        while True:
+            # Quiet, then look, then sleep: what arrives after the look rings after the silence.
+            self._bell.clear()
+            # All of them are asked, for asking keeps a member alive.
+            if True in [source.has_data() for source in own]:
+                return
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            for source in own:
+                source.feed.wake_on_arrival(self._bell)
+            self._bell.wait(min([left_s, 1.0, *(source.look_again_s for source in own)]))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for each in reversed(self._opened):
+            each.close()
+        self.admin.close()
+
+    def _own(self, source: Reader | Member) -> KafkaReader | KafkaMember:
+        if isinstance(source, KafkaReader | KafkaMember):
+            return source
+        raise ConfigError(f"wait: got a {type(source).__name__} of another transport; wait where it was made")

@@ -1,0 +1,224 @@
+"""Transactions on a log in memory, in the phases that Kafka's have.
+
+open      records take offsets and are seen by nobody: readers stand before the first open one of each partition;
+          positions are pending, and the group's are not told meanwhile
+decided   committed or aborted, for good; whoever began it may not have heard of it
+marked    partition by partition: now its records are seen, or passed over
+
+An open transaction ends when its producer's id starts anew or its time is up: aborted. Then, too, the marks come that
+nobody waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.errors import AssignmentLost, ProducerLost, TransportError
+from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.memory.log import LogState, MemoryTransaction
+
+MARKS_S = 0.5
+"""From the decision to the marks, if nobody waits for them."""
+
+
+class Coordinator:
+    """Everything here is done under the log's lock."""
+
+    def __init__(self, log: LogState) -> None:
+        self._log = log
+        self._epochs: dict[str, int] = {}
+        self._unfinished: dict[str, MemoryTransaction] = {}
+        self.history: list[MemoryTransaction] = []
+        """What was committed, in the order of the decisions."""
+        self.num_durable = 0
+        """Of them: so many survive a loss of power in any case."""
+
+    # -- producers
+
+    def start(self, transactional_id: str) -> int:
+        self.pass_time()
+        self._end(transactional_id)
+        epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, 0) + 1
+        self.make_durable()
+        return epoch
+
+    def check_epoch(self, transactional_id: str, epoch: int) -> None:
+        self.pass_time()
+        newest = self._epochs.get(transactional_id)
+        if newest != epoch:
+            raise ProducerLost(
+                f"producer {transactional_id}: fenced or timed out, epoch {newest} has begun, its own is {epoch};"
+                f" read `control` to see who took over"
+            )
+
+    def begin(self, transactional_id: str, timeout_s: float) -> MemoryTransaction:
+        self._end(transactional_id)  # The next one waits for the marks of the last.
+        now = self._log.clock()
+        transaction = MemoryTransaction(transactional_id, now, now + timeout_s)
+        self._unfinished[transactional_id] = transaction
+        return transaction
+
+    def _end(self, transactional_id: str) -> None:
+        transaction = self._unfinished.get(transactional_id)
+        if transaction is not None:
+            if transaction.committed is None:
+                self.decide(transaction, committed=False)
+            self.mark(transaction)
+
+    def make_durable(self) -> None:
+        self.num_durable = len(self.history)
+
+    def lose(self, num_kept: int) -> list[MemoryTransaction]:
+        """The first so many stay, marked; what is open comes to nothing. Returns those that are lost."""
+        for transaction in list(self._unfinished.values()):
+            self._end(transaction.transactional_id)
+        lost = self.history[num_kept:]
+        del self.history[num_kept:]
+        return lost
+
+    # -- phases
+
+    def append(self, transaction: MemoryTransaction, records: Sequence[NewRecord]) -> None:
+        for new in records:
+            place = TopicPartition(new.topic, new.partition)
+            partition = self._log.partitions[place]
+            own = transaction.records.get(place)
+            if own is None:
+                own = transaction.records[place] = []
+                transaction.unmarked.append(place)
+                partition.open[id(transaction)] = partition.written
+            at = transaction.began_at
+            own.append(Record(new.topic, new.partition, partition.written, at, new.key, new.value, new.headers))
+            partition.written += 1
+
+    def add_positions(
+        self,
+        transaction: MemoryTransaction,
+        group: str,
+        positions: dict[TopicPartition, Position],
+        snapshot: Snapshot | None,
+    ) -> None:
+        """Who owns the partitions is not looked at: the generation is, once, here."""
+        if snapshot is not None:
+            self._check_generation(snapshot, positions)
+        transaction.group, transaction.positions = group, positions
+        transaction.unmarked.append(group)
+        self._log.group(group).pending.append(transaction)
+
+    def _check_generation(self, snapshot: Snapshot, positions: Iterable[TopicPartition]) -> None:
+        group = self._log.group(snapshot.group)
+        member, generation = snapshot.token if isinstance(snapshot.token, tuple) else (None, None)
+        if member not in group.members or generation != group.generation:
+            raise AssignmentLost(
+                f"group {snapshot.group}: the transaction was made by member {member} in generation {generation}, it"
+                f" is {group.generation} now; publish what is still owned of {', '.join(map(str, positions))} anew"
+            )
+
+    def decide(self, transaction: MemoryTransaction, *, committed: bool) -> None:
+        transaction.committed = committed
+        transaction.ends_at = self._log.clock() + MARKS_S
+        if committed:
+            self.history.append(transaction)
+
+    def mark(self, transaction: MemoryTransaction, num: int | None = None) -> None:
+        """All of it, or as much."""
+        for where in transaction.unmarked[:num]:
+            if isinstance(where, str):
+                group = self._log.group(where)
+                group.pending.remove(transaction)
+                if transaction.committed:
+                    group.positions.update(transaction.positions)
+            elif where in self._log.partitions:  # Its topic may have been deleted.
+                partition = self._log.partitions[where]
+                del partition.open[id(transaction)]
+                if transaction.committed:
+                    _insert(partition.records, partition.offsets, transaction.records[where])
+                partition.written += self._log.marks
+                partition.end = min(partition.open.values(), default=partition.written)
+        del transaction.unmarked[:num]
+        if not transaction.unmarked and self._unfinished.get(transaction.transactional_id) is transaction:
+            del self._unfinished[transaction.transactional_id]
+        self._log.note_change()
+
+    # -- time
+
+    def pass_time(self) -> None:
+        """Ends whatever should have ended by now."""
+        if not self._unfinished:
+            return
+        now = self._log.clock()
+        for transaction in list(self._unfinished.values()):
+            if transaction.committed is None and (at := transaction.commits_at) is not None and at <= now:
+                self.decide(transaction, committed=True)
+                transaction.ends_at = now
+            if transaction.ends_at <= now:
+                if transaction.committed is None:
+                    # Its producer is out: the epoch is another.
+                    self._epochs[transaction.transactional_id] += 1
+                self._end(transaction.transactional_id)
+
+    def await_marks(self, concerns: Callable[[MemoryTransaction], bool]) -> None:
+        """As who asks for an end or a position waits for marks that are on their way."""
+        self.pass_time()
+        for transaction in [one for one in self._unfinished.values() if one.committed is not None]:
+            if concerns(transaction):
+                self.mark(transaction)
+
+    def check_settled(self, places: Collection[TopicPartition]) -> None:
+        hidden = [place for place in places if (one := self._log.partitions[place]).end < one.written]
+        if hidden:
+            raise TransportError(
+                f"{', '.join(map(str, hidden))}: a transaction is open and hides what was committed after it began;"
+                f" ask again when it is through or its time is up"
+            )
+
+    def await_stable(self, group: str) -> None:
+        """Until no commit of the group's positions is pending. With a manual clock time passes elsewhere: a question
+        without an answer."""
+        while True:
+            self.await_marks(lambda transaction: transaction.group == group)
+            if not self._log.group(group).pending:
+                return
+            if not self._log.real_time:
+                raise TransportError(f"group {group}: a commit of its positions is pending; ask again")
+            self._log.changed.wait(0.05)
+
+
+def _insert(records: list[Record], offsets: list[int], new: Sequence[Record]) -> None:
+    """Others may have committed later ones before."""
+    index = len(offsets) if not offsets or offsets[-1] < new[0].offset else bisect_left(offsets, new[0].offset)
+    records[index:index] = new
+    offsets[index:index] = [record.offset for record in new]
+
+
+class TransactionalLog(LogState):
+    """A log in memory with the coordinator of its transactions."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.time, *, real_time: bool | None = None, marks: bool = False
+    ) -> None:
+        super().__init__(clock, real_time=real_time, marks=marks)
+        self.transactions = Coordinator(self)
+
+    def lose_power(self, num_kept: int) -> None:
+        """As of an embedded log: the first `num_kept` transactions are left, at least those that were made durable.
+        Whoever used it is gone."""
+        with self.changed:
+            lost = self.transactions.lose(num_kept)
+            for place in {place for transaction in lost for place in transaction.records}:
+                if place in self.partitions:
+                    gone = {record.offset for one in lost for record in one.records.get(place, ())}
+                    partition = self.partitions[place]
+                    partition.keep(lambda record, gone=gone: record.offset not in gone)  # type: ignore[misc]
+                    # Nobody has read further than the first of them: it was not decided yet.
+                    left = partition.offsets[-1] + 1 if partition.offsets else 0
+                    partition.end = partition.written = max(partition.begin, left, min(gone))
+            for group in self.groups.values():
+                group.positions = {place: Position(0) for place in group.positions}
+            for transaction in self.transactions.history:
+                if transaction.group is not None:
+                    self.group(transaction.group).positions.update(transaction.positions)
+            self.note_change()

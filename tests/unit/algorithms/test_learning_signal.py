@@ -1,0 +1,93 @@
+"""Which steps have no learning signal, what is said about them, and when they end a run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from rftstream.algorithms import ALGORITHMS
+from rftstream.algorithms.base import Spread, spread_needed
+from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.algorithms.learning_signal import find_no_signal, is_without_signal, likely_cause
+from rftstream.config import registry
+from rftstream.roles.trainer.signal_watch import SignalWatch
+from tests.flow.scene import make_config
+
+FLAT = {"zero_variance_share": 1.0, "reward": 0.0, "reward_std": 0.0}
+
+
+@pytest.mark.parametrize(("values", "spread", "without"), [
+    (FLAT, "group", True),
+    (FLAT, "batch", True),
+    (FLAT, "none", False),
+    ({**FLAT, "zero_variance_share": 0.99}, "group", False),
+    ({**FLAT, "reward": 0.5, "reward_std": 0.5}, "group", True),
+    ({**FLAT, "reward": 0.5, "reward_std": 0.5}, "batch", False),
+    ({**FLAT, "reward": 0.1, "reward_std": 1e-9}, "batch", True),  # rounding of a mean of squares
+    ({"loss": 0.0}, "group", False),
+])  # fmt: skip
+def test_which_steps_have_none(values: dict[str, float], spread: Spread, without: bool) -> None:
+    assert is_without_signal(values, spread) is without
+
+
+def test_what_each_algorithm_needs() -> None:
+    found: dict[Spread, set[str]] = {"group": set(), "batch": set(), "none": set()}
+    for name in ALGORITHMS.keys() - {"sft", "dpo"}:
+        part = registry.resolve("algorithm", name, where="here")
+        found[spread_needed(part(part.Config()))].add(name)
+    assert found["none"] == {"opd", "topr", "asymre"}
+    assert found["batch"] == {"ppo", "reinforce_plus_plus", "gigpo"}
+    compared = registry.resolve("algorithm", "reinforce_plus_plus", where="here")
+    assert spread_needed(compared(compared.Config(group_baseline=True))) == "group"
+
+
+@pytest.mark.parametrize(("others", "needs"), [("grpo", "group"), ("topr", "none"), ("reinforce_plus_plus", "batch")])
+def test_of_several_algorithms_all_have_to_be_without(others: str, needs: str) -> None:
+    tasksets = {"sums": {"source": "arithmetic"}, "more": {"source": "arithmetic", "algorithm": others}}
+    config = make_config(trainer__algorithm="rloo", tasksets=tasksets)
+    assert spread_needed(build_algorithm(config)) == needs
+
+
+@pytest.mark.parametrize(("values", "settings", "says"), [
+    ({"truncated_share": 0.94}, {},
+     "every reward is 0. Likely causes: 94% of the completions are cut off at sampling.max_tokens, perhaps before the "
+     "answer; or the reward never matches"),
+    ({"truncated_share": 0.05}, {}, "every reward is 0. Likely causes: the reward never matches"),
+    ({"reward": 1.0}, {}, "every reward is 1. Likely causes: all is solved"),
+    ({"reward": 0.25, "reward_std": 1e-9}, {}, "every reward is 0.25. Likely causes: the reward does not look at the"),
+    ({"reward": 0.5, "reward_std": 0.5}, {}, "never inside a group. Likely causes: the reward does not look at the"),
+    ({"reward": 0.5, "reward_std": 0.5}, {"sampling__temperature": 0.0}, "Likely causes: sampling.temperature is 0"),
+    ({"reward": 0.5, "reward_std": 0.5}, {"feeder__group_size": 1}, "Likely causes: feeder.group_size is 1"),
+])  # fmt: skip
+def test_the_likely_causes(values: dict[str, float], settings: dict[str, Any], says: str) -> None:
+    assert says in likely_cause({**FLAT, **values}, make_config(**settings))
+
+
+def test_few_steps_are_not_worth_a_word() -> None:
+    config = make_config()
+    assert find_no_signal({}, config) is None
+    assert find_no_signal({**FLAT, "steps_without_signal": 9.0}, config) is None
+    found = find_no_signal({**FLAT, "steps_without_signal": 10.0}, config)
+    assert found is not None
+    assert found.to_text().startswith("no signal for 10 steps: every reward is 0.")
+    assert found.to_json() == {"steps": 10, "cause": found.cause}
+
+
+def test_it_is_said_when_there_are_twice_as_many_and_anew_after_a_signal(caplog: pytest.LogCaptureFixture) -> None:
+    watch = SignalWatch(make_config(trainer__max_steps_without_signal=0))
+    caplog.set_level(logging.WARNING)
+    told = []
+    for steps in [*range(1, 45), 0, *range(1, 12)]:
+        before = len(caplog.records)
+        assert watch.look({**FLAT, "steps_without_signal": float(steps)}) is None
+        told += [steps] if len(caplog.records) > before else []
+    assert told == [10, 20, 40, 10]
+    assert caplog.messages[0].startswith("no signal for 10 steps: every reward is 0. Likely causes: the reward never")
+
+
+def test_by_default_a_hundred_steps_end_a_run() -> None:
+    watch = SignalWatch(make_config())
+    ended = [steps for steps in range(301) if watch.look({**FLAT, "steps_without_signal": float(steps)}) is not None]
+    assert ended == [100, 200, 300]

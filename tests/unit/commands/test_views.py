@@ -1,0 +1,144 @@
+"""The commands that only look: exit codes, JSON, and what they print, over a run folder with an embedded log."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.config import loader
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.topics import TOPICS
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.transport.embedded.transport import EmbeddedTransport
+from tests.commands import call, called, write_run_file
+from tests.unit.synthetic import SyntheticLog, rollout
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    return write_run_file(tmp_path)
+
+
+@pytest.fixture
+def run(run_file: Path, tmp_path: Path) -> Path:
+    """A run in the middle of its second step."""
+    folder = RunFolder(tmp_path / "runs" / "demo")
+    config = loader.load([run_file], env={})
+    folder.path.mkdir(parents=True)
+    transport = EmbeddedTransport(folder.log)
+    create_log(transport, config)
+    log = SyntheticLog(transport)
+    log.step(0, resumed=True)
+    log.flow(0, 1)
+    log.admit(2)
+    log.batch(0, [0])
+    log.step(1, metrics={"reward": 0.5}, at=10.0)
+    transport.close()
+    folder.config_file.write_text(loader.to_toml(config))
+    return folder.path
+
+
+def change(run: Path, how: Any) -> None:
+    transport = EmbeddedTransport(run / "log")
+    how(SyntheticLog(transport))
+    transport.close()
+
+
+def test_audit_of_a_folder_and_of_its_run_file(run: Path, run_file: Path) -> None:
+    report = called("audit", run)
+    assert report == called("audit", run_file)
+    assert report["balanced"] is True
+    assert report["groups"]["admitted"] == 3
+    for key in ("admitted", "pending", "pending_by_stage", "trained", "expired", "filtered", "dead"):
+        assert key in report["rollouts"]
+        assert key in report["groups"]
+    assert set(report["lengths"]["trained"]) == {"count", "mean", "p50", "p95"}
+    assert call("audit", run).stdout.startswith("balanced: admitted = pending + trained")
+
+
+def test_audit_exits_1_for_a_twin_and_for_an_imbalance(run: Path) -> None:
+    change(run, lambda log: log.put("rollouts", rollout(log.siblings(0)[0])))
+    report = called("audit", run, code=1)
+    assert report["twins"]["rollouts"] == 1
+    assert report["balanced"] is True
+    change(run, lambda log: log.decide(9, GroupResult.dead))
+    assert called("audit", run, code=1)["balanced"] is False
+    assert "NOT BALANCED" in call("audit", run).stdout
+
+
+def test_status(run: Path) -> None:
+    report = called("status", run)
+    assert (report["run"], report["state"], report["version"], report["steps"]) == ("demo", "stopped", 1, 4)
+    assert report["lag"]["tasks"] == 6
+    assert re.search(r"reward +0\.500\n", call("status", run).stdout)
+
+
+def test_inspect_prints_one_object_a_line(run: Path) -> None:
+    result = call("inspect", run, "rollouts", "--json", "--where", "group_id=sums/0/1/0")
+    assert [json.loads(line)["message"]["ids"]["sibling"] for line in result.stdout.splitlines()] == [0, 1]
+    newest = json.loads(call("inspect", run, "rollouts", "--last", 1, "--json").stdout)["message"]["segments"][0]
+    pairs = zip(newest["token_ids"]["values"], newest["loss_mask"]["values"], strict=True)
+    said = bytes(token for token, is_sampled in pairs if is_sampled).decode()
+    assert said and f"assistant: {said}\n" in call("inspect", run, "rollouts", "--last", 1).stdout
+    nothing = call("inspect", run, "rollouts", "--where", "group_id=no")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "rollouts: no such records\n")
+
+
+def test_inspect_without_a_topic_lists_them(run: Path) -> None:
+    assert [line["topic"] for line in called("inspect", run)] == list(TOPICS)
+    counts = {line["topic"]: line["records"] for line in called("inspect", run)}
+    assert (counts["steps"], counts["dead"]) == (2, 0)
+    text = call("inspect", run).stdout
+    assert re.search(r"^  rollouts +sampled, not yet scored +4$", text, re.MULTILINE)
+    assert "`rftstream inspect RUN steps --last 1`" in text
+    refused = call("inspect", run, "--last", 1)
+    assert refused.exit_code == 2
+    assert "TOPIC is missing" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("inspect", "RUN", "rolouts"), "did you mean 'rollouts'"),
+        (("inspect", "RUN", "rollouts", "--where", "x"), "expected HEADER=VALUE"),
+        (("audit", "nowhere"), "nowhere: no such file"),
+        (("list", "rewardz"), "did you mean 'rewards'"),
+        (("check", "nowhere.toml"), "nowhere.toml: no such file"),
+    ],
+)
+def test_usage_errors_exit_2(run: Path, arguments: tuple[str, ...], text: str) -> None:
+    result = call(*(str(run) if argument == "RUN" else argument for argument in arguments))
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_plot_writes_into_the_run_folder(run: Path, tmp_path: Path) -> None:
+    names = ["by_step.png", "by_time.png", "index.html"]
+    *pictures, page = [str(run / "plots" / name) for name in names]
+    assert called("plot", run) == {"files": pictures, "page": page}
+    assert call("plot", run, "--out", tmp_path / "here").exit_code == 0
+    assert sorted(file.name for file in (tmp_path / "here").iterdir()) == names
+
+
+def test_list_runs_and_parts(run: Path) -> None:
+    (line,) = called("list", "runs", "--folder", run.parent)
+    assert (line["run"], line["state"], line["version"], line["reward"]) == ("demo", "stopped", 1, 0.5)
+    assert "1 / 4" in call("list", "runs", "--folder", run.parent).stdout
+    assert [part["name"] for part in called("list", "algorithms")][:3] == ["grpo", "dr_grpo", "dapo"]
+
+
+def test_check(run_file: Path) -> None:
+    report = called("check", run_file)
+    assert report["ok"] is True
+    assert report["tasksets"][0]["first_prompt"]["num_tokens"] == 4
+    assert called("check", run_file, "--set", "trainer.algorithm=gpro", code=2)["ok"] is False
+    assert "did you mean 'grpo'" in call("check", run_file, "--set", "trainer.algorithm=gpro").stdout
+
+
+def test_every_command_shows_an_example() -> None:
+    for command in ("check", "status", "audit", "inspect", "plot", "list"):
+        assert f"Examples:\n    rftstream {command} " in call(command, "--help").stdout

@@ -1,0 +1,157 @@
+"""`rftstream weights`: what is listed, verified and exported, over a run folder with an embedded log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rftstream.config import loader
+from rftstream.contracts.versions import VersionName
+from rftstream.models import hub
+from rftstream.models.folder import prepare_model
+from rftstream.models.hub import HubPlace
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.runs.published import numbers
+from rftstream.testing.played import played_records
+from rftstream.transport.embedded.transport import EmbeddedTransport
+from rftstream.weights.publisher import WeightsPublisher, object_names
+from rftstream.weights.snapshot import RawTensor, decode_snapshot
+from rftstream.weights.store import ObjectStore
+from tests import commands
+
+CONFIG = {
+    "run": {"name": "demo", "steps": 9},
+    "model": {"make": {"characters": "0123456789+= ", "layers": 1, "width": 32, "heads": 2}, "dtype": "float32"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Versions 0 to 6 with an anchor every third one; 1 and 2 were given up."""
+    folder = RunFolder(tmp_path / "demo")
+    folder.path.mkdir()
+    config = loader.from_dict(CONFIG)
+    spec = prepare_model(config.model, folder.model, 0)
+    tensors = decode_snapshot((spec.folder / "model.safetensors").read_bytes())
+    transport = EmbeddedTransport(folder.log)
+    create_log(transport, config)
+    producer = transport.producer("trainer")
+    producer.start()
+    store = ObjectStore("file://weights", base=folder.path)
+    publisher = WeightsPublisher(store, spec.name, "float32", anchor_every=3)
+    gone = tuple(VersionName(trainer_epoch=1, version=version) for version in (1, 2))
+    for version in range(7):
+        told = publisher.publish(
+            tensors, VersionName(trainer_epoch=1, version=version), resumed=version == 0, announced_at=1.7e9 + version,
+            gone=lambda parent, version=version: gone if version == 6 else (),
+        )  # fmt: skip
+        producer.commit(played_records(transport, "demo", [("weights", 0, told)]))
+        changed = {}
+        for name, one in tensors.items():
+            values = np.frombuffer(one.data, np.float32).copy()
+            values[version :: max(len(values) // 8, 1)] += 0.25
+            changed[name] = RawTensor(one.dtype, one.shape, values.data)
+        tensors = changed
+    for name in gone:
+        for one in object_names(name):
+            store.delete(one)
+    transport.close()
+    folder.config_file.write_text(loader.to_toml(config))
+    return folder.path
+
+
+def test_list(run: Path) -> None:
+    lines = commands.called("weights", "list", run, "--all")
+    assert [(one["version"], one["kind"], one["state"]) for one in lines] == [
+        (0, "anchor", "kept"), (1, "delta", "deleted"), (2, "delta", "deleted"), (3, "anchor", "kept"),
+        (4, "delta", "kept"), (5, "delta", "kept"), (6, "anchor", "kept"),
+    ]  # fmt: skip
+    assert [one["parent"] for one in lines] == [None, 0, 1, 2, 3, 4, 5]
+    assert all(one["delta_bytes"] < lines[0]["num_bytes"] / 10 for one in lines[1:])
+    assert commands.called("weights", "list", run) == [one for one in lines if one["state"] != "deleted"]
+    text = commands.call("weights", "list", run).stdout
+    assert "2 more are deleted: --all" in text
+    assert "anchor" in text
+    (run / "weights" / lines[4]["object"]).unlink()
+    assert [one["state"] for one in commands.called("weights", "list", run)] == ["kept"] * 2 + ["missing"] * 2 + [
+        "kept"
+    ]
+
+
+def test_verify(run: Path) -> None:
+    done = commands.call("weights", "verify", run)
+    assert (done.exit_code, done.stdout) == (0, "5 of 5 versions are good, bit for bit\n")
+    path = run / "weights" / "versions" / "000001-00000004.delta"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    done = commands.call("weights", "verify", run)
+    assert done.exit_code == 1
+    assert "version 4: weights 1/4 (versions/000001-00000004.delta): digest sha256:" in done.stdout
+    assert done.stdout.endswith("3 of 5 versions are good\n"), "5 is made from 4, 6 is an anchor"
+    told = [json.loads(line) for line in commands.call("weights", "verify", run, "--json").stdout.splitlines()]
+    assert [one["version"] for one in told if not one["good"]] == [4, 5]
+
+
+def test_export(run: Path, tmp_path: Path) -> None:
+    done = commands.call("weights", "export", run)
+    assert (done.exit_code, done.stdout) == (0, f"version 6 is in {run / 'exports' / 'v6'}\n")
+    folder = run / "exports" / "v6"
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+    mine = load_file(folder / "model.safetensors")
+    anchor = load_file(run / "weights" / "versions" / "000001-00000006.safetensors")
+    assert all(np.array_equal(mine[name], anchor[name]) for name in mine.keys() | anchor.keys())
+
+    done = commands.call(
+        "weights", "export", run, "--version", "0", "--version", "5", "--to", tmp_path / "some", "--json"
+    )
+    assert done.exit_code == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(one["version"], one["folder"]) for one in told] == [
+        (0, str(tmp_path / "some" / "v0")), (5, str(tmp_path / "some" / "v5")),
+    ]  # fmt: skip
+    done = commands.call("weights", "export", run, "--version", "3", "--version", "3", "--to", tmp_path / "twice")
+    assert (done.exit_code, done.stdout) == (0, f"version 3 is in {tmp_path / 'twice'}\n")
+    refused = commands.call("weights", "export", run)
+    assert refused.exit_code == 2
+    assert "exists already, expected a new folder" in refused.stderr
+    refused = commands.call("weights", "export", run, "--version", "1")
+    assert refused.exit_code == 2
+    assert "--version 1: its weights are deleted; with weights in the store: 0, 3 to 6" in refused.stderr
+    assert not [path for path in (run / "exports").iterdir() if path.name.startswith(".")]
+
+
+def test_export_to_a_hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[object, ...]] = []
+
+    def upload(folder: Path, place: HubPlace, *, private: bool, message: str) -> str:
+        assert (folder / "model.safetensors").is_file()
+        sent.append((folder.name, place, private, message))
+        return f"http://hub/{place.name}"
+
+    monkeypatch.setenv("HF_TOKEN", "some")
+    monkeypatch.setattr(hub, "upload", upload)
+    done = commands.call("weights", "export", run, "--upload", "me/sums", "--to", tmp_path / "one")
+    assert (done.exit_code, done.stdout) == (0, f"version 6 is in {tmp_path / 'one'}, and at http://hub/me/sums\n")
+    done = commands.call(
+        "weights", "export", run, "--version", 3, "--version", 4, "--upload", "me/sums", "--private", "--json"
+    )
+    assert [json.loads(line)["url"] for line in done.stdout.splitlines()] == ["http://hub/me/sums"] * 2
+    assert sent == [
+        ("one", HubPlace("me/sums", None), False, "version 6 of demo"),
+        ("v3", HubPlace("me/sums", "v3"), True, "version 3 of demo"),
+        ("v4", HubPlace("me/sums", "v4"), True, "version 4 of demo"),
+    ]
+    refused = commands.call("weights", "export", run, "--private")
+    assert refused.exit_code == 2
+    assert "--private is for what --upload makes" in refused.stderr
+    assert not (run / "exports" / "v6").exists()
+
+
+def test_numbers() -> None:
+    assert numbers([]) == "none"
+    assert numbers([5, 0, 1, 3, 4, 9, 9]) == "0, 1, 3 to 5, 9"

@@ -1,0 +1,320 @@
+"""Whole runs as processes, with parts that need no model; and which folder a run takes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import psutil
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import rftstream
+from rftstream.config import loader
+from rftstream.contracts.control import RunFinished
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import ConfigError
+from rftstream.launch import launch
+from rftstream.preflight import start
+from rftstream.queries import listing
+from rftstream.runs import create
+from rftstream.runs.folder import RunFolder, create_log, open_transport
+from rftstream.service.control_view import read_control
+from rftstream.testing.played import played_records
+
+RUN_FILE = """
+[run]
+name = "tiny"
+steps = 4
+[model]
+path = "fake"
+[tasksets.sums]
+source = "arithmetic"
+[sampling]
+max_tokens = 8
+[feeder]
+groups_per_batch = 2
+group_size = 2
+[explorer]
+policy = "fake"
+[trainer]
+backend = "fake"
+[transport]
+partitions = 2
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(RUN_FILE)
+    return path
+
+
+def wait_for(ready: Callable[[], object], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def processes_of(folder: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(folder) in line and process.pid != os.getpid():
+            found.append(line)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+
+def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_path: Path) -> None:
+    out = io.StringIO()
+    result = rftstream.run(loader.load([run_file], sets=["trackers.tensorboard=board"]), stream=out)
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+    assert (result.run_dir, result.steps, result.version, result.reason, result.exit_code) == (
+        folder.path, 4, 4, "steps", 0
+    )  # fmt: skip
+    assert result.final == folder.final
+    assert result.reward_first is not None
+    assert result.reward_last is not None
+    assert "step 4/4" in out.getvalue()
+    assert processes_of(tmp_path) == []
+    assert json.dumps(result.to_dict())
+
+    with pytest.raises(ConfigError, match=r"is finished with 4 of 4 steps; give more, e\.g\. --set run\.steps=8"):
+        launch.resume(folder.path, stream=out)
+    before = folder.config_file.read_text()
+    with pytest.raises(ConfigError, match=r"keeps its model.*transport\.partitions 2 -> 4"):
+        launch.resume(folder.path, sets=["run.steps=6", "transport.partitions=4"], stream=out)
+    with pytest.raises(ConfigError, match=r"another taskset\.sums: tasksets\.sums\.options\.high unset -> 3"):
+        launch.resume(folder.path, sets=["run.steps=6", "tasksets.sums.options.high=3"], stream=out)
+    assert folder.config_file.read_text() == before, "what was refused changed nothing"
+
+    more = launch.resume(folder.path, sets=["run.steps=6", "trainer.lr=1e-5"], stream=out)
+    assert (more.steps, more.reason, more.run_dir) == (6, "steps", folder.path)
+    assert "changed: trainer.lr 1e-06 -> 1e-05 (what is learned changes)" in out.getvalue()
+    board = EventAccumulator(str(folder.path / "board"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/reward")] == [1, 2, 3, 4, 5, 6]
+
+    assert "a new run in" not in out.getvalue()
+    another = rftstream.run(loader.load([run_file], sets=["run.steps=1"]), progress="none", stream=out)
+    assert another.run_dir == tmp_path / "runs" / "tiny-2"
+    assert f"a new run in {another.run_dir}: those of this name before it have ended" in out.getvalue()
+
+
+def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: Path, tmp_path: Path) -> None:
+    reward = tmp_path / "own_launch_rewards.py"
+    reward.write_text("def score(completion):\n    return 0.5\n")
+    text = RUN_FILE.replace("steps = 4", "steps = 2") + '[tasksets.sums]\nreward = "own_launch_rewards:score"\n'
+    text = text.replace('[tasksets.sums]\nsource = "arithmetic"\n', "", 1).replace(
+        "reward =", 'source = "arithmetic"\nreward ='
+    )
+    run_file.write_text(text)
+    launch.create(run_file)
+    run_file.write_text(text.replace("steps = 2", "steps = 9").replace("[trainer]", "[trainer]\nlr = 0.25"))
+    reward.write_text("def score(completion):\n    return 0.75\n")
+    said = io.StringIO()
+    result = launch.resume(run_file, sets=["trainer.lr=0.125"], progress="plain", stream=said)
+    assert (result.reason, result.steps, result.reward_last) == ("steps", 2, 0.75)
+    lines = said.getvalue().splitlines()
+    assert f"not taken from {start.shown_path(run_file)}: run.steps 2 -> 9" in lines
+    assert "changed: trainer.lr 1e-06 -> 0.125 (what is learned changes)" in lines
+    assert not any("not taken" in line and "trainer.lr" in line for line in lines), "what --set gives is taken"
+    assert any(line.startswith("the run goes on with the settings that it has recorded") for line in lines)
+    assert any(line.startswith("changed: the code of own_launch_rewards in ") for line in lines)
+    said = io.StringIO()
+    launch.resume(tmp_path / "runs" / "tiny", sets=["run.steps=3"], progress="plain", stream=said)
+    assert "not taken" not in said.getvalue()
+    assert "the code of" not in said.getvalue()
+
+
+def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "rftstream", "run", str(run_file), "--json", "--set", "run.steps=100000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+
+    def workers(role: str) -> list[int]:
+        lines = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+        return [pid for pid, line in lines.items() if role in line and str(tmp_path) in " ".join(line)]
+
+    wait_for(lambda: (folder.logs / "trainer-0.log").exists()
+             and "in force" in (folder.logs / "trainer-0.log").read_text())  # fmt: skip
+    with pytest.raises(ConfigError, match="this run is live"):
+        rftstream.run(run_file)
+    (victim,) = workers("trainer")
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: "epoch 2" in (folder.logs / "trainer-0.log").read_text())
+    assert workers("trainer") != [victim]
+    run.send_signal(signal.SIGINT)
+    out, error = run.communicate(timeout=120)
+    result = json.loads(out.splitlines()[-1])
+    assert (run.returncode, result["reason"], result["exit_code"]) == (0, "interrupted", 0)
+    assert "trainer-0 ended (killed by SIGKILL); starting again" in error
+    assert processes_of(tmp_path) == []
+    (line,) = listing.list_runs(tmp_path / "runs")
+    assert "stopped by ctrl-C " in listing.runs_to_text([line])
+    assert line.stopped is not None
+    assert (line.state, line.stopped.by) == ("stopped", "SIGINT")
+    with pytest.raises(ConfigError, match="neither ended nor is anybody running it; go on with `rftstream resume"):
+        rftstream.run(run_file)
+
+
+def test_a_run_that_was_killed_is_known_by_that_it_left_no_word(run_file: Path, tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "rftstream", "run", str(run_file), "--progress", "none", "--set", "run.steps=100000"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+    log = folder.logs / "trainer-0.log"
+    wait_for(lambda: log.exists() and "in force" in log.read_text())
+    run.kill()
+    run.wait(timeout=120)
+    wait_for(lambda: processes_of(tmp_path) == [])
+    assert "stopped by a kill " in listing.runs_to_text(listing.list_runs(tmp_path / "runs"))
+
+
+def test_a_run_that_cannot_begin_says_why_and_leaves_its_name_free(run_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt"\n')
+    config = loader.load([run_file], sets=["tasksets.sums.source=jsonl:bad.jsonl"])
+    result = rftstream.run(config, progress="none", stream=io.StringIO())
+    assert result.exit_code == 2
+    assert result.reason == "failed"
+    assert result.error is not None
+    assert "bad.jsonl:2: not JSON" in result.error
+    assert "nothing was begun" in result.summary()
+    assert start.choose_folder(config, None) == RunFolder(tmp_path / "runs" / "tiny")
+    assert processes_of(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------ before a run
+
+
+def test_unknown_parts_are_refused_before_anything_is_made(run_file: Path, tmp_path: Path) -> None:
+    for setting, place in (
+        ("trainer.algorithm=gpro", r"trainer\.algorithm: unknown 'gpro'.*did you mean 'grpo'"),
+        ("explorer.policy=hff", r"explorer\.policy: unknown 'hff'"),
+        ("transport.kind=memory", "'memory' lives in one process"),
+        ("tasksets.sums.reward=exakt", r"tasksets\.sums\.reward: unknown 'exakt'.*'exact'"),
+    ):
+        with pytest.raises(ConfigError, match=place):
+            rftstream.run(loader.load([run_file], sets=[setting]))
+    assert not (tmp_path / "runs").exists()
+
+
+def make_run(folder: RunFolder, run_file: Path, *, finished: bool) -> None:
+    config = loader.load([run_file])
+    folder.path.mkdir(parents=True)
+    transport = open_transport(config, folder, create=True)
+    create_log(transport, config)
+    if finished:
+        end = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=4), finished_at=0.0)
+        producer = transport.producer("test")
+        producer.start()
+        producer.commit(played_records(transport, "tiny", [("control", 0, end)]))
+    transport.close()
+    launch.write_config(config, folder)
+
+
+def test_the_folder_of_a_run_file(run_file: Path, tmp_path: Path) -> None:
+    config = loader.load([run_file])
+    runs = tmp_path / "runs"
+    assert start.choose_folder(config, None).path == runs / "tiny"
+    make_run(RunFolder(runs / "tiny"), run_file, finished=True)
+    assert start.choose_folder(config, None).path == runs / "tiny-2"
+    make_run(RunFolder(runs / "tiny-2"), run_file, finished=False)
+    with pytest.raises(ConfigError, match="rftstream resume"):
+        start.choose_folder(config, None)
+    with RunFolder(runs / "tiny-2").held(), pytest.raises(ConfigError, match="this run is live"):
+        start.choose_folder(config, None)
+
+
+def test_a_folder_that_was_named(run_file: Path, tmp_path: Path) -> None:
+    config = loader.load([run_file])
+    mine = tmp_path / "mine"
+    assert start.choose_folder(config, mine).path == mine
+    make_run(RunFolder(mine), run_file, finished=True)
+    for begin in (start.choose_folder, lambda config, mine: launch.create(config, run_dir=mine)):
+        with pytest.raises(ConfigError, match=r"mine: a run has ended in this folder.*--run-dir.*resume.*delete"):
+            begin(config, mine)
+    assert not (tmp_path / "mine-2").exists()
+
+
+def test_the_number_of_a_run_is_after_the_newest(run_file: Path, tmp_path: Path) -> None:
+    """Also where one in between was deleted: the run file means the one with the highest number."""
+    config, runs = loader.load([run_file]), tmp_path / "runs"
+    for name in ("tiny-2", "tiny-9"):
+        make_run(RunFolder(runs / name), run_file, finished=True)
+    assert start.choose_folder(config, None).path == runs / "tiny-10"
+    own = loader.load([run_file], sets=["run.name=own-3"])
+    assert start.choose_folder(own, None).path == runs / "own-3"
+    make_run(RunFolder(runs / "own-3"), run_file, finished=True)
+    assert start.choose_folder(own, None).path == runs / "own-3-2"
+
+
+@pytest.mark.parametrize(("store", "refused"), [
+    ("file://{place}/store", True), ("{place}/store", True), ("s3://bucket/x", True), ("file://weights", False),
+    ("file://{place}/{{run}}", False), ("s3://bucket/{{run}}", False), ("weights", False),
+])  # fmt: skip
+def test_runs_do_not_share_a_store(run_file: Path, tmp_path: Path, store: str, refused: bool) -> None:
+    run_file.write_text(f'{RUN_FILE}[weights]\nstore = "{store.format(place=tmp_path)}"\n')
+    config = loader.load([run_file], env={})
+    make_run(start.choose_folder(config, None), run_file, finished=True)
+    second = start.choose_folder(config, None)
+    transport = open_transport(config, second, create=True)
+    with pytest.raises(ConfigError, match="is the store of tiny already") if refused else nullcontext():
+        create.begin(transport, config, second)
+    transport.close()
+    assert second.exists() is not refused
+
+
+def test_a_name_that_ends_in_a_number_keeps_it(run_file: Path, tmp_path: Path) -> None:
+    """Its second run is one that its run file finds again."""
+    config = loader.load([run_file], sets=["run.name=tiny-2"], env={})
+    for name in ("tiny-2", "tiny-2-2", "tiny-2-3"):
+        chosen = start.choose_folder(config, None)
+        assert chosen.path == tmp_path / "runs" / name
+        make_run(chosen, run_file, finished=True)
+        assert start.newest_folder(config, None) == chosen
+
+
+def test_reopening_takes_back_the_end(run_file: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+    make_run(folder, run_file, finished=True)
+    config = loader.load([run_file], sets=["run.steps=8"])
+    transport = open_transport(config, folder)
+    launch.reopen(transport, folder, loader.load([run_file]), config)
+    assert read_control(transport).finished is None
+    transport.close()
+
+
+@pytest.mark.parametrize(("reason", "sets", "word"), [
+    ("steps", [], "steps"),
+    ("steps", ["run.steps=5"], None),
+    ("hours", ["run.hours=1", "run.steps=9"], "hours"),
+    ("hours", ["run.hours=3", "run.steps=9"], None),
+    ("reward", ["run.stop_reward=0.5", "run.steps=9"], "reward"),
+    ("reward", ["run.stop_reward=0.6", "run.steps=9"], None),
+    ("taskset", ["run.steps=9"], "passes"),
+    ("taskset", ["run.steps=9", "tasksets.sums.passes=2"], None),
+    ("no_signal", ["run.steps=9"], None),
+])  # fmt: skip
+def test_what_is_more_than_a_finished_run_had(run_file: Path, reason: str, sets: list[str], word: str | None) -> None:
+    before = loader.load([run_file], sets=["run.hours=2", "run.stop_reward=0.5", "tasksets.sums.passes=1"])
+    config = loader.load([run_file], sets=["run.hours=2", "run.stop_reward=0.5", "tasksets.sums.passes=1", *sets])
+    finished = RunFinished(reason=reason, name=VersionName(trainer_epoch=1, version=4), finished_at=0.0)
+    why = start.nothing_more(finished, 4, before, config)
+    assert why is None if word is None else why is not None and word in why

@@ -1,0 +1,269 @@
+"""What people see of a run, read from its log."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO, cast
+
+import pytest
+from rich.console import Console
+
+from rftstream.config import loader
+from rftstream.contracts import codec
+from rftstream.contracts.control import DesiredState, RunState
+from rftstream.contracts.ids import group_id, rollout_id
+from rftstream.contracts.messages import Message
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, Turn
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
+from rftstream.launch import progress
+from rftstream.launch.processes import WorkerCommand
+from rftstream.launch.supervisor import Slot
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.runs.observer import Curve, Observer
+from rftstream.testing.played import played_records
+from rftstream.transport.base import Transport
+from rftstream.transport.embedded.transport import EmbeddedTransport
+
+
+def step(version: int, reward: float | None = None, *, epoch: int = 1, resumed: bool = False) -> StepRecord:
+    metrics = {"rollouts": 8.0, "tokens": 64.0, "staleness_mean": 1.5, "loss": 0.25}
+    return StepRecord(
+        name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=None if resumed else version - 1,
+        positions=(0,), trained_groups=version, trained_rollouts=8 * version, weights_digest=None, resumed=resumed,
+        metrics=metrics if reward is None else {**metrics, "reward": reward}, recorded_at=1000.0 + version,
+    )  # fmt: skip
+
+
+def evaluation(mean: float) -> EvalResult:
+    return EvalResult(
+        evaluation="held", name=VersionName(trainer_epoch=1, version=2), num_tasks=4, num_samples=1, num_unscored=0,
+        metrics={"mean": mean, "pass@1": mean, "length_mean": 3.0}, generations=None, best=True,
+    )  # fmt: skip
+
+
+def verified() -> VerifiedRollout:
+    group = group_id("sums", 0, 0, 0)
+    ids = RolloutIds(rollout_id=rollout_id(group, 0), group_id=group, taskset="sums", sibling=0, group_size=1,
+                     sequence=0, min_version=0)  # fmt: skip
+    rollout = Rollout(
+        ids=ids, status=RolloutStatus.completed, num_tokens=0, segments=(), sampling=Sampling(),
+        problem=Problem(messages=(ChatMessage(role="user", content="1+1="),)),
+        turns=(Turn(role="assistant", content="[bold]2"),),
+    )  # fmt: skip
+    return VerifiedRollout(ids=ids, rollout=rollout, verdict=Verdict(reward=1.0, scorer="exact", scorer_version="1"))
+
+
+class Scene:
+    def __init__(self, transport: Transport, folder: Path) -> None:
+        self.config = loader.from_dict({
+            "run": {"name": "r", "steps": 10}, "model": {"path": "fake"}, "transport": {"partitions": 2},
+            "tasksets": {"sums": {"source": "arithmetic"}},
+        })  # fmt: skip
+        create_log(transport, self.config)
+        self._transport = transport
+        self.observer = Observer(transport)
+        self.slots = [Slot("trainer", WorkerCommand(process="trainer-0", arguments=(), log=Path("x")))]
+        self.watch = progress.Watch(self.config, transport, self.observer, self.slots, folder=RunFolder(folder / "r"))
+        self._producer = transport.producer("test")
+        self._producer.start()
+
+    def publish(self, topic: str, *messages: Message) -> None:
+        self._producer.commit(played_records(self._transport, "r", [(topic, 0, message) for message in messages]))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    transport = EmbeddedTransport(tmp_path / "log")
+    yield Scene(transport, tmp_path)
+    transport.close()
+
+
+# ------------------------------------------------------------------------------------------------ the curve
+
+
+def test_first_and_last_are_means_over_a_tenth_of_the_steps() -> None:
+    curve = Curve()
+    assert curve.reward_first() is None
+    for version in range(1, 21):
+        assert curve.absorb(step(version, version / 100))
+    assert curve.reward_first() == pytest.approx((0.01 + 0.02) / 2)
+    assert curve.reward_last() == pytest.approx((0.19 + 0.20) / 2)
+    assert (curve.version, curve.num_steps) == (20, 20)
+
+
+def test_steps_without_a_reward_count_as_steps_only() -> None:
+    curve = Curve()
+    for version, reward in ((1, None), (2, 0.5), (3, float("nan"))):
+        curve.absorb(step(version, reward))
+    assert curve.num_steps == 3
+    assert curve.reward_first() == curve.reward_last() == 0.5
+    assert curve.rewards() == [0.5]
+
+
+def test_only_steps_in_force_count() -> None:
+    curve = Curve()
+    for version in (1, 2, 3):
+        curve.absorb(step(version, 0.1))
+    assert not curve.absorb(step(1, epoch=2, resumed=True))
+    assert curve.version == 1
+    assert curve.absorb(step(2, 0.9, epoch=2))
+    assert not curve.absorb(step(3, 0.1, epoch=1)), "a zombie's"
+    assert curve.rewards() == [0.1, 0.9]
+    assert [one.name.version for one in curve.recent] == [1, 2]
+
+
+# ------------------------------------------------------------------------------------------------ the views
+
+
+def test_sparkline() -> None:
+    assert progress.sparkline([]) == ""
+    assert progress.sparkline([1, 1, 1]) == "▁▁▁"
+    assert progress.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert progress.sparkline([0, 0, 7, 7], width=2) == "▁█"
+    assert len(progress.sparkline([0.5] * 1000)) == progress.SPARKLINE_WIDTH
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5.4, "5 s"), (65, "1 min 05 s"), (3725, "1 h 02 min")])
+def test_duration(seconds: float, text: str) -> None:
+    assert progress.duration(seconds) == text
+
+
+def test_plain_lines(scene: Scene) -> None:
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    view.update(scene.observer.poll())
+    scene.publish("steps", *(step(version, version / 10) for version in (1, 2, 3)))
+    scene.publish("evals", evaluation(0.25))
+    view.update(scene.observer.poll())
+    view.note("trainer-0 ended")
+    view.close()
+    assert out.getvalue().splitlines() == [
+        "step 0/10  waiting for the first batch",
+        "evaluation held of version 2: mean 0.250  pass@1 0.250  (best so far)",
+        "trainer-0 ended",
+        "step 3/10  reward 0.300  staleness 1.5  loss 0.2500  8 rollouts/s  64 tokens/s  60.0 steps/min  7 s left",
+    ]
+
+
+def test_steps_without_signal_are_said(scene: Scene) -> None:
+    flat = {"reward": 0.0, "reward_std": 0.0, "steps_without_signal": 12.0}
+    scene.publish("steps", replace(step(1), metrics=flat))
+    scene.watch.absorb(scene.observer.poll())
+    assert "reward 0.000  no signal for 12 steps" in progress.status_line(scene.watch)
+    assert "no signal for 12 steps: every reward is 0. Likely causes" in live_text(scene)
+
+
+def live_text(scene: Scene) -> str:
+    console = Console(file=io.StringIO(), width=1000, force_terminal=False)
+    with console.capture() as capture:
+        console.print(progress.live_view(scene.watch, 1000))
+    return capture.get()
+
+
+def test_a_run_that_stands_still_says_for_what_it_waits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    scene.publish("verified", verified())
+    now = time.time()
+
+    def minutes_later(minutes: float) -> str:
+        """What is printed when so much time has passed since the beginning."""
+        monkeypatch.setattr(time, "time", lambda: now + 60 * minutes)
+        scene.watch._standstill_at = scene.watch._lag_at = view._next_at = 0.0
+        before = len(out.getvalue())
+        view.update(scene.observer.poll())
+        return out.getvalue()[before:]
+
+    assert "nothing has moved" not in minutes_later(2)
+    said = "nothing has moved for 4 min: 1 verified rollout waits for the buffer, and no buffer is alive"
+    assert said in minutes_later(4.5)
+    assert said in live_text(scene)
+    assert minutes_later(6) == ""
+    assert "nothing has moved for 9 min" in minutes_later(9.5)
+    scene.publish("control", RunState(state=DesiredState.paused, by="me", reason=""))
+    assert minutes_later(30) == ""
+    assert scene.watch.standstill is None
+    scene.publish("control", RunState(state=DesiredState.running, by="me", reason=""))
+    assert minutes_later(31) == "", "it was not to move until now"
+
+
+def test_the_live_view_shows_everything(scene: Scene) -> None:
+    scene.publish("steps", *(step(version, version / 10) for version in (1, 2, 3)))
+    scene.publish("evals", evaluation(0.25))
+    scene.publish("verified", verified())
+    scene.slots[0].state, scene.slots[0].restarts = "to start", 2
+    scene.watch.absorb(scene.observer.poll())
+    scene.watch._sample_at = 0.0
+    scene.watch.look()
+    console = Console(file=io.StringIO(), width=140, force_terminal=False)
+    with console.capture() as capture:
+        console.print(progress.live_view(scene.watch))
+    text = capture.get()
+    for part in ("step 3 of 10", "7 s left", "0.300 ▁▅█", "staleness 1.5", "8 rollouts/s", "verified 1",
+                 "held of version 2: mean 0.250", "trainer-0 to start (2 restarts)",
+                 "(reward 1): '1+1=' -> '[bold]2'"):  # fmt: skip
+        assert part in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_live_view_fits_a_narrow_terminal(scene: Scene, width: int) -> None:
+    scene.publish("steps", *(step(version, version / 10) for version in range(1, 4)))
+    scene.watch.absorb(scene.observer.poll())
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(progress.live_view(scene.watch, width))
+    first, second, *_ = capture.get().splitlines()
+    assert first.rstrip().endswith("7 s left")
+    assert "0.300 ▁▅█" in second
+
+
+def test_looking_is_cheap_and_survives_what_cannot_be_read(scene: Scene) -> None:
+    scene.publish("verified", verified())
+    record = codec.to_record(verified(), "verified", 0, run="r")
+    scene._producer.commit([type(record)("verified", 0, b"k", b"\xc1 not msgpack", record.headers)])
+    scene.watch._sample_at = 0.0
+    scene.watch.look()
+    assert scene.watch.sample is None
+    assert scene.watch.lags["verified"] == 2
+
+
+def test_auto_is_plain_without_a_terminal(scene: Scene) -> None:
+    assert isinstance(progress.open_progress("auto", scene.watch, io.StringIO()), progress.PlainProgress)
+    assert isinstance(progress.open_progress("none", scene.watch, io.StringIO()), progress.NoProgress)
+
+
+def test_live_in_a_terminal(scene: Scene) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    view = progress.open_progress("auto", scene.watch, out)
+    assert isinstance(view, progress.LiveProgress)
+    view.update([])
+    view.note("[red]trainer-0 ended")
+    view.close()
+    assert "[red]trainer-0 ended" in out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["live", "plain", "none"])
+def test_nobody_who_looks_on_ends_no_run(scene: Scene, kind: str) -> None:
+    said: list[str] = []
+    read, write = os.pipe()
+    os.close(read)
+    stream = io.TextIOWrapper(io.FileIO(write, "w"), encoding="utf-8", write_through=True)
+    shown = progress.open_progress(kind, scene.watch, cast(TextIO, progress.Onlooker(stream, said.append)))
+    scene.publish("steps", step(1, 0.25))
+    shown.update(scene.observer.poll())
+    shown.note("stopping")
+    shown.note("ended")
+    shown.close()
+    stream.close()
+    assert said == ["progress cannot be shown: Broken pipe; the run goes on, `rftstream status` shows it"]

@@ -1,0 +1,209 @@
+"""What `hf` decodes over: the cache against plain lists, the store of prompts, and attention with grouped heads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rftstream.policies.attention import attend
+from rftstream.policies.cache import SPARE_COLUMNS, RowCache
+from rftstream.policies.prompts import Block, PromptStore
+from tests.unit import tiny
+from tests.unit.policies.test_hf import row
+
+LAYERS, HEADS, WIDTH = 2, 3, 4
+
+
+def states_of(lengths, longest, random):
+    """Of a block of prompts, padded on the left."""
+    shape = (len(lengths), HEADS, longest, WIDTH)
+    return [(torch.from_numpy(random.standard_normal(shape)), torch.from_numpy(random.standard_normal(shape)))
+            for _ in range(LAYERS)]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_come_grow_and_go(seed):
+    random = np.random.default_rng(seed)
+    cache = RowCache(max_rows=9)
+    rows: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # per row and layer its keys and values [H, L, D]
+
+    def join():
+        lengths = random.integers(1, 2 * SPARE_COLUMNS, size=3)
+        states = states_of(lengths, int(lengths.max()), random)
+        which = random.integers(0, 3, size=int(random.integers(1, 10 - len(rows))))
+        cache.add(states, which)
+        for one in which.tolist():
+            rows.append([tuple(part[one, :, -lengths[one] :] for part in layer) for layer in states])
+
+    def grow():
+        for layer in range(LAYERS):
+            new = tuple(torch.from_numpy(random.standard_normal((len(rows), HEADS, 1, WIDTH))) for _ in range(2))
+            seen = cache.for_model.update(*new, layer)
+            for number, one in enumerate(rows):
+                one[layer] = tuple(torch.cat([old, part[number]], 1) for old, part in zip(one[layer], new, strict=True))
+                for part, expected in zip(seen, one[layer], strict=True):
+                    assert torch.equal(part[number, :, -expected.shape[1] :], expected)
+            assert all(torch.isfinite(part).all() for part in seen)
+            assert seen[0].shape[2] == cache.for_model.get_seq_length(layer) == cache.width
+
+    def leave():
+        alive = random.random(len(rows)) < 0.6
+        alive[random.integers(len(rows))] = True
+        count = int(alive.sum())
+        targets, sources = np.flatnonzero(~alive[:count]), count + np.flatnonzero(alive[count:])
+        for target, source in zip(targets, sources, strict=True):
+            rows[target] = rows[source]
+        del rows[count:]
+        cache.keep(count, sources, targets)
+        cache.narrow(max(one[0][0].shape[1] for one in rows))
+
+    join()
+    for _ in range(60):
+        random.choice([grow, grow, grow, leave] + [join] * (len(rows) < 9))()
+        if random.random() < 0.1:
+            for _ in range(SPARE_COLUMNS):
+                grow()
+
+
+def test_what_a_broken_row_left_behind_reaches_nobody():
+    random = np.random.default_rng(0)
+    cache = RowCache(max_rows=4)
+    broken = [tuple(torch.full_like(part, torch.nan) for part in layer) for layer in states_of([9], 9, random)]
+    cache.add(states_of([5, 3], 5, random), np.asarray([0, 1]))
+    cache.add(broken, np.asarray([0]))
+    cache.keep(2, np.asarray([], int), np.asarray([], int))
+    cache.narrow(5)
+    cache.add(states_of([2], 2, random), np.asarray([0]))
+    cache.add(states_of([8], 8, random), np.asarray([0]))  # as wide as the broken one was
+    new = torch.zeros((4, HEADS, 1, WIDTH), dtype=torch.float64)
+    assert all(
+        torch.isfinite(part).all() for layer in range(LAYERS) for part in cache.for_model.update(new, new, layer)
+    )
+
+
+def test_the_newest_prompts_are_known():
+    def block(*prompts):
+        states = states_of([len(one) for one in prompts], max(map(len, prompts)), np.random.default_rng(0))
+        return Block(prompts=prompts, states=states, logits_UV=torch.zeros(len(prompts), 7))
+
+    store = PromptStore(max_tokens=10)
+    first, second, third = block((1, 2, 3), (4,)), block((5, 6)), block((4,), (7, 8))
+    store.add(first)
+    store.add(second)
+    assert store.place((4,)) == (first, 1)
+    assert store.place((5, 6)) == (second, 0)
+    assert store.place((5,)) is None
+    store.add(third)  # 6 + 2 + 4 tokens with padding: the oldest has to go
+    assert store.place((1, 2, 3)) is None
+    assert store.place((5, 6)) == (second, 0)
+    store.add(huge := block(tuple(range(50))))
+    assert store.place(tuple(range(50))) == (huge, 0)
+    assert store.place((5, 6)) is None
+    store.clear()
+    assert store.place(tuple(range(50))) is None
+
+
+@pytest.mark.parametrize(("queries", "heads"), [(1, 2), (5, 2), (1, 6), (5, 6)])
+def test_attention_is_that_of_transformers(queries, heads):
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(3, number, length, 8, generator=random)
+                         for number, length in ((6, queries), (heads, 11), (heads, 11)))  # fmt: skip
+    module = torch.nn.Module()
+    module.num_key_value_groups = 6 // heads
+    mask = torch.rand(3, 1, queries, 11, generator=random) < 0.6
+    mask[..., 0] = True
+    ours, _ = attend(module, query, key, value, mask, scaling=0.3)
+    theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    ours, _ = attend(module, query, key[:, :, :queries], value[:, :, :queries], None)
+    theirs, _ = sdpa_attention_forward(module, query, key[:, :, :queries], value[:, :, :queries], None)
+    assert torch.equal(ours, theirs)
+
+
+def test_logprobs_of_a_model_with_grouped_heads_are_those_that_the_trainer_computes(tmp_path):
+    spec = tiny.make(tmp_path, seed=5)
+    config = json.loads((spec.folder / "config.json").read_text())
+    size = config["hidden_size"] // config["num_attention_heads"]
+    (spec.folder / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 2}))
+    tensors = load_file(spec.folder / "model.safetensors")
+    save_file({name: tensor[: 2 * size].clone() if "k_proj" in name or "v_proj" in name else tensor
+               for name, tensor in tensors.items()}, spec.folder / "model.safetensors", {"format": "pt"})  # fmt: skip
+    backend = tiny.backend(spec)
+    policy = tiny.policy(spec, backend.served_tensors(), batch_size=5)
+    requests = [tiny.request(n, range(3, 4 + n % 3 * 4), max_tokens=2 + n % 7) for n in range(20)]
+    for one in requests:
+        policy.submit(one)
+    done = tiny.drain(policy)
+    for request in requests:
+        again = backend.logprobs([row(request, done[request.request_id])])[0][len(request.token_ids) :]
+        np.testing.assert_allclose(done[request.request_id].behavior_logprobs, again, atol=2e-5)
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """One that says how many prompts it computed at a time: `policy.computed`."""
+    spec = tiny.make(tmp_path, seed=3)
+    policy = tiny.policy(spec, tiny.backend(spec).served_tensors(), batch_size=16)
+    policy.computed = []
+    compute = policy._compute
+    policy._compute = lambda prompts: (policy.computed.append(len(prompts)), compute(prompts))[1]
+    return policy
+
+
+def test_siblings_share_their_prompt(policy):
+    for number in range(12):
+        policy.submit(tiny.request(number, (4, 11, 5) if number < 8 else (3, 4)))
+    policy.step()
+    assert policy.computed == [2]
+    policy.submit(tiny.request(20, (3, 4)))  # one that comes later
+    policy.step()
+    assert policy.computed == [2]
+    assert "r20" in {one.request_id for one in policy._batch._requests} | tiny.drain(policy).keys()
+
+
+def test_prompts_of_older_weights_are_computed_again(policy, tmp_path):
+    policy.submit(tiny.request(0, (4, 11, 5), max_tokens=1))
+    tiny.drain(policy)
+    other = tiny.backend(tiny.make(tmp_path / "other", seed=99))
+    policy.load(other.served_tensors(), tiny.name(1))
+    request = tiny.request(1, (4, 11, 5))
+    policy.submit(request)
+    completion = tiny.drain(policy)["r1"]
+    assert policy.computed == [1, 1]
+    again = other.logprobs([row(request, completion)])[0][3:]
+    np.testing.assert_allclose(completion.behavior_logprobs, again, atol=2e-5)
+
+
+def test_a_new_prompt_waits_no_longer_than_it_is_worth(policy):
+    for number in range(6):
+        policy.submit(tiny.request(number, (4, 11, 5), max_tokens=40, min_tokens=40))
+    policy.step()
+    policy.submit(tiny.request(6, (3, 4), max_tokens=40, min_tokens=40))
+    waited = 0
+    while len(policy.computed) == 1:
+        policy.step()
+        waited += 1
+    assert waited == 6  # the steps after which the empty place has cost as much as computing the prompt will
+    tiny.drain(policy)
+    assert policy.computed == [1, 1]
+
+
+def test_prompts_are_computed_within_the_budget(tmp_path):
+    spec = tiny.make(tmp_path, seed=3)
+    policy = tiny.policy(spec, tiny.backend(spec).served_tensors(), batch_size=64, prefill_tokens=20)
+    shapes = []
+    forward = policy._forward
+    policy._forward = lambda inputs: (shapes.append(tuple(inputs["input_ids"].shape)), forward(inputs))[1]
+    for number in range(12):
+        policy.submit(dataclasses.replace(tiny.request(number, [3 + number] * (1 + number)), max_tokens=30))
+    policy.submit(tiny.request(12, [5] * 30))
+    tiny.drain(policy)
+    computed = [rows * columns for rows, columns in shapes if columns > 1]
+    assert sum(rows for rows, columns in shapes if columns > 1) == 13 - (shapes[0][1] == 1)
+    assert all(tokens <= 20 or tokens == 30 for tokens in computed)

@@ -1,0 +1,207 @@
+"""What of the policy vllm can be tested without vllm. The rest is in tests/engines."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from rftstream.config import loader
+from rftstream.contracts.tasks import Sampling
+from rftstream.errors import ConfigError
+from rftstream.policies import vllm_engine
+from rftstream.policies.loopthread import LoopThread
+from rftstream.policies.vllm import VllmPolicy
+from rftstream.policies.vllm_engine import SharedFile, remembers
+from rftstream.policies.vllm_worker import WeightsReceiver, _spare_generators
+from rftstream.weights.snapshot import RawTensor, decode_snapshot
+from tests.unit import tiny
+
+KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization"]
+
+
+def spec(device="cpu"):
+    return SimpleNamespace(device=device, threads=3, folder=Path("/models/it"), dtype="bfloat16")
+
+
+def arguments(device="cpu", context=64, **settings):
+    renderer = SimpleNamespace(context=context)
+    return vllm_engine._arguments(VllmPolicy.Config(**settings), spec(device), renderer, KNOWN)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    run = loader.from_dict({
+        "run": {"name": "it", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"it": {"source": "arithmetic"}},
+        "explorer": {"policy": "vllm"},
+    })  # fmt: skip
+    with pytest.raises(ConfigError, match=r"policy vllm: the package vllm is not installed; pip install 'rftstream\["):
+        run.build_part("policy", "vllm")
+
+
+def test_arguments_of_the_engine_pass_through_but_for_those_that_have_a_setting():
+    given = arguments("cuda", engine={"tensor_parallel_size": 2}, batch_size=7)
+    assert given["tensor_parallel_size"] == 2 and given["max_num_seqs"] == 7 and given["max_model_len"] == 64
+    assert given["logprobs_mode"] == "processed_logprobs" and given["enable_sleep_mode"] is False
+    assert "kv_cache_memory_bytes" not in given and "max_model_len" not in arguments("cuda", context=None)
+    assert arguments("cpu")["kv_cache_memory_bytes"] == 1 << 30
+    assert "kv_cache_memory_bytes" not in arguments("cpu", engine={"gpu_memory_utilization": 0.5})
+    with pytest.raises(ConfigError, match=r"policies\.vllm\.engine\.tensor_paralel_size: unknown .*did you mean 'ten"):
+        arguments(engine={"tensor_paralel_size": 2})
+    with pytest.raises(ConfigError, match=r"policies\.vllm\.engine\.model: .*set model\.path instead"):
+        arguments(engine={"model": "other"})
+    with pytest.raises(ConfigError, match=r"engine\.logprobs_mode: got 'raw_logprobs', .*leave it out"):
+        arguments(engine={"logprobs_mode": "raw_logprobs"})
+
+
+@pytest.mark.parametrize(("device", "visible", "expected"), [
+    ("cuda", None, None), ("cuda:1", None, "1"), ("cuda:1", "4,5", "5"), ("cuda:0,1", "4,5,6", "4,5"),
+    ("cuda:1", "GPU-a,GPU-b", "GPU-b"),
+])  # fmt: skip
+def test_the_device_says_which_gpus_the_engine_sees(monkeypatch, device, visible, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    made = vllm_engine._environment(VllmPolicy.Config(), spec(device))
+    assert made.get("CUDA_VISIBLE_DEVICES") == expected
+
+
+def test_a_device_that_is_not_visible_is_an_error(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(ConfigError, match=r"device 'cuda:2', expected numbers below 2"):
+        vllm_engine._environment(VllmPolicy.Config(), spec("cuda:2"))
+
+
+def test_the_environment_is_what_is_given_before_what_is_there_before_defaults(monkeypatch):
+    for name in ("VLLM_NO_USAGE_STATS", "VLLM_CPU_OMP_THREADS_BIND"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    made = vllm_engine._environment(VllmPolicy.Config(environment={"VLLM_CPU_OMP_THREADS_BIND": "0-1"}), spec())
+    assert made["VLLM_NO_USAGE_STATS"] == "1" and made["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert made["VLLM_CPU_OMP_THREADS_BIND"] == "0-1" and made["OMP_NUM_THREADS"] == "3"
+
+
+def test_who_goes_on_draws_other_numbers():
+    request = tiny.request(0)
+    seeds = {vllm_engine._seed(request), vllm_engine._seed(tiny.request(1))}
+    seeds.add(vllm_engine._seed(type(request)(request_id="r0", token_ids=(1, 2), sampling=request.sampling,
+                                              seed=request.seed, max_tokens=3, num_sampled=1)))  # fmt: skip
+    assert len(seeds) == 3 and all(0 <= one < 1 << 63 for one in seeds)
+    assert remembers(Sampling(stop=("x",))) and remembers(Sampling(presence_penalty=0.1)) and not remembers(Sampling())
+
+
+def test_weights_are_shared_with_other_processes_until_they_are_closed():
+    values = np.arange(6, dtype=np.float32)
+    shared = SharedFile({"a.weight": RawTensor("F32", (2, 3), values.tobytes())})
+    read = subprocess.run(["cat", shared.path], stdout=subprocess.PIPE, check=True).stdout
+    assert bytes(decode_snapshot(read)["a.weight"].data) == values.tobytes()
+    shared.close()
+    assert not Path(shared.path).exists()
+
+
+class Worker(WeightsReceiver):
+    """As much of vLLM's as is used."""
+
+    def __init__(self, model):
+        self.model, self.taken = model, {}
+
+    def get_model(self):
+        return self.model
+
+    def reload_weights(self, weights_iterator):
+        self.taken = {name: tensor.clone() for name, tensor in weights_iterator}
+        with torch.no_grad():
+            self.model.embed.weight.copy_(self.taken["embed.weight"])
+
+
+def test_a_tied_head_is_prepared_anew():
+    """Of weights that two layers share, vLLM prepares only the first one's kernel."""
+    model = torch.nn.Module()
+    model.embed, model.head, model.other = torch.nn.Embedding(3, 2), torch.nn.Linear(2, 3), torch.nn.Linear(2, 2)
+    model.head.weight = model.embed.weight
+    prepared = []
+    for layer in (model.embed, model.head, model.other):
+        layer.cpu_linear = layer.quant_method = SimpleNamespace(process_weights_after_loading=prepared.append)
+    worker = Worker(model)
+    shared = SharedFile({"embed.weight": RawTensor("F32", (3, 2), np.full(6, 7, np.float32).tobytes())})
+    worker.rftstream_load(shared.path)
+    shared.close()
+    assert worker.taken["embed.weight"].tolist() == model.head.weight.tolist() == [[7, 7]] * 3
+    assert prepared == [model.head]
+
+
+def test_generators_of_tokens_that_are_thrown_away_are_not_set_back():
+    seen = []
+    runner = SimpleNamespace(input_batch=SimpleNamespace(generators={0: "a", 2: "c"}),
+                             discard_request_mask=SimpleNamespace(np=np.asarray([True, True, False])))  # fmt: skip
+    runner._bookkeeping_sync = lambda *given: seen.append((given, dict(runner.input_batch.generators))) or "done"
+    _spare_generators(runner)
+    assert runner._bookkeeping_sync(1, 2) == "done"
+    assert seen == [((1, 2), {2: "c"})] and runner.input_batch.generators == {0: "a", 2: "c"}
+
+
+ENGINE = """
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+print(worker.pid, flush=True)
+worker.wait()
+"""
+WORKER = """
+import sys, time
+from rftstream.policies.vllm_worker import WeightsReceiver
+WeightsReceiver()._end_with(int(sys.argv[1]))
+print("watching", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_engine_ends_with_its_client():
+    client = subprocess.Popen(["sleep", "600"])
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE, WORKER, str(client.pid)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert engine.stdout is not None
+        worker = psutil.Process(int(engine.stdout.readline()))
+        assert engine.stdout.readline() == "watching\n" and engine.poll() is None
+        client.kill()
+        client.wait()
+        assert engine.wait(60) == -signal.SIGKILL
+        worker.wait(60)
+    finally:
+        for process in (client, engine):
+            process.kill()
+            process.wait()
+        engine.stdout.close()
+
+
+def test_the_loop_thread_calls_in_order_and_cancels_what_is_left():
+    loop, told = LoopThread("it"), []
+
+    async def forever():
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            raise
+
+    async def value():
+        asyncio.get_running_loop().create_task(forever())
+        await asyncio.sleep(0)
+        return len(told)
+
+    loop.soon(told.append, 1)
+    assert loop.call(value()) == 1
+    loop.close()
+    loop.close()
+    assert told == [1, "cancelled"] and loop.closed

@@ -1,0 +1,261 @@
+"""What no run could start with is refused before it, by `check`, `run` and `doctor` alike; errors are told apart into
+permanent and passing ones."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rftstream
+from rftstream import errors
+from rftstream.config import loader
+from rftstream.config.sections import MakeModel, RunConfig
+from rftstream.errors import ConfigError, RftError, StoreRefused, StoreUnreachable, exit_code_of
+from rftstream.launch.session import RunResult, RunSession
+from rftstream.models.devices import check_device
+from rftstream.models.folder import check_complete, prepare_model
+from rftstream.preflight import readiness
+from rftstream.preflight.check import check
+from rftstream.preflight.doctor import examine
+from rftstream.runs.folder import RunFolder
+from rftstream.transport.findings import Level
+from rftstream.weights.store import ObjectStore
+from tests.unit.tiny import make
+
+GPU = f"cuda:{torch.cuda.device_count()}"
+"""One more than there are."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return loader.from_dict({
+        "base": str(tmp_path), "run": {"name": "tiny", "steps": 2}, "model": {"path": "fake"},
+        "tasksets": {"sums": {"source": "arithmetic"}}, "explorer": {"policy": "fake"}, "trainer": {"backend": "fake"},
+    })  # fmt: skip
+
+
+@pytest.fixture
+def without_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [one for one in os.environ if one.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An address where nobody answers, as the place of S3."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+    return url
+
+
+def refused_by_all(config: RunConfig, said: str) -> None:
+    """`run` raises it before anything is made, the same stands at the end of what `check` and `doctor` print."""
+    with pytest.raises(ConfigError) as caught:
+        rftstream.run(config)
+    assert said in str(caught.value)
+    assert not (Path(config.base) / "runs").exists()
+    report = check(config)
+    assert [one for one in report.errors if said in one], report.errors
+    assert said in report.to_text().splitlines()[-1]
+    problems = [f"{one.found}; {one.todo}" for one in examine(config).findings if one.level is Level.problem]
+    assert [one for one in problems if said in one], problems
+
+
+def test_what_can_start(config: RunConfig) -> None:
+    readiness.require(config)
+    assert [one.found for one in readiness.look(config) if one.error is not None] == []
+    assert list(Path(config.base).iterdir()) == [], "nothing is left behind"
+
+
+def test_a_gpu_that_is_not_there(config: RunConfig) -> None:
+    refused_by_all(loader.replace(config, trainer__device=GPU), f"trainer.device: {GPU!r} is not there, torch sees ")
+    with pytest.raises(ConfigError, match=r"explorer\.devices: .* is not there"):
+        readiness.require(loader.replace(config, explorer__devices=("cpu", GPU)))
+    readiness.require(loader.replace(config, evaluator__device=GPU))  # there are no evaluations
+    readiness.require(loader.replace(config, trainer__device=GPU), here=False)  # others start the workers
+
+
+@pytest.mark.parametrize("device", ["cuda:x", "cuda:0,", GPU, f"cuda:0,{GPU[5:]}"])
+def test_devices_that_are_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"here: .*'cuda:"):
+        check_device(device, where="here")
+
+
+def test_devices_are_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    assert [check_device(one) for one in ("cpu", "cuda", "cuda:1", "cuda:0,1")] == [
+        "cpu",
+        "GPU 0",
+        "GPU 1",
+        "GPU 0, GPU 1",
+    ]
+    with pytest.raises(ConfigError, match="'cuda:2' is not there, torch sees 2 GPUs, cuda:0 to cuda:1"):
+        check_device("cuda:2")
+
+
+def test_a_model_folder_without_weights(config: RunConfig, tmp_path: Path) -> None:
+    folder = make(tmp_path).folder
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    config = loader.replace(config, model__path=str(folder), trainer__backend="torch")
+    readiness.require(config)
+    weights.write_bytes(whole[:-100])
+    refused_by_all(config, f"found {len(whole) - 100:,} bytes, expected {len(whole):,}: it was cut off")
+    weights.unlink()
+    refused_by_all(config, "has no weights, expected *.safetensors in it")
+    readiness.require(loader.replace(config, trainer__backend="fake"))  # it serves for tokens
+
+
+def test_a_model_folder_with_a_part_of_its_weights(tmp_path: Path) -> None:
+    folder = make(tmp_path).folder
+    names = {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-3.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    section = loader.from_dict({
+        "run": {"name": "r", "steps": 1}, "model": {"path": str(folder)}, "tasksets": {"s": {"source": "arithmetic"}},
+    }).model  # fmt: skip
+    with pytest.raises(ConfigError, match=r"2 of 3 files of weights are absent \(model-2\.safetensors\)"):
+        check_complete(prepare_model(section, tmp_path, 0))
+
+
+@pytest.mark.parametrize("setting", ["run__folder", "weights__store"])
+def test_a_folder_in_which_nothing_can_be_made(config: RunConfig, tmp_path: Path, setting: str) -> None:
+    """Not even root makes folders in /proc, though its rights say so; nor anybody in a file."""
+    (tmp_path / "file").write_text("")
+    for place in ("/proc/runs", f"{tmp_path}/file/runs"):
+        refused_by_all(loader.replace(config, **{setting: place}), f"nothing can be made in {Path(place).parent} (")
+
+
+def test_s3_without_its_package(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
+    refused_by_all(loader.replace(config, weights__store="s3://bucket/{run}"), "needs a package that is not installed")
+
+
+@pytest.mark.usefixtures("without_keys")
+def test_s3_without_keys(config: RunConfig) -> None:
+    config = loader.replace(config, weights__store="s3://bucket/{run}")
+    with pytest.raises(StoreRefused, match="NoCredentialsError") as caught:
+        rftstream.run(config)
+    assert caught.value.exit_code == 2
+    assert "NoCredentialsError" in check(config).to_text().splitlines()[-1]
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_s3_that_does_not_answer(config: RunConfig) -> None:
+    config = loader.replace(config, weights__store="s3://bucket/{run}", weights__patience_s=0.5)
+    with pytest.raises(StoreUnreachable, match=r"given up after \d+ tr(y|ies) in") as caught:
+        rftstream.run(config)
+    assert caught.value.exit_code == 3
+    assert "given up after" in check(config).errors[-1]
+
+
+def test_all_that_is_wrong_is_told_at_once(config: RunConfig) -> None:
+    config = loader.replace(config, trainer__device=GPU, run__folder="/proc/runs", trainer__algorithm="gpro")
+    with pytest.raises(ConfigError) as caught:
+        rftstream.run(config)
+    for said in ("unknown 'gpro'", "is not there, torch sees", "nothing can be made in /proc"):
+        assert str(caught.value).count(said) == 1
+
+
+def test_settings_are_read_without_torch(tmp_path: Path) -> None:
+    """A look at a run file that trains a model on a CPU imports neither torch nor transformers."""
+    (tmp_path / "run.toml").write_text(
+        '[run]\nname = "r"\nsteps = 1\n[model.make]\nwidth = 32\n[tasksets.s]\nsource = "arithmetic"\n'
+    )
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom rftstream.config import loader\n"
+        "from rftstream.preflight.check import check\n"
+        f"report = check(loader.load([Path({str(tmp_path / 'run.toml')!r})]))\nassert report.ok, report.errors\n"
+        "assert {part.name for part in report.parts} >= {'hf', 'torch', 'grpo'}\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ permanent or passing
+
+
+def os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2), (StoreRefused("x"), 2), (StoreUnreachable("x"), 3), (errors.WeightsGone("x"), 1),
+        (ImportError("no module"), 2), (os_error(errno.EACCES), 2), (os_error(errno.EROFS), 2),
+        (os_error(errno.ENOSPC), 1), (os_error(errno.EMFILE), 1), (ConnectionResetError(), 1), (MemoryError(), 1),
+        (RuntimeError("x"), 1),
+    ],
+)  # fmt: skip
+def test_permanent_and_passing(error: Exception, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_what_is_refused_for_good_is_never_tried_again() -> None:
+    kinds: list[Any] = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RftError)]
+    again = [one.__name__ for one in kinds if one.exit_code in (2, 4, 6) and one.retriable]
+    assert again == []
+
+
+def test_a_store_in_a_folder_without_rights_refuses() -> None:
+    with pytest.raises((StoreRefused, errors.WeightsError)) as caught:
+        ObjectStore("file:///proc/self/status/store", base=Path("/")).put("a", b"1")
+    assert isinstance(caught.value, StoreRefused), "a file is in the way"
+
+
+# ------------------------------------------------------------------------------------------------ what workers find
+
+
+def run_unasked(config: RunConfig) -> RunResult:
+    """A run whose workers are the first to look; no process of it is started twice."""
+    folder, said = RunFolder(Path(config.base) / "runs" / "tiny"), io.StringIO()
+    with folder.held():
+        result = RunSession(config, folder, "plain", said, 35.0, None, time.monotonic()).run(new=True)
+    assert "starting again" not in said.getvalue()
+    assert (result.reason, result.steps) == ("failed", 0)
+    return result
+
+
+def test_the_supervisor_ends_a_run_at_once_without_a_gpu(config: RunConfig) -> None:
+    config = loader.replace(
+        config, model__path=None, model__make=MakeModel(width=32), trainer__backend="torch", trainer__device=GPU
+    )
+    result = run_unasked(config)
+    assert result.exit_code == 2
+    assert f"trainer-0: device: {GPU!r} is not there, torch sees" in str(result.error)
+
+
+@pytest.mark.usefixtures("without_keys")
+def test_the_supervisor_ends_a_run_at_once_without_keys(config: RunConfig) -> None:
+    result = run_unasked(loader.replace(config, weights__store="s3://bucket/{run}"))
+    assert result.exit_code == 2
+    assert "trainer-0: s3://bucket/tiny/" in str(result.error)
+    assert "NoCredentialsError" in str(result.error)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_the_supervisor_ends_a_run_when_the_patience_with_its_store_is_over(config: RunConfig) -> None:
+    result = run_unasked(loader.replace(config, weights__store="s3://bucket/{run}", weights__patience_s=0.5))
+    assert result.exit_code == 3
+    assert "given up after" in str(result.error)

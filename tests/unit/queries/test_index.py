@@ -1,0 +1,356 @@
+"""What audits keep changes nothing that they say, whatever happened to it; and it is not read twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rftstream.commands import cli
+from rftstream.contracts.control import RunManifest
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.errors import ConfigError
+from rftstream.queries import index as indexes
+from rftstream.queries.audit import audit
+from rftstream.queries.balance import AuditReport
+from rftstream.queries.index import Index, folder_of, opened_index
+from rftstream.queries.rows import ROW
+from rftstream.queries.trace import trace
+from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.service.role import Log
+from rftstream.transport.embedded.transport import EmbeddedTransport
+from tests.unit.queries.test_audit import RandomRun, new_log
+from tests.unit.queries.test_trace import Scene
+from tests.unit.synthetic import SyntheticLog, outcome, task
+
+KEPT = {"tasks", "rollouts", "verified", "batches", "outcomes", "experts", "feedback", "weights"}
+
+
+def open_index(folder: Path, identity: str = "this run") -> Index:
+    folder.mkdir(exist_ok=True)
+    return Index(folder, identity)
+
+
+def audited(log: SyntheticLog, folder: Path, identity: str = "this run") -> tuple[AuditReport, list[str]]:
+    """With what is kept, after it was seen to say the same as without."""
+    index = open_index(folder, identity)
+    report = audit(log.transport, index)
+    assert report == audit(log.transport)
+    return report, index.notes
+
+
+@pytest.fixture
+def log() -> SyntheticLog:
+    log = new_log()
+    log.flow(*range(6))
+    log.batch(0, [0, 1])
+    log.step(1)
+    log.decide(2, GroupResult.dead)
+    return log
+
+
+# --------------------------------------------------------------------------------------------- the same
+
+
+def _twins(run: RandomRun) -> None:
+    if run.admitted:
+        run.log.put("tasks", task(run.log.siblings(run.random.randrange(run.admitted))[0]))
+        run.log.put("outcomes", outcome(run.log.siblings(run.random.randrange(run.admitted)), GroupResult.expired))
+
+
+def _garbage(run: RandomRun) -> None:
+    for topic in ("rollouts", "outcomes", "batches"):
+        run.log.put_raw(NewRecord(topic, 0, b"?", b"?", (("contract", b"group_outcome"),)))
+
+
+def _trim(run: RandomRun) -> None:
+    admin = run.log.transport.admin
+    topic = run.random.choice(sorted(KEPT))
+    ends, begins = admin.end_offsets(topic), admin.begin_offsets(topic)
+    admin.delete_before({place: run.random.randint(begins[place], end) for place, end in ends.items()})
+
+
+def _damage(random: Random, folder: Path) -> None:
+    files = sorted(path for path in folder.iterdir() if path.stat().st_size)
+    if not files:
+        return
+    path = random.choice(files)
+    content = bytearray(path.read_bytes())
+    match random.randrange(4):
+        case 0:
+            path.unlink()
+            return
+        case 1:
+            del content[random.randrange(len(content)) :]
+        case 2:
+            content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        case _:
+            content += random.randbytes(100)  # behind the rows: as a writer leaves it that died
+    path.write_bytes(content)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_an_audit_says_the_same_with_an_index_and_without(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    folder = tmp_path_factory.mktemp("index")
+    run = RandomRun(seed)
+    for _ in range(6):
+        run.go(run.random.randrange(20))
+        if run.random.random() < 0.2:
+            run.random.choice([_twins, _garbage, _trim])(run)
+        if run.random.random() < 0.3:
+            _damage(run.random, folder)
+        audited(run.log, folder)
+
+
+def test_only_what_is_new_is_read(log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audited(log, tmp_path)
+    log.flow(6)
+    log.batch(1, [3])
+    read: list[str] = []
+    make = type(log.transport).reader
+
+    def watched(self: Any, positions: Any, *, bodies: bool = True) -> Any:
+        reader = make(self, positions, bodies=bodies)
+        poll = reader.poll
+        reader.poll = lambda *given, **named: [
+            one
+            for one in poll(*given, **named)
+            if read.append(str(one)) or True  # type: ignore[func-returns-value]
+        ]
+        return reader
+
+    monkeypatch.setattr(type(log.transport), "reader", watched)
+    audit(log.transport, open_index(tmp_path))
+    kept = [one for one in read if one.partition("[")[0] in KEPT]
+    # of each partition that has grown the last known record, and the new ones
+    assert sorted(kept) == sorted([
+        "tasks[0]@5", "tasks[0]@6", "tasks[0]@7", "rollouts[0]@5", "rollouts[0]@6", "rollouts[0]@7",
+        "verified[0]@5", "verified[0]@6", "verified[0]@7", "batches[0]@4", "batches[0]@5", "batches[0]@6",
+        "batches[0]@7", "outcomes[0]@2", "outcomes[0]@3",
+    ])  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- not to be used
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "tasks.rows").write_bytes(b""),
+        lambda folder: (folder / "tasks.rows").unlink(),
+        lambda folder: (folder / "tasks.json").write_text("{}"),
+        lambda folder: (folder / "tasks.json").write_bytes(b"\xff"),
+        lambda folder: _flip(folder / "tasks.rows", ROW.itemsize),
+        lambda folder: (folder / "tasks.json").write_text(
+            (folder / "tasks.json").read_text().replace('"rows": 12', '"rows": 11')
+        ),
+    ],
+)
+def test_what_is_damaged_is_rebuilt_and_said(
+    log: SyntheticLog, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    audited(log, tmp_path)
+    damage(tmp_path)
+    _, notes = audited(log, tmp_path)
+    (note,) = notes
+    assert note.startswith(f"{tmp_path / 'tasks'}: ")
+    assert note.endswith("rebuilt")
+    assert audited(log, tmp_path)[1] == [], "it was mended"
+
+
+def _flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_writer_that_died_before_it_counted_its_rows(log: SyntheticLog, tmp_path: Path) -> None:
+    audited(log, tmp_path)
+    with (tmp_path / "tasks.rows").open("ab") as file:
+        file.write(b"half a row")
+    log.admit(6, 7)
+    assert audited(log, tmp_path)[1] == []
+    assert (tmp_path / "tasks.rows").stat().st_size == 16 * ROW.itemsize
+
+
+def test_another_run_of_the_same_name(log: SyntheticLog, tmp_path: Path) -> None:
+    audited(log, tmp_path)
+    other = new_log()
+    other.flow(*range(9))
+    _, notes = audited(other, tmp_path, "another run")
+    assert {note.partition(": ")[2] for note in notes} == {"of another run of this name; rebuilt"}
+
+
+def test_another_log_of_the_same_run(log: SyntheticLog, tmp_path: Path) -> None:
+    """One from a backup that went another way: longer, with other records where the last ones were."""
+    audited(log, tmp_path)
+    other = new_log()
+    other.flow(*range(20, 0, -2))
+    other.flow(*range(1, 20, 2))
+    _, notes = audited(other, tmp_path)
+    assert any("tasks[0]@5 is not the record that was read" in note for note in notes)
+
+
+def test_a_log_that_lost_records(log: SyntheticLog, tmp_path: Path) -> None:
+    audited(log, tmp_path)
+    other = new_log()
+    other.flow(0)
+    _, notes = audited(other, tmp_path)
+    assert any("tasks[0] ends before 6, up to where it was read" in note for note in notes)
+
+
+def test_what_was_deleted_from_the_log_leaves_the_index(log: SyntheticLog, tmp_path: Path) -> None:
+    audited(log, tmp_path)
+    log.transport.admin.delete_before({TopicPartition("tasks", 0): 4, TopicPartition("tasks", 1): 5})
+    report, notes = audited(log, tmp_path)
+    assert (report.rollouts.admitted, notes) == (3, [])
+    log.admit(6)
+    assert audited(log, tmp_path)[0].rollouts.admitted == 5
+    assert (tmp_path / "tasks.rows").stat().st_size == 5 * ROW.itemsize
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> OpenRun:
+    scene = Scene(tmp_path / "demo")
+    scene.put("control", _manifest())
+    return scene.run
+
+
+def _manifest(created_at: float = 1.0) -> RunManifest:
+    return RunManifest(run="demo", created_at=created_at, config="", digests={}, partitions=2, shares=1, seed=0,
+                       rftstream_version="1")  # fmt: skip
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+def test_the_command_keeps_an_index_unless_told_not_to(run: OpenRun) -> None:
+    path = run.folder.path
+    without = call("audit", path, "--no-index", "--json")
+    assert not (path / "index").exists()
+    first = call("audit", path, "--json")
+    assert {file.stem for file in (path / "index").glob("*.json")} == KEPT
+    assert json.loads(without.stdout) == json.loads(first.stdout) == json.loads(call("audit", path, "--json").stdout)
+    (path / "index" / "tasks.rows").write_bytes(b"?")
+    damaged = call("audit", path, "--json")
+    assert "tasks: damaged; rebuilt" in damaged.stderr
+    assert damaged.stdout == first.stdout
+
+
+def test_an_index_that_cannot_be_kept_is_done_without(run: OpenRun) -> None:
+    path = run.folder.path
+    (path / "index").write_text("a file is in the way")
+    result = call("audit", path, "--json")
+    assert "the whole log is read" in result.stderr
+    assert json.loads(result.stdout) == json.loads(call("audit", path, "--json", "--no-index").stdout)
+
+
+def test_two_audits_at_once(run: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexes, "LOCK_WAIT_S", 0.0)
+    with opened_index(run) as one:
+        assert one is not None
+        with opened_index(run) as other:
+            assert other is not None
+            assert audit(run.transport, one) == audit(run.transport, other)
+            assert len(other.notes) == 1
+            assert "held by another audit" in other.notes[0]
+        with opened_index(run, looking=True) as looked:
+            assert looked is not None
+            assert not looked.load("tasks").marks
+    with opened_index(run) as after:
+        assert after is not None
+        assert audit(run.transport, after) == audit(run.transport)
+        assert after.notes == []
+
+
+def test_an_audit_waits_for_another(run: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened_index(run):
+        pass
+    descriptor = os.open(run.folder.path / "index" / "lock", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    monkeypatch.setattr(indexes.time, "sleep", lambda seconds: fcntl.flock(descriptor, fcntl.LOCK_UN))
+    with opened_index(run) as index:
+        assert index is not None
+        assert index.notes == []
+    os.close(descriptor)
+
+
+def test_a_run_begun_anew_under_its_name(run: OpenRun) -> None:
+    call("audit", run.folder.path)
+    Index(run.folder.path / "index", "of a run before").table(Log(run.transport), "tasks")
+    assert "of another run of this name; rebuilt" in call("audit", run.folder.path).stderr
+
+
+def test_without_a_manifest_there_is_no_index(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "demo")
+    with opened_index(scene.run) as index:
+        assert index is None
+
+
+def test_a_run_without_a_folder_here_has_its_index_in_the_cache(
+    run: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    elsewhere = OpenRun(RunFolder(tmp_path / "elsewhere" / "demo"), run.config, run.transport)
+    assert folder_of(elsewhere).parent == tmp_path / "cache" / "rftstream" / "index"
+    with opened_index(elsewhere) as index:
+        audit(run.transport, index)
+    assert (folder_of(elsewhere) / "tasks.rows").stat().st_size
+    assert not elsewhere.folder.path.exists()
+
+
+# --------------------------------------------------------------------------------------------- trace
+
+NAMES = ["sums/0/1/0/1", "sums/0/1/0", "sums/0/3/0/0", "sums/0/4/0", "batch:0", "batch:1", "v1", "tasks[1]@1"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_says_the_same_with_an_index_and_without(run: OpenRun, name: str) -> None:
+    log = SyntheticLog(run.transport)
+    before = trace(run, name).to_json()
+    call("audit", run.folder.path)
+    with opened_index(run, looking=True) as index:
+        assert trace(run, name, index).to_json() == before
+    log.put("tasks", task(log.siblings(1)[1]))  # a twin that the index does not know
+    log.decide(3, GroupResult.expired)
+    with opened_index(run, looking=True) as index:
+        found = trace(run, name, index)
+    assert found.to_json() == trace(run, name).to_json()
+
+
+def test_a_name_that_is_not_there_gets_the_same_hint(run: OpenRun) -> None:
+    call("audit", run.folder.path)
+    with pytest.raises(ConfigError) as without:
+        trace(run, "sums/0/9/0/1")
+    with opened_index(run, looking=True) as index, pytest.raises(ConfigError) as indexed:
+        trace(run, "sums/0/9/0/1", index)
+    assert str(indexed.value).startswith("trace: sums/0/9/0/1: no such rollout")
+    assert str(indexed.value) == str(without.value)
+
+
+def test_a_trace_reads_no_more_than_it_must(run: OpenRun) -> None:
+    call("audit", run.folder.path)
+    assert not isinstance(run.transport, OpenRun)
+    assert isinstance(run.transport, EmbeddedTransport)
+    with opened_index(run, looking=True) as index:
+        from rftstream.queries.lineage import Headers
+
+        headers = Headers(run.transport, index)
+        found, start = headers.indexed("tasks", headers.places("tasks"), "group", 0)
+        assert found == []
+        assert start == Log(run.transport).ends("tasks")

@@ -1,0 +1,394 @@
+"""Curves: what is drawn where; that pictures come out for no steps, one step and many."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rftstream.config import loader
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
+from rftstream.queries import page_facts, panels, plot, plot_page
+from rftstream.queries.history import History
+
+
+def step(version: int, *, resumed: bool = False, at: float | None = None, **metrics: float) -> StepRecord:
+    return StepRecord(
+        name=VersionName(trainer_epoch=1, version=version), batch_sequence=None if resumed else version - 1,
+        positions=(0,), trained_groups=version, trained_rollouts=version, weights_digest=None, metrics=metrics,
+        resumed=resumed, skipped=version == 3, recorded_at=1000.0 + 60 * version if at is None else at,
+    )  # fmt: skip
+
+
+def evaluation(version: int, name: str = "held-out", **metrics: float) -> EvalResult:
+    return EvalResult(evaluation=name, name=VersionName(trainer_epoch=1, version=version), num_tasks=5, num_samples=1,
+                      num_unscored=0, metrics=metrics, generations=None)  # fmt: skip
+
+
+def history(
+    *steps: StepRecord, resumes: tuple[StepRecord, ...] = (), evaluations: tuple[EvalResult, ...] = ()
+) -> History:
+    return History(steps=steps, resumes=resumes, evaluations=evaluations, current=steps[-1] if steps else None)
+
+
+def test_lines_leave_out_what_is_missing() -> None:
+    found = history(step(1, reward=0.5), step(2), step(3, reward=math.nan), step(4, reward=1.0))
+    axis = panels.over_steps(found)
+    (line,) = panels.metric(found, axis, "reward", "reward", scale=100)
+    assert line.x.tolist() == [1, 4]
+    assert line.y.tolist() == [50, 100]
+    assert panels.metric(found, axis, "loss", "loss") == []
+
+
+def test_wall_time_begins_with_the_first_steps_work() -> None:
+    found = history(step(1, step_s=30.0, wait_s=10.0), step(2), resumes=(step(1, resumed=True, at=1090.0),))
+    axis = panels.over_time(found)
+    assert axis.label == "wall time (s)"
+    assert axis.steps.tolist() == [40, 100]
+    assert axis.resumes.tolist() == [70]
+    assert axis.of_evaluation(evaluation(0)) == 0
+    assert axis.of_evaluation(evaluation(2)) == 100
+    assert panels.over_time(history(step(1), step(200))).label == "wall time (h)"
+
+
+def test_pauses_take_no_time() -> None:
+    """Two steps a minute apart, a night, the start of another trainer, and its first step a minute later."""
+    night = 1120.0, 41120.0
+    found = replace(
+        history(step(1), step(2), step(3, at=41180.0), resumes=(step(2, resumed=True, at=41120.0),)), pauses=(night,)
+    )
+    axis = panels.over_time(found)
+    assert (axis.label, axis.steps.tolist(), axis.resumes.tolist()) == ("time without pauses (s)", [0, 60, 120], [60])
+    assert axis.of_evaluation(evaluation(3)) == 120
+    assert "2 min without pauses" in plot.subtitle(found)
+
+
+def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
+    results = [evaluation(v, **{"mean": v / 10, "pass@1": v / 10, "pass@4": v / 5, "length_mean": 9.0}) for v in (0, 4)]
+    found = history(step(1), evaluations=(*results, evaluation(4, "other", mean=0.5)))
+    lines = panels.evaluations(found, panels.over_steps(found))
+    assert [(line.label, line.dash) for line in lines] == [
+        ("held-out", "solid"), ("other", "solid"), ("held-out pass@4", "dash"),
+    ]  # fmt: skip
+    assert lines[0].color == lines[2].color != lines[1].color
+
+
+def test_best_and_worst_are_drawn_of_the_most_samples() -> None:
+    metrics = {"mean": 0.5, "pass@1": 0.5, "pass@4": 0.8, "best@2": 0.6, "best@4": 0.9, "worst@2": 0.3, "worst@4": 0.1}
+    found = history(step(1), evaluations=(evaluation(0, **metrics),))
+    labels = [line.label for line in panels.evaluations(found, panels.over_steps(found))]
+    assert labels == ["held-out", "held-out pass@4", "held-out best@4", "held-out worst@4"]
+    binary = history(step(1), evaluations=(evaluation(0, **{**metrics, "best@4": 0.8}),))
+    assert "held-out best@4" not in [line.label for line in panels.evaluations(binary, panels.over_steps(binary))]
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_no_two_lines_of_the_evaluations_look_the_same(names: tuple[str, ...]) -> None:
+    metrics = {"mean": 0.5, "pass@2": 0.6, "pass@4": 0.8, "best@4": 0.9, "worst@4": 0.1}
+    found = history(step(1), evaluations=tuple(evaluation(1, name, **metrics) for name in names))
+    lines = panels.evaluations(found, panels.over_steps(found))
+    assert len(lines) == 5 * len(names)
+    looks = [(line.color or panels.COLORS[place], line.dash) for place, line in enumerate(lines)]
+    assert len(set(looks)) == len(lines)
+    by_label = {line.label: look for line, look in zip(lines, looks, strict=True)}
+    (one, one_dash), (other, other_dash) = by_label["a pass@4"], by_label["a worst@4"]
+    assert one != other and one_dash != other_dash
+
+
+def test_parts_of_the_staleness_stand_upon_each_other() -> None:
+    """Of the first the area ends where that of the second begins; the lines lie upon no area's whole."""
+    metrics = {"staleness_in_flight": 0.25, "staleness_in_queue": 0.75, "staleness_mean": 1.0, "staleness_max": 1.0}
+    ax = drawn_panel("Staleness", history(*(step(v, **metrics) for v in (1, 2))))
+    edges = [tuple(np.unique(area.get_paths()[0].vertices[:, 1])) for area in ax.collections]
+    assert edges == [(0.0, 0.25), (0.25, 1.0)]
+    assert len({str(line.get_linestyle()) + line.get_color() for line in ax.get_lines()}) == 2
+
+
+def test_rates_are_computed_where_they_are_not_recorded() -> None:
+    found = history(step(1, rollouts=10.0, step_s=1.0, wait_s=3.0), step(2, rollouts=10.0))
+    axis = panels.over_steps(found)
+    (line,) = panels.rates(found, axis, "rollouts_per_s", "rollouts", "rollouts/s")
+    assert (line.x.tolist(), line.y.tolist()) == ([1], [2.5])
+    found = history(step(1, rollouts_per_s=7.0, rollouts=10.0, step_s=1.0))
+    (line,) = panels.rates(found, panels.over_steps(found), "rollouts_per_s", "rollouts", "rollouts/s")
+    assert line.y.tolist() == [7]
+
+
+def test_tasksets_are_drawn_only_if_there_are_several() -> None:
+    one = history(step(1, **{"reward": 0.5, "reward/sums": 0.5}))
+    two = history(step(1, **{"reward": 0.5, "reward/sums": 0.25, "reward/maze": 0.75}))
+    assert panels.per_taskset(one, panels.over_steps(one)) == []
+    assert [line.label for line in panels.per_taskset(two, panels.over_steps(two))] == ["maze", "sums"]
+
+
+def test_the_running_mean_by_hand() -> None:
+    assert plot.smoothed(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist() == [1.5, 3.0, 3.0, 3.0]
+    assert plot.smoothed(np.array([1.0, 2.0]), 5).tolist() == [1.0, 2.0]
+    assert [plot.window(n) for n in (1, 11, 12, 200, 10_000)] == [1, 1, 5, 8, 400]
+
+
+def test_stages_are_marked_and_smoothed_each_by_itself() -> None:
+    found = history(*[step(v, loss=4.0 if v <= 8 else 0.0, stage=1.0 if v <= 8 else 2.0) for v in range(1, 17)])
+    axis = panels.over_steps(found)
+    assert axis.stages.tolist() == [8]
+    assert panels.over_time(found).stages.tolist() == [7]  # minutes
+    (line,) = panels.metric(found, axis, "loss", "")
+    assert plot.smoothed_by_stage(line, line.y, 5, axis.stages).tolist() == [4.0] * 8 + [0.0] * 8
+    assert plot.smoothed(line.y, 5)[7] != 4
+
+
+def test_of_demonstrations_alone_nothing_about_rollouts_is_drawn() -> None:
+    found = history(step(1, loss=2.0, held_out_loss=2.5, step_s=1.0, tokens=5.0, rollouts=0.0))
+    shown = [one for one in panels.panels(found, panels.over_steps(found)) if one.lines or not one.optional]
+    assert [one.title for one in shown] == ["Loss", "Gradient norm", "Entropy", "Rates", "Time of a step"]
+    assert shown[0].marks_skipped
+    assert [line.label for one in shown if one.title == "Rates" for line in one.lines] == ["tokens/s"]
+    none_yet = history()
+    assert panels.panels(none_yet, panels.over_steps(none_yet))[0].title == "Reward"
+
+
+def test_outliers_do_not_dictate_the_view() -> None:
+    calm = np.sin(np.arange(500.0))
+
+    def view(y: panels.Floats) -> tuple[float, float] | None:
+        return plot.view([panels.Line(x=np.arange(float(len(y))), y=y, label="")])
+
+    assert view(calm) is None
+    assert view(calm[:20] * 100) is None
+    wild = calm.copy()
+    wild[7] = 1e6
+    limits = view(wild)
+    assert limits is not None
+    assert limits[1] < 3
+    few = calm[:60].copy()
+    few[7] = 1e6  # more than 1 %, and still one alone
+    assert view(few) == pytest.approx((-1, 2), abs=0.1)
+
+
+def test_what_is_rarely_not_0_is_in_view() -> None:
+    rare = np.zeros(500)
+    rare[100] = 5.0
+    assert plot.view([panels.Line(x=np.arange(500.0), y=rare, label="")]) is None
+
+
+def test_an_evaluation_that_lacks_a_number_here_and_there_is_drawn(tmp_path: Path) -> None:
+    """Another k from version 30 on, and none with a reward at version 50."""
+    results = [evaluation(v, **{"mean": 0.5, "pass@4" if v < 30 else "pass@8": 0.75} if v != 50 else {"length_mean": 1})
+               for v in range(60)]  # fmt: skip
+    found = history(step(1), evaluations=tuple(results))
+    lines = {line.label: line for line in panels.evaluations(found, panels.over_steps(found))}
+    assert lines["held-out pass@4"].x.tolist() == [*range(30)]
+    assert lines["held-out"].x.tolist() == [v for v in range(60) if v != 50]
+    assert len(plot.plot(found, run="demo", folder=tmp_path)) == 2
+
+
+def test_of_many_evaluations_every_mean_comes_first() -> None:
+    metrics = {"mean": 0.5, "pass@4": 0.8, "pass@8": 0.9, "best@8": 0.95, "worst@8": 0.1}
+    found = history(step(1), evaluations=tuple(evaluation(1, name, **metrics) for name in ("a", "b", "c")))
+    labels = [line.label for line in panels.evaluations(found, panels.over_steps(found))]
+    assert (labels[:4], len(labels)) == (["a", "b", "c", "a pass@4"], 15)
+
+
+def drawn_panel(title: str, found: History) -> Any:
+    axis = panels.over_steps(found)
+    (panel,) = (one for one in panels.panels(found, axis) if one.title == title)
+    figure = Figure(figsize=(15, 5))
+    ax = plot._panel(figure.add_subplot(1, 3, 1), axis, panel)
+    FigureCanvasAgg(figure).draw()
+    return ax
+
+
+def test_lines_that_are_not_drawn_are_counted_and_names_stay_in_their_panel() -> None:
+    names = {f"metric/quite_a_long_name_of_a_thing_{i}": float(i) for i in range(9)}
+    ax = drawn_panel("What rewards and environments measured", history(step(1, **names)))
+    legend = ax.get_legend()
+    *shown, more = [text.get_text() for text in legend.get_texts()]
+    assert more == "+3 more"
+    assert len(set(shown)) == panels.MAX_LINES
+    assert shown[0].startswith("qui") and shown[0].endswith("_0")
+    assert legend.get_window_extent().width <= 1.05 * ax.get_window_extent().width
+
+
+def test_what_belongs_to_the_right_alone_stands_at_the_left() -> None:
+    ax = drawn_panel("Rates", history(step(1, loss=1.0, step_s=2.0, tokens=10.0)))
+    assert (ax.get_ylabel(), len(ax.figure.axes)) == ("trained tokens per s", 1)
+
+
+def test_a_name_may_begin_with_an_underscore() -> None:
+    ax = drawn_panel("Reward", history(step(1, **{"reward": 0.5, "reward/_own": 0.25, "reward/sums": 0.75})))
+    assert [text.get_text().strip() for text in ax.get_legend().get_texts()] == ["all tasksets", "_own", "sums"]
+
+
+def test_long_names_lose_their_middle() -> None:
+    assert [plot.shorten("abcdefgh", length) for length in (8, 6, 5)] == ["abcdefgh", "abc…gh", "ab…gh"]
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _) = plot.plot(history(step(1, reward=0.5)), run="demo", folder=tmp_path)
+    before = first.read_bytes()
+
+    def half(figure: Figure, file: Path, **options: Any) -> None:
+        Path(file).write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(OSError, match="no space"):
+        plot.plot(history(step(1)), run="demo", folder=tmp_path)
+    assert first.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["by_step.png", "by_time.png"]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 60])
+def test_pictures(tmp_path: Path, num_steps: int) -> None:
+    names = ("reward", "loss", "grad_norm", "entropy", "staleness_mean", "staleness_max", "length_mean",
+             "truncated_share", "mismatch_k3", "ess", "step_s", "wait_s", "rollouts", "tokens", "reward/a",
+             "reward/b", "zero_variance_share", "kl", "clip_fraction", "mfu", "value_loss", "metric/a")  # fmt: skip
+    steps = [step(v, **{name: (v % 7 + 1.0) ** i for i, name in enumerate(names)}) for v in range(1, num_steps + 1)]
+    found = history(*steps, resumes=(step(1, resumed=True),) if steps else (),
+                    evaluations=(evaluation(0, mean=0.1), evaluation(1, mean=0.2)))  # fmt: skip
+    files = plot.plot(found, run="demo $a_b$", folder=tmp_path / "plots")
+    assert [file.name for file in files] == ["by_step.png", "by_time.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 20_000 for file in files)
+
+
+def test_panels_that_nothing_fills_are_left_out_and_others_have_their_lines() -> None:
+    plain = history(step(1, **{"reward": 0.5, "part/exact": 0.5, "loss": 0.1, "policy_loss": 0.1}))
+    shown = {panel.title: panel for panel in panels.panels(plain, panels.over_steps(plain))}
+    assert [line.label for line in shown["Loss"].lines] == [""]
+    assert not any(panel.lines for panel in shown.values() if panel.optional)
+    full = history(step(1, **{
+        "reward": 0.5, "reward/a": 0.25, "reward/b": 0.75, "reward_std": 0.5, "reward_std/a": 0.1, "reward_std/b": 0.2,
+        "part/exact": 0.5, "part/a/exact": 0.25, "part/b/exact": 0.75, "metric/parsed": 1.0, "metric/judge.score": 7.0,
+        "loss": 0.1, "policy_loss": 0.2, "kl_loss": 0.01, "entropy_loss": -0.1, "kl": 0.1, "teacher_kl": 1.5,
+        "clip_fraction": 0.25, "masked_fraction": 0.5, "staleness_in_flight": 0.5, "staleness_in_queue": 1.0,
+        "lr": 1e-6, "mfu": 0.3, "value_loss": 0.2, "value_explained_variance": 0.6, "advantage_std": 1.0,
+    }))  # fmt: skip
+    axis = panels.over_steps(full)
+    shown = {panel.title: panel for panel in panels.panels(full, axis)}
+
+    def drawn(title: str) -> dict[str, float]:
+        return {line.label: line.y[0] for line in shown[title].lines}
+
+    assert drawn("Spread of rewards") == {"a": 0.1, "b": 0.2, "all": 0.5}
+    assert drawn("Parts of the reward") == {"a/exact": 0.25, "b/exact": 0.75}
+    assert drawn("What rewards and environments measured") == {"judge.score": 7.0, "parsed": 1.0}
+    assert drawn("Loss") == {"all": 0.1, "policy": 0.2, "divergence": 0.01, "entropy": -0.1}
+    assert drawn("Divergence") == {"from version 0": 0.1, "from the teacher": 1.5}
+    assert drawn("Clipped and left out") == {"clipped": 25, "prompt or masked": 50}
+    assert drawn("Staleness") == {"while sampled": 0.5, "in the queue": 1.0}
+    assert drawn("Gradient norm") == {"learning rate": 1e-6}
+    assert drawn("Work of the trainer") == {"MFU": 30}
+    assert drawn("Critic") == {"loss": 0.2, "explained variance": 0.6}
+    assert drawn("Advantages") == {"std": 1.0}
+
+
+# --------------------------------------------------------------------------------------------- the page
+
+
+class Page(HTMLParser):
+    """What a browser would find: text, what is fetched, and what is run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.heads: list[str] = []
+        self.scripts: list[str] = []
+        self.fetched: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+        self.fetched += [
+            value or "" for name, value in attrs if name in ("src", "srcset") or (tag, name) == ("link", "href")
+        ]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside in ("td", "h1"):
+            (self.cells if self._inside == "td" else self.heads).append(data)
+
+
+def page_of(found: History, folder: Path, run: str = "demo") -> Page:
+    file = plot_page.write_page(found, run=run, folder=folder)
+    assert [one.name for one in folder.iterdir()] == ["index.html"]
+    return Page(file.read_text(encoding="utf-8"))
+
+
+def test_the_page_has_every_panel_twice_and_fetches_nothing(tmp_path: Path) -> None:
+    steps = [step(v, reward=v / 60, loss=1.0, **{"reward/a": 0.1, "reward/b": 0.2}) for v in range(1, 61)]
+    found = history(*steps, evaluations=(evaluation(0, mean=0.125), evaluation(50, mean=0.5), evaluation(50, "other")))
+    page = page_of(found, tmp_path)
+    expected = [
+        panel.title for axis in (panels.over_steps(found), panels.over_time(found))
+        for panel in panels.panels(found, axis) if panel.lines or not panel.optional
+    ]  # fmt: skip
+    drawn = [script for script in page.scripts if "Plotly.newPlot" in script]
+    assert len(drawn) == len(expected)
+    assert all(json.dumps(title)[1:-1] in script for title, script in zip(expected, drawn, strict=True))
+    assert page.fetched == []
+    assert page.cells == ["0", "0.125", "-", "50", "0.500", "-"]
+
+
+def test_names_are_text_on_the_page(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    found = history(step(1, **{"reward": 1.0, f"reward/{evil}": 1.0, "reward/b": 1.0}),
+                    evaluations=(evaluation(0, evil, mean=0.1),))  # fmt: skip
+    page = page_of(found, tmp_path, run=f"a & {evil}")
+    assert "".join(page.heads) == f"a & {evil}"
+    assert not any("alert(1)" in script for script in page.scripts if "Plotly.newPlot" not in script)
+    assert len(page.scripts) == 1 + sum("Plotly.newPlot" in script for script in page.scripts)
+
+
+def test_long_lines_become_means_of_equal_parts() -> None:
+    line = panels.Line(x=np.arange(6000.0), y=np.arange(6000.0) % 3, label="a")
+    thin = plot_page.thinned(line)
+    assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * plot_page.MAX_POINTS
+    assert plot_page.thinned(thin) is thin
+
+
+def test_the_page_has_samples_and_settings(tmp_path: Path) -> None:
+    sample = page_facts.ShownSample(
+        rollout_id="sums/0/1/0/2", version=7, reward="reward 1",
+        turns=(("user", [("1+1=", False)]), ("assistant", [("2</pre>", False), ("<eos>", True)])),
+    )  # fmt: skip
+    file = plot_page.write_page(history(step(1, reward=1.0)), run="demo", folder=tmp_path,
+                                settings=[("trainer.lr", "0.001")], samples=[sample])  # fmt: skip
+    text = file.read_text(encoding="utf-8")
+    assert '<span>2&lt;/pre&gt;</span><span class="special">&lt;eos&gt;</span></pre>' in text
+    assert "version 7, reward 1,\nsums/0/1/0/2" in text
+    assert "<dt>trainer.lr</dt><dd>0.001</dd>" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_settings_that_are_as_by_default_are_not_shown() -> None:
+    config = loader.from_dict({
+        "run": {"name": "r", "steps": 10}, "model": {"path": "fake"}, "trainer": {"lr": 1e-3, "minibatches": 1},
+        "tasksets": {"sums": {"source": "arithmetic"}}, "algorithms": {"grpo": {"clip_low": 0.1}},
+    })  # fmt: skip
+    found = dict(page_facts.own_settings(config))
+    assert found["trainer.lr"] == "0.001" and found["tasksets.sums.source"] == "arithmetic"
+    assert found["algorithms.grpo.clip_low"] == "0.1"
+    assert "trainer.minibatches" not in found and "base" not in found
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_page_of_little(tmp_path: Path, num_steps: int) -> None:
+    page = page_of(history(*[step(v, reward=0.5) for v in range(num_steps)]), tmp_path)
+    assert page.heads == ["demo"] and page.cells == []

@@ -1,0 +1,371 @@
+"""What `status` and `list runs` say, and which steps are in force."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.config.loader import from_dict
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunState
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import NewRecord
+from rftstream.contracts.versions import EvalResult, VersionName
+from rftstream.launch.health import Health, HealthServer
+from rftstream.launch.session import notes_file
+from rftstream.queries.history import read_history
+from rftstream.queries.status import Status, read_status
+from rftstream.queries.worker_words import health_sentence
+from rftstream.runs.ending import noting_failure
+from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.service.role import Log
+from rftstream.transport.memory.transport import MemoryLog
+from tests.unit.synthetic import SyntheticLog
+
+CONFIG = {
+    "run": {"name": "demo", "steps": 8},
+    "model": {"path": "fake"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+}
+
+
+@pytest.fixture
+def log() -> SyntheticLog:
+    log = SyntheticLog(MemoryLog(lambda: 0.0).connect())
+    log.step(0, resumed=True)
+    return log
+
+
+def config() -> RunConfig:
+    return from_dict(CONFIG)
+
+
+def status(log: SyntheticLog, folder: Path) -> Status:
+    return read_status(OpenRun(RunFolder(folder), config(), log.transport))
+
+
+def train(log: SyntheticLog, *rewards: float, epoch: int = 1, start: int = 0) -> None:
+    for version, reward in enumerate(rewards, start=start + 1):
+        log.trained[version] = version
+        log.step(version, epoch=epoch, at=100.0 + version, metrics={"reward": reward})
+
+
+def evaluation(version: int, mean: float, *, epoch: int = 1) -> EvalResult:
+    return EvalResult(evaluation="held-out", name=VersionName(trainer_epoch=epoch, version=version), num_tasks=5,
+                      num_samples=1, num_unscored=0, metrics={"mean": mean}, generations=None)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- history
+
+
+def test_only_steps_in_force_count(log: SyntheticLog) -> None:
+    train(log, 0.1, 0.2, 0.3, 0.4)
+    log.step(2, epoch=2, resumed=True)
+    train(log, 0.9, epoch=2, start=2)
+    train(log, 0.5, epoch=1, start=4)  # a zombie
+    log.put("evals", evaluation(1, 0.2), evaluation(4, 0.4), evaluation(3, 0.8, epoch=2))
+    history = read_history(Log(log.transport))
+    assert history.rewards() == [0.1, 0.2, 0.9]
+    assert [step.name for step in history.steps][-1] == VersionName(trainer_epoch=2, version=3)
+    assert [record.name.version for record in history.resumes] == [2]
+    assert [result.metrics["mean"] for result in history.evaluations] == [0.2, 0.8]
+    assert history.version == 3
+
+
+def test_a_pause_is_longer_than_any_step(log: SyntheticLog) -> None:
+    log.trained |= dict.fromkeys(range(9), 0)
+    for version, at in ((1, 100.0), (2, 400.0)):
+        log.step(version, at=at)
+    log.step(2, epoch=2, resumed=True, at=690.0)  # it was started again
+    log.step(3, epoch=2, at=700.0)
+    log.step(3, epoch=3, resumed=True, at=5000.0)
+    log.step(4, epoch=3, at=5010.0)
+    history = read_history(Log(log.transport))
+    assert history.pauses == ((700.0, 5000.0),)
+    assert [history.at_work_s(at) for at in (400.0, 700.0, 3000.0, 5000.0, 5010.0)] == [400, 700, 700, 700, 710]
+
+
+def test_a_trainer_that_only_started(log: SyntheticLog) -> None:
+    history = read_history(Log(log.transport))
+    assert (history.version, history.steps, history.resumes) == (0, (), ())
+
+
+def test_records_that_cannot_be_decoded_are_left_out(log: SyntheticLog) -> None:
+    train(log, 0.1)
+    log.put_raw(NewRecord("steps", 0, b"?", b"?", (("contract", b"step_record"),)))
+    assert read_history(Log(log.transport)).rewards() == [0.1]
+
+
+# --------------------------------------------------------------------------------------------- status
+
+
+def test_it_says_what_rollouts_died_of(log: SyntheticLog, tmp_path: Path) -> None:
+    def letter(offset: int, reason: str, detail: str) -> DeadLetter:
+        return DeadLetter(topic="rollouts", partition=0, offset=offset, key=None, value=None, headers=(),
+                          role="verifier", reason=reason, detail=detail, tries=3)  # fmt: skip
+
+    tracebacks = [f"Traceback:\n  in score\nValueError: cannot judge {number}" for number in range(3)]
+    log.put("dead", *(letter(offset, "error", detail) for offset, detail in enumerate(tracebacks)))
+    log.put("dead", letter(2, "error", tracebacks[2]))  # a twin
+    log.put("dead", letter(3, "failed", "environment mine:Shop: reply: KeyError('price')"))
+    found = status(log, tmp_path)
+    assert found.to_json()["dead_errors"] == [
+        {"reason": "error", "error": "ValueError: cannot judge 2", "count": 3},
+        {"reason": "failed", "error": "environment mine:Shop: reply: KeyError('price')", "count": 1},
+    ]
+    lines = [line.strip() for line in found.to_text().splitlines()]
+    assert "died of       ValueError: cannot judge 2 (3 error)" in lines
+    assert "died of       environment mine:Shop: reply: KeyError('price') (1 failed)" in lines
+
+
+def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
+    log.flow(0, 1, 2)
+    log.admit(3)
+    log.batch(0, [0])
+    log.batch(1, [1])
+    log.decide(2, GroupResult.filtered)
+    log.step(1, metrics={"reward": 0.25})
+    log.put("evals", evaluation(0, 0.5), evaluation(1, 0.4))
+    log.put("control", Claim(role="trainer", epoch=1, host="h", pid=1, process="trainer-0", claimed_at=0.0))
+    log.put("control", Claim(role="trainer", epoch=2, host="h", pid=2, process="trainer-1", claimed_at=1.0))
+    log.put("dead", DeadLetter(topic="rollouts", partition=0, offset=0, key=None, value=None, headers=(),
+                               role="verifier", reason="timeout", detail="", tries=3))  # fmt: skip
+    log.passed("feeder", "steps", 1, metadata=json.dumps({"admitted": 4, "left_out": {"sums": 2}}))
+    found = status(log, tmp_path).to_json()
+    assert found["state"] == "stopped"
+    assert (found["version"], found["step"], found["steps"]) == (1, 1, 8)
+    assert found["reward"] == {"last": 0.25, "mean_10": 0.25}
+    assert "of the last" not in status(log, tmp_path).to_text()
+    log.trained[2] = 2
+    log.step(2, metrics={"reward": 0.75})
+    assert "0.750, mean of the last 2 steps 0.500" in status(log, tmp_path).to_text()
+    assert found["groups"] == {"admitted": 4, "trained": 1, "batched": 2, "filtered": 1, "expired": 0, "dead": 0}
+    assert found["left_out"] == 2
+    assert found["lag"] == {"tasks": 8, "rollouts": 6, "verified": 6, "batches": 1}
+    assert found["dead_letters"] == {"timeout": 1}
+    assert found["evaluations"]["held-out"]["newest"]["version"] == 1
+    assert found["evaluations"]["held-out"]["best"] == {"version": 0, "num_unscored": 0, "mean": 0.5}
+    assert [(claim["process"], claim["epoch"]) for claim in found["claims"]] == [
+        ("trainer-1", 2), ("played-buffer", 1),
+    ]  # fmt: skip
+
+
+def test_states(log: SyntheticLog, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.held():
+        assert status(log, tmp_path).state == "running"
+        log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
+        assert status(log, tmp_path).state == "paused"
+        assert "paused" in status(log, tmp_path).to_text()
+    log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=8), finished_at=5.0))
+    assert status(log, tmp_path).state == "finished"
+    assert ": steps" in status(log, tmp_path).to_text()
+    log.put_raw(NewRecord("control", 0, b"finished", None), NewRecord("control", 0, b"state", None))
+    assert status(log, tmp_path).state == "stopped"
+    assert "rftstream resume" in status(log, tmp_path).to_text()
+
+
+NOTES = """2026-01-31 11:00:00.000 INFO    run begins pid=1
+2026-01-31 11:30:00.000 INFO    run ended by=SIGTERM
+2026-01-31 12:00:00.000 INFO    run begins pid=2
+2026-01-31 12:10:00.000 WARNING run trainer-0 ended (killed by SIGKILL); starting again in 0.2 s
+"""
+
+
+def noted(folder: Path, *lines: str) -> None:
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "run.log").write_text("\n".join([*NOTES.splitlines(), *lines, ""]))
+
+
+@pytest.mark.parametrize(
+    ("line", "by", "said"),
+    [
+        (None, "kill", "a kill: no word of its end in logs/run.log"),
+        ("INFO    run ended by=SIGINT", "SIGINT", "ctrl-C, 2026-01-31 12:30:00"),
+        ("INFO    run ended by=SIGTERM", "SIGTERM", "SIGTERM, 2026-01-31 12:30:00"),
+        ('ERROR   run ended by=error error="trainer-0: \\"x\\" is gone"', "error",
+         'an error, 2026-01-31 12:30:00: trainer-0: "x" is gone'),
+    ],
+)  # fmt: skip
+def test_what_stopped_a_run(log: SyntheticLog, tmp_path: Path, line: str | None, by: str, said: str) -> None:
+    assert status(log, tmp_path).stopped is None, "nobody has begun it here"
+    noted(tmp_path, *(() if line is None else (f"2026-01-31 12:30:00.000 {line}",)))
+    found = status(log, tmp_path)
+    assert found.to_json()["stopped"]["by"] == by
+    assert f"stopped by    {said}" in found.to_text()
+    with RunFolder(tmp_path).held():
+        assert status(log, tmp_path).stopped is None
+    log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=8), finished_at=5.0))
+    assert status(log, tmp_path).stopped is None
+
+
+def test_an_error_is_noted_in_one_line_without_its_secrets(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "open-sesame")
+    notes = notes_file(RunFolder(tmp_path))
+    with pytest.raises(OSError, match="sesame"), noting_failure(notes):
+        raise OSError("a\nlong story\nkafka://me:hush@host refused open-sesame")
+    for handler in notes.handlers:
+        handler.close()
+    kept = (tmp_path / "logs" / "run.log").read_text()
+    found = status(log, tmp_path).stopped
+    assert found is not None
+    assert found.error == "kafka://***@host refused ***"
+    assert not {"hush", "sesame"} & set(re.findall(r"\w+", kept)), kept
+
+
+def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    health = Health()
+    health.update({"role": "explorer", "process": "explorer-0", "state": "running"})
+    server = HealthServer(health, port=0, host="127.0.0.1", file=logs / "explorer-0.port")
+    try:
+        (logs / "ghost.port").write_text("1\n")
+        (logs / "torn.port").write_text("")
+        (logs / "other.port").write_text(f"{server.port}\n")  # the port is somebody else's by now
+        found = {worker.process: worker for worker in status(log, tmp_path).workers}
+    finally:
+        server.close()
+    assert set(found) == {"explorer-0", "ghost", "other"}
+    assert found["explorer-0"].health is not None
+    assert found["explorer-0"].health["state"] == "running"
+    assert found["ghost"].health is None
+    assert found["other"].health is None
+
+
+def test_what_a_worker_is_at_is_told_in_words() -> None:
+    common = {"role": "explorer", "process": "explorer-0", "last_progress_at": 90.0, "failures_in_a_row": 0}
+    explorer = {**common, "ok": True, "silent_s": 0.01, "state": "running", "version": 1200, "in_hand": 40,
+                "sampling": 1, "waiting": 0, "paused": 0}  # fmt: skip
+    said = "version 1,200, 40 records in hand, samples 1 rollout, 0 rollouts waiting"
+    assert health_sentence(explorer, 100.0) == said
+    assert health_sentence({**explorer, "last_progress_at": 100.0}, 400.0) == f"{said}, nothing done for 5 min"
+    failing = {**explorer, "state": "draining", "failures_in_a_row": 2, "paused": 3, "own_field": 7}
+    assert health_sentence(failing, 100.0) == (
+        f"draining, {said}, 3 rollouts set aside, 2 failures in a row, own field 7"
+    )
+    stuck = health_sentence({**explorer, "ok": False, "silent_s": 200.0}, 100.0)
+    assert stuck == f"STUCK: its loop has not come round for 3 min; {said}"
+    assert health_sentence({**common, "role": "evaluator", "evaluating": None}, 100.0) == "nothing to evaluate"
+    assert health_sentence(None, 100.0) == "does not answer"
+
+
+def test_who_has_a_workers_port_by_now_may_speak_anything(log: SyntheticLog, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(b"SSH-2.0-mine\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        (tmp_path / "logs" / "explorer-0.port").write_text(str(server.getsockname()[1]))
+        (worker,) = status(log, tmp_path).workers
+        thread.join()
+    assert (worker.process, worker.health) == ("explorer-0", None)
+
+
+def test_workers_are_not_asked_by_way_of_a_proxy(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    server = HealthServer(Health(), port=0, host="127.0.0.1", file=tmp_path / "logs" / "explorer-0.port")
+    try:
+        (worker,) = status(log, tmp_path).workers
+    finally:
+        server.close()
+    assert worker.health is not None
+
+
+def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: SyntheticLog, tmp_path: Path) -> None:
+    train(log, 0.0, 0.0)
+    unscored = replace(evaluation(0, 0.0), metrics={"length_mean": 3.0}, num_unscored=5)
+    log.put("evals", unscored, evaluation(1, -0.5), evaluation(2, -0.75))
+    assert "eval held-out  -0.750 at version 2, best -0.500 at version 1" in status(log, tmp_path).to_text()
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_passed_over(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a trainer deletes its old checkpoints."""
+    (tmp_path / "weights" / "gone").mkdir(parents=True)
+    (tmp_path / "config.toml").write_bytes(b"x")
+    look = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path).name == "gone":
+            Path(path).rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert status(log, tmp_path).disk_bytes == {"other": 1}
+
+
+def test_disk_by_folder(log: SyntheticLog, tmp_path: Path) -> None:
+    (tmp_path / "weights" / "deep").mkdir(parents=True)
+    (tmp_path / "weights" / "deep" / "a").write_bytes(b"x" * 1_500)
+    (tmp_path / "config.toml").write_bytes(b"x")
+    found = status(log, tmp_path)
+    assert found.disk_bytes == {"other": 1, "weights": 1_500}
+    assert "1.5 kB (other 1 B, weights 1.5 kB)" in found.to_text()
+
+
+# --------------------------------------------------------------------------------------------- what does not go on
+
+
+def test_a_live_run_in_which_nothing_moves_says_for_what_it_waits(log: SyntheticLog, tmp_path: Path) -> None:
+    log.admit(0, 1)
+    run = OpenRun(RunFolder(tmp_path), config(), log.transport)
+    assert read_status(run, now=240.0).standstill is None, "nobody is at work here"
+    with RunFolder(tmp_path).held():
+        assert read_status(run, now=100.0).standstill is None
+        found = read_status(run, now=240.0)
+        log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
+        assert read_status(run, now=999.0).standstill is None
+    said = found.to_json()["standstill"]
+    assert (said["still_s"], said["published"], said["taken"], said["behind_s"]) == (240.0, None, None, None)
+    assert said["waits_for"][0] == "4 tasks wait for an explorer, and no explorer is alive"
+    assert "stands still  nothing has moved for 4 min: 4 tasks wait for an explorer, and no" in found.to_text()
+
+
+def test_versions_that_explorers_do_not_take_over(log: SyntheticLog, tmp_path: Path) -> None:
+    train(log, *[0.5] * 4)
+    log.trained[5] = 5
+    log.step(5, at=500.0)
+    health = Health()
+    health.update({"role": "explorer", "process": "explorer-0", "version": 2})
+    server = HealthServer(health, port=0, host="127.0.0.1", file=tmp_path / "logs" / "explorer-0.port")
+    try:
+        found = read_status(OpenRun(RunFolder(tmp_path), config(), log.transport), now=520.0)
+    finally:
+        server.close()
+    said = found.to_json()["standstill"]
+    assert (said["still_s"], said["published"], said["taken"], said["behind_s"]) == (None, 5, 2, 417.0)
+    assert "explorers are at 2 for 6 min" in found.to_text()
+
+
+def test_steps_without_signal_are_told_with_their_likely_causes(log: SyntheticLog, tmp_path: Path) -> None:
+    train(log, 0.0)
+    assert status(log, tmp_path).to_json()["no_signal"] is None
+    log.trained[2] = 2
+    log.step(2, metrics={"reward": 0.0, "reward_std": 0.0, "truncated_share": 0.9, "steps_without_signal": 12.0})
+    found = status(log, tmp_path)
+    assert found.to_json()["no_signal"]["steps"] == 12
+    assert "no signal     for 12 steps: every reward is 0. Likely causes: 90% of the completions" in found.to_text()

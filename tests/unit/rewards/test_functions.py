@@ -1,0 +1,398 @@
+"""Functions with the signatures of verl and TRL, over lists, with metrics; and what one bad rollout does to others."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rftstream.config.loader import from_dict
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.tasks import RolloutIds
+from rftstream.errors import ConfigError, RewardError
+from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegment
+from rftstream.rewards.child import score_items
+from rftstream.rewards.functions import FunctionReward, find_convention
+from rftstream.rewards.resolve import build_reward
+from rftstream.rewards.scorer import InlineScorer
+from rftstream.roles.verifier.step import reward_input
+from tests.unit.synthetic import rollout
+
+
+def item(completion: str, answer: str | None = "7", *, system: str | None = None, **info: Any) -> RewardInput:
+    prompt = [{"role": "user", "content": "3+4="}]
+    if system is not None:
+        prompt.insert(0, {"role": "system", "content": system})
+    return RewardInput(
+        completion=completion, answer=answer, prompt="3+4=",
+        messages=(*prompt, {"role": "assistant", "content": completion}), num_prompt_messages=len(prompt),
+        info=info, data_source="sums", num_tokens=2, truncated=False, segments=(
+            TokenSegment(token_data=np.asarray([9, 5, 6], "<i4").tobytes(), mask_data=b"\0\1\1",
+                         logprob_data=np.zeros(3, "<f4").tobytes()),
+        ),
+    )  # fmt: skip
+
+
+def reward_of(function: Callable[..., Any], options: Mapping[str, Any] | None = None, **more: Any) -> FunctionReward:
+    return FunctionReward(function, options or {}, where="score", **more)
+
+
+def verdicts(reward: Any, items: Sequence[RewardInput]) -> list[Any]:
+    """Rewards, or the details of what has none."""
+    return [score.reward if score is not None else detail for score, _, detail in score_items(composite(reward), items)]
+
+
+def composite(*functions: Any, weights: Sequence[float] = ()) -> Any:
+    """A weighted sum of functions, as the run file names them."""
+    module = types.ModuleType("functions_of_a_test")
+    sys.modules[module.__name__] = module
+    for number, function in enumerate(functions):
+        setattr(module, f"f{number}", function)
+    weights = weights or [1.0] * len(functions)
+    spec = [{"name": f"{module.__name__}:f{number}", "weight": weight} for number, weight in enumerate(weights)]
+    config = config_of(spec)
+    return build_reward(config.tasksets["train"].reward, config)
+
+
+def config_of(reward: Any, **more: Any) -> RunConfig:
+    return from_dict({
+        "run": {"name": "test", "steps": 1}, "model": {"make": {}},
+        "tasksets": {"train": {"source": "arithmetic", "reward": reward, **more}},
+    })  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ which it is
+
+
+@pytest.mark.parametrize(
+    ("names", "convention"),
+    [
+        (["data_source", "solution_str", "ground_truth", "extra_info"], "verl"),
+        (["solution_str"], "verl"),
+        (["data_sources", "solution_strs", "ground_truths", "extra_infos"], "verl batch"),
+        (["prompts", "completions", "completion_ids"], "TRL"),
+        (["completions"], "TRL"),
+        (["prompts"], "TRL"),
+        (["environments"], "TRL"),
+        (["completion", "answer"], "ours"),
+        (["completion", "prompts"], "ours"),
+        (["item"], "ours"),
+    ],
+)
+def test_the_signature_says_whose_it_is(names: list[str], convention: str) -> None:
+    assert find_convention(names) == convention
+
+
+# ------------------------------------------------------------------------------------------------ verl
+
+
+def test_verl_gets_its_four() -> None:
+    seen: dict[str, Any] = {}
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+        seen.update(locals())
+        return {"score": 0.5, "acc": True, "pred": "8", "length": np.float32(3)}
+
+    score = reward_of(compute_score, {"strict": True})(item("8", level=3))
+    assert score == Score(reward=0.5, metrics={"acc": 1.0, "length": 3.0})
+    assert (seen["data_source"], seen["solution_str"], seen["ground_truth"]) == ("sums", "8", "7")
+    assert seen["extra_info"] == {"level": 3, "num_turns": 2}
+    assert seen["kwargs"] == {"strict": True}
+
+
+def test_verl_reads_its_own_data_sets() -> None:
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return float(solution_str in ground_truth) + extra_info["index"]
+
+    columns = {"reward_model": {"style": "rule", "ground_truth": ["7", "seven"]}, "extra_info": {"index": 4}}
+    assert reward_of(compute_score)(item("seven", None, **columns)).reward == 5.0
+
+
+def test_verl_may_be_async_and_takes_few_of_them() -> None:
+    async def compute_score(solution_str, ground_truth):
+        return solution_str == ground_truth
+
+    reward = reward_of(compute_score)
+    assert reward.batched
+    assert [one.reward for one in reward.score_all([item("7"), item("8"), item("7")])] == [1.0, 0.0, 1.0]
+
+
+def test_verl_without_a_ground_truth() -> None:
+    reward = reward_of(lambda solution_str, ground_truth: 1.0)
+    with pytest.raises(RewardError, match="score: needs ground_truth, but the problem has only"):
+        reward(item("7", None))
+
+
+def test_verl_without_a_score() -> None:
+    with pytest.raises(RewardError, match=r"dict with \['acc', 'reward'\], expected 'score' in it"):
+        reward_of(lambda solution_str: {"acc": 1, "reward": 1})(item("7"))
+
+
+def test_verl_over_lists() -> None:
+    def compute_score(data_sources, solution_strs, ground_truths, extra_infos, scale=1):
+        assert extra_infos[0] == {"level": 1, "num_turns": 2}
+        return [{"score": scale * float(a == b), "n": len(data_sources)}
+                for a, b in zip(solution_strs, ground_truths, strict=True)]  # fmt: skip
+
+    found = reward_of(compute_score, {"scale": 2}).score_all([item("7", level=1), item("8", level=2)])
+    assert found == [Score(reward=2.0, metrics={"n": 2.0}), Score(reward=0.0, metrics={"n": 2.0})]
+
+
+# ------------------------------------------------------------------------------------------------ TRL
+
+
+def test_trl_gets_lists_of_texts_and_columns() -> None:
+    seen: dict[str, Any] = {}
+
+    def score(prompts, completions, completion_ids=None, **columns):
+        seen.update(locals())
+        return [float(len(text)) for text in completions]
+
+    found = reward_of(score, {"scale": 2}).score_all([item("7", level=1), item("88")])
+    assert [one.reward for one in found] == [1.0, 2.0]
+    assert (seen["prompts"], seen["completions"]) == (["3+4=", "3+4="], ["7", "88"])
+    assert seen["completion_ids"] == [[5, 6], [5, 6]]
+    columns = seen["columns"]
+    assert (columns["answer"], columns["level"], columns["scale"]) == (["7", "7"], [1, None], 2)
+
+
+def test_trl_gets_messages_where_the_dataset_has_them() -> None:
+    def score(prompts, completions):
+        assert [message["role"] for message in prompts[0]] == ["user"]
+        return [len(said[0]["content"]) for said in completions]
+
+    assert reward_of(score, conversational=True)(item("777")).reward == 3.0
+    config = config_of("exact")
+    section = config_of("exact", columns={"messages": "prompt"}).tasksets["train"]
+    module = types.ModuleType("conversation_of_a_test")
+    sys.modules[module.__name__] = module
+    module.score = score  # type: ignore[attr-defined]
+    assert build_reward(f"{module.__name__}:score", config, section=section)(item("77")).reward == 2.0
+
+
+def test_a_problem_of_several_messages_is_a_conversation() -> None:
+    def score(completions):
+        return [len(one) if isinstance(one, str) else 10 * len(one) for one in completions]
+
+    found = reward_of(score).score_all([item("777"), item("7", system="Add."), item("77")])
+    assert [one.reward for one in found] == [3.0, 10.0, 2.0]
+
+
+def test_one_that_expects_messages_and_got_texts_is_told_how_to_get_them() -> None:
+    def score(completions: list[Any], **kwargs: Any) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    (failed,) = reward_of(score).score_all([item("777")])
+    assert isinstance(failed, RewardError)
+    assert "TypeError" in str(failed)
+    assert 'if it expects messages, set columns = { messages = "prompt" }' in str(failed)
+    assert isinstance(failed.__cause__, TypeError)
+    (fine,) = reward_of(score, conversational=True).score_all([item("777")])
+    assert isinstance(fine, Score)
+
+
+def test_columns_go_by_the_names_of_the_data_set_too() -> None:
+    def score(completions, solution):
+        return [a == b for a, b in zip(completions, solution, strict=True)]
+
+    assert reward_of(score, columns={"answer": "solution"})(item("7")).reward == 1.0
+    assert reward_of(lambda completion, solution: completion == solution, columns={"answer": "solution"})(
+        item("7")
+    ) == Score(reward=1.0)
+
+
+def test_trl_logs_become_metrics() -> None:
+    def score(completions, log_metric=None, log_extra=None):
+        for value in (0.0, 0.5):
+            log_metric("share", np.float32(value))
+        log_extra("length", [len(text) for text in completions])
+        log_extra("text", completions)
+        return [1.0] * len(completions)
+
+    found = reward_of(score).score_all([item("7"), item("77")])
+    assert [one.metrics for one in found] == [{"share": 0.25, "length": 1.0}, {"share": 0.25, "length": 2.0}]
+
+
+def test_what_is_logged_is_checked_like_what_is_returned() -> None:
+    def score(completions, log_metric):
+        log_metric("share", float("nan"))
+        return [1.0] * len(completions)
+
+    assert "metric 'share': got nan" in verdicts(score, [item("7"), item("8")])[0]
+
+
+def test_trl_may_be_async_and_return_arrays() -> None:
+    async def one(completions):
+        return torch.tensor([0.5] * len(completions))
+
+    assert [x.reward for x in reward_of(one).score_all([item("7"), item("8")])] == [0.5, 0.5]
+    assert reward_of(lambda completions: np.ones(len(completions)))(item("7")).reward == 1.0
+
+
+def test_what_only_trl_has_is_said_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="score: needs trainer_state, which only TRL's trainer has"):
+        reward_of(lambda completions, trainer_state: [])
+    reward_of(lambda completions, trainer_state=None: [])
+
+
+# ------------------------------------------------------------------------------------------------ None
+
+
+def even(completions):
+    return [1.0 if int(text) % 2 == 0 else None for text in completions]
+
+
+def length(completion):
+    return len(completion)
+
+
+def test_a_part_that_does_not_apply_is_left_out_of_the_sum() -> None:
+    found = composite(even, length, weights=[2.0, 0.5]).score_all([item("8"), item("77")])
+    assert [one.reward for one in found] == [2.5, 1.0]
+    assert [one.parts for one in found] == [{"f0": 1.0, "f1": 1.0}, {"f1": 2.0}]
+
+
+def test_where_nothing_applies_there_is_no_reward() -> None:
+    scores = score_items(composite(even), [item("8"), item("7")])
+    assert scores[0][0] == Score(reward=1.0, parts={"f0": 1.0})
+    assert scores[1][:2] == (None, "error")
+    assert "no reward applies to this rollout" in scores[1][2]
+
+
+def test_none_of_a_function_of_ours_is_a_mistake() -> None:
+    (found,) = verdicts(lambda completion: None, [item("7")])
+    assert "got NoneType, expected a number" in found
+
+
+# ------------------------------------------------------------------------------------------------ what they return
+
+
+@pytest.mark.parametrize(
+    ("value", "reward"),
+    [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.bool_(True), 1.0), (np.int64(2), 2.0), (np.array(0.25), 0.25),
+     (torch.tensor(0.75), 0.75), (torch.tensor(True), 1.0)],
+)  # fmt: skip
+def test_numbers(value: Any, reward: float) -> None:
+    assert reward_of(lambda completion: value)(item("7")) == Score(reward=reward)
+    assert reward_of(lambda completions: [value])(item("7")) == Score(reward=reward)
+    pair = reward_of(lambda completion: (value, {"m": value, "text": "x"}))(item("7"))
+    assert pair == Score(reward=reward, metrics={"m": reward})
+
+
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [("1.0", "got str"), (float("nan"), "got nan"), (float("inf"), "got inf"), ([1.0], "got list"),
+     (10**400, "got inf"), (np.array([1.0]), "got ndarray"), (torch.tensor(float("nan")), "got nan"), ({}, "a dict"),
+     ((1.0, 2.0), "got tuple")],
+)  # fmt: skip
+def test_what_is_no_number_is_never_zero(value: Any, detail: str) -> None:
+    assert detail in verdicts(lambda completion: value, [item("7")])[0]
+    found = verdicts(lambda completions: [1.0 if text == "7" else value for text in completions],
+                     [item("7"), item("8"), item("7")])  # fmt: skip
+    assert (found[0], found[2]) == (1.0, 1.0)
+    assert detail in found[1]
+
+
+@pytest.mark.parametrize("value", [None, 1.0, "11", {"score": 1}, [], [1.0] * 3])
+def test_a_wrong_list_spoils_all(value: Any) -> None:
+    found = verdicts(lambda completions: value, [item("7"), item("8")])
+    assert all("expected" in one for one in found)
+
+
+# ------------------------------------------------------------------------------------------------ one bad rollout
+
+
+def test_one_that_raises_does_not_spoil_the_others() -> None:
+    calls: list[int] = []
+
+    def score(completions):
+        calls.append(len(completions))
+        return [float(text) for text in completions]
+
+    found = verdicts(score, [item("1"), item("two"), item("3")])
+    assert (found[0], found[2]) == (1.0, 3.0)
+    assert "could not convert string to float" in found[1]
+    assert calls == [3, 1, 1, 1]
+
+
+def test_one_that_exits_does_not_spoil_the_others() -> None:
+    def score(solution_strs):
+        return [float(text) if text != "x" else sys.exit("y" * 10_000) for text in solution_strs]
+
+    found = verdicts(score, [item("1"), item("x")])
+    assert found[0] == 1.0
+    assert found[1].startswith("the reward called sys.exit('yyy")
+    assert len(found[1]) < 3000
+
+
+def test_one_without_the_column_does_not_spoil_the_others() -> None:
+    found = verdicts(lambda completions, level: level, [item("1", level=4), item("1")])
+    assert found[0] == 4.0
+    assert "needs level, but the problem has only" in found[1]
+
+
+def test_async_ones_run_together_and_fail_alone() -> None:
+    import asyncio
+
+    begun: list[str] = []
+
+    async def score(completion):
+        begun.append(completion)
+        await asyncio.sleep(0)
+        return float(completion) + len(begun)
+
+    found = verdicts(score, [item("1"), item("two"), item("3")])
+    assert (found[0], found[2]) == (4.0, 6.0)
+    assert "could not convert" in found[1]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sampled_from(["1", "2", "x", "exit", "none", "nan"]), min_size=1, max_size=8))
+def test_a_batch_says_what_each_alone_would(texts: list[str]) -> None:
+    def score(completions):
+        values: list[Any] = []
+        for text in completions:
+            if text == "exit":
+                sys.exit(1)
+            values.append({"none": None, "nan": float("nan")}.get(text) if text in ("none", "nan") else float(text))
+        return values
+
+    together = score_items(composite(score), [item(text) for text in texts])
+    alone = [score_items(composite(score), [item(text)])[0] for text in texts]
+    assert [one[:2] for one in together] == [one[:2] for one in alone]
+
+
+# ------------------------------------------------------------------------------------------------ the scorer's side
+
+
+def test_what_waits_comes_as_one_batch_up_to_the_limit() -> None:
+    sizes: list[int] = []
+
+    def score(completions):
+        sizes.append(len(completions))
+        return [1.0] * len(completions)
+
+    composite(score)
+    config = from_dict({
+        "run": {"name": "test", "steps": 1}, "model": {"make": {}}, "verifier": {"max_batch": 4},
+        "tasksets": {"train": {"source": "arithmetic", "reward": "functions_of_a_test:f0"}},
+    })  # fmt: skip
+    scorer = InlineScorer(config)
+    for number in range(10):
+        scorer.submit(ScoreRequest(request_id=str(number), taskset="train", item=item("7")))
+    assert [reply.request_id for reply in scorer.poll()] == [str(number) for number in range(10)]
+    assert sizes == [4, 4, 2]
+
+
+def test_the_verifier_hands_over_tokens_and_where_the_prompt_ends() -> None:
+    ids = RolloutIds(rollout_id="sums/0/0/0/0", group_id="sums/0/0/0", taskset="sums", sibling=0, group_size=1,
+                     sequence=0, min_version=0)  # fmt: skip
+    found = reward_input(rollout(ids, num_tokens=2))
+    assert (found.completion_ids, found.num_prompt_messages) == ([3, 4], 1)

@@ -1,0 +1,49 @@
+"""The warning that sampler and trainer disagree: when it comes, and which cause it names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.tasks import Sampling
+from rftstream.roles.trainer.mismatch import MismatchWatch, likely_cause
+from tests.flow.scene import make_config
+from tests.unit.algorithms.test_grpo import experience
+
+
+def batch(**sampling: Any) -> list[Any]:
+    return [replace(experience("a", 1.0), sampling=Sampling(**sampling)), experience("a", 0.0)]
+
+
+def test_it_warns_once_and_again_when_it_is_twice_as_much(caplog: pytest.LogCaptureFixture) -> None:
+    watch = MismatchWatch(make_config())
+    told = []
+    for found in (0.05, 0.06, 0.11, 0.13, 0.2, 0.27, float("nan")):
+        watch.look({"mismatch_k3": found}, batch())
+        told.append(len(caplog.records))
+    assert told == [0, 1, 1, 2, 2, 3, 3]
+    watch.look({}, batch())
+    assert "mismatch_k3 is 0.06 nats per token, expected at most 0.05 (trainer.warn_mismatch)" in caplog.messages[0]
+    assert "expected at most 0.05" in caplog.messages[2]
+
+
+def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    MismatchWatch(make_config(trainer__warn_mismatch=0.0)).look({"mismatch_k3": 9.0}, batch())
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("settings", "values", "sampling", "says"), [
+    ({"run__imported_from": "/runs/a"}, {}, {"top_p": 0.5}, "the rollouts are another run's"),
+    ({"explorer__policy": "openai"}, {}, {}, "by the server's own weights"),
+    ({"explorer__policy": "openai", "policies__openai": {"update": "vllm"}}, {"staleness_mean": 2.0}, {}, "2 versions"),
+    ({}, {"staleness_mean": 3.0}, {"top_p": 0.9, "min_tokens": 2}, "sampling.min_tokens, sampling.top_p change"),
+    ({}, {}, {"temperature": 0.0}, "sampling.temperature change"),
+    ({}, {"staleness_mean": 1.5}, {"temperature": 0.7, "stop": ("x",)}, "1.5 versions old on average"),
+    ({"model__dtype": "bfloat16"}, {"staleness_mean": 0.5}, {}, "model.dtype = 'bfloat16', the trainer in float32"),
+])  # fmt: skip
+def test_the_likely_cause(
+    settings: dict[str, Any], values: dict[str, float], sampling: dict[str, Any], says: str
+) -> None:
+    assert says in likely_cause(make_config(**settings), values, batch(**sampling))

@@ -1,0 +1,74 @@
+"""What the buffer adds up: by taskset where there are several, staleness by where it came from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from rftstream.contracts.outcomes import GroupResult, RolloutSummary
+from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
+from rftstream.contracts.tasks import RolloutIds
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.roles.buffer.tally import Tally
+from tests.unit.synthetic import rollout
+
+
+def summary(reward: float) -> RolloutSummary:
+    return RolloutSummary(rollout_id="r", num_tokens=2, status=RolloutStatus.completed, reward=reward)
+
+
+def verified(taskset: str, versions: tuple[int, ...] = (3,), **parts: float) -> VerifiedRollout:
+    one = rollout(RolloutIds(rollout_id="r/0", group_id="r", taskset=taskset, sibling=0, group_size=1, sequence=0,
+                             min_version=0))  # fmt: skip
+    spans = tuple(VersionSpan(start=i, count=1, trainer_epoch=1, version=v) for i, v in enumerate(versions))
+    one = replace(one, segments=(replace(one.segments[0], versions=spans),))
+    verdict = Verdict(reward=0.0, scorer="s", scorer_version="1", parts=parts)
+    return VerifiedRollout(ids=one.ids, rollout=one, verdict=verdict)
+
+
+def test_several_tasksets_have_each_their_own() -> None:
+    tally = Tally()
+    tally.group("sums", GroupResult.batched, [summary(0.0), summary(1.0)])
+    tally.group("maze", GroupResult.batched, [summary(4.0), summary(4.0)])
+    tally.rollout(verified("sums", a=1.0), 5)
+    tally.rollout(verified("maze", a=2.0, b=3.0), 5)
+    values = tally.metrics()
+    assert (values["reward/sums"], values["reward_std/sums"]) == (0.5, 0.5)
+    assert (values["reward/maze"], values["reward_std/maze"]) == (4.0, 0.0)
+    assert values["reward_std"] == pytest.approx((((0 - 2.25) ** 2 + (1 - 2.25) ** 2 + 2 * (4 - 2.25) ** 2) / 4) ** 0.5)
+    assert {name: value for name, value in values.items() if name.startswith("part/")} == {
+        "part/a": 1.5, "part/b": 3.0, "part/sums/a": 1.0, "part/maze/a": 2.0, "part/maze/b": 3.0,
+    }  # fmt: skip
+
+
+def test_one_taskset_is_not_named_twice() -> None:
+    tally = Tally()
+    tally.group("sums", GroupResult.batched, [summary(0.0), summary(1.0)])
+    tally.rollout(verified("sums", **{"a": 1.0, "style/tone": 0.25}), 5)
+    values = tally.metrics()
+    assert (values["part/a"], values["part/style/tone"], values["reward_std"]) == (1.0, 0.25, 0.5)
+    assert not {"part/sums/a", "part/sums/style/tone", "reward_std/sums"} & values.keys()
+
+
+def test_staleness_in_flight_and_in_the_queue() -> None:
+    """Trained at 7: sampled by 3 to 5, and by 6 alone."""
+    tally = Tally()
+    tally.rollout(verified("sums", (3, 4, 5)), 7)
+    tally.rollout(verified("sums", (6,)), 7)
+    values = tally.metrics()
+    assert (values["staleness_in_flight"], values["staleness_in_queue"]) == (1.0, 1.5)
+    tally = Tally()
+    tally.rollout(verified("sums", (3, 4, 5)), None)
+    assert "staleness_in_flight" not in tally.metrics()
+
+
+def test_rewards_too_large_to_square_stop_nobody() -> None:
+    """They are finite, so they are rewards; a metric that is not finite is left out."""
+    for reward in (1e200, 1.7e308):
+        tally = Tally()
+        tally.group("sums", GroupResult.batched, [summary(reward), summary(reward), summary(0.0)])
+        values = tally.metrics()
+        assert values["batched_share"] == 1.0
+        assert all(map(math.isfinite, values.values()))

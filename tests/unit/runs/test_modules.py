@@ -1,0 +1,103 @@
+"""Own modules: which a run makes use of, which of two is taken, and what has changed in them before a resume."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.launch.host import add_import_paths
+from rftstream.runs.folder import RunFolder
+from rftstream.runs.modules import changes_of_modules, find_modules, hidden_modules, write_modules
+from tests.commands import call, called
+
+RUN: dict[str, Any] = {
+    "run": {"name": "own", "steps": 2},
+    "model": {"path": "fake"},
+    "explorer": {"policy": "fake"},
+    "trainer": {"backend": "fake"},
+    "tasksets": {"sums": {"source": "arithmetic", "reward": "own_rewards:score"}},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the run file, with a reward and what it imports; commands are given in another one."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    mine = tmp_path / "mine"
+    (mine / "own_rewards.py").write_text("import json\nimport pytest\nfrom own_part import by\ndef score(completion):\n"
+                                         "    return by.points(completion)\n")  # fmt: skip
+    (mine / "own_part").mkdir()
+    (mine / "own_part" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (mine / "own_part" / "by.py").write_text("from . import more\ndef points(text): return 1.0\n")
+    (mine / "own_part" / "more.py").write_text("WORTH = 1\n")
+    return mine
+
+
+def config(place: Path, **tasksets: Any) -> RunConfig:
+    made = loader.from_dict({**RUN, "base": str(place), **({"tasksets": tasksets} if tasksets else {})})
+    add_import_paths(made)
+    return made
+
+
+def test_what_is_named_is_found_with_what_it_imports_and_nothing_is_imported(place: Path) -> None:
+    found = {one.name: one.file for one in find_modules(config(place))}
+    assert found == {
+        "own_rewards": place / "own_rewards.py",
+        "own_part": place / "own_part" / "__init__.py",
+        "own_part.by": place / "own_part" / "by.py",
+        "own_part.more": place / "own_part" / "more.py",
+    }
+    assert "own_rewards" not in sys.modules
+    built_in = config(place, sums={"source": "arithmetic", "reward": "exact"})
+    assert find_modules(built_in) == []
+    source = config(place, sums={"source": "own_rewards:Problems", "reward": "missing_module:score"})
+    assert "own_rewards" in {one.name for one in find_modules(source)}
+
+
+def test_a_module_in_the_current_folder_that_hides_the_one_beside_the_run_file_is_told(place: Path) -> None:
+    assert hidden_modules(config(place)) == []
+    (Path.cwd() / "own_rewards.py").write_text("def score(completion): return 0.0\n")
+    (line,) = hidden_modules(config(place))
+    assert line == (
+        f"own_rewards: taken from own_rewards.py, which hides {place / 'own_rewards.py'} beside the run file; remove "
+        "or rename one of them"
+    )
+
+
+def test_code_that_changed_since_the_last_start_is_told(place: Path, tmp_path: Path) -> None:
+    folder, made = RunFolder(tmp_path), config(place)
+    assert changes_of_modules(made, folder) == [], "of a run that recorded nothing"
+    write_modules(made, folder)
+    assert changes_of_modules(made, folder) == []
+    (place / "own_part" / "more.py").write_text("WORTH = 2\n")
+    (line,) = changes_of_modules(made, folder)
+    assert line.startswith(f"changed: the code of own_part.more in {place / 'own_part' / 'more.py'}; it is taken from")
+    write_modules(made, folder)
+    assert changes_of_modules(made, folder) == []
+    (Path.cwd() / "own_rewards.py").write_bytes((place / "own_rewards.py").read_bytes())
+    assert changes_of_modules(made, folder) == ["changed: own_rewards is taken from own_rewards.py, with the same code"]
+    (Path.cwd() / "own_rewards.py").write_text("def score(completion): return 0.0\n")
+    (line,) = changes_of_modules(made, folder)
+    assert f"own_rewards.py, before it was {place / 'own_rewards.py'}; it is taken from now on" in line
+    folder.modules_file.write_text("[")
+    assert changes_of_modules(made, folder) == []
+
+
+def test_check_prints_the_path_of_every_own_module(place: Path) -> None:
+    (place / "own_part" / "__init__.py").write_text("")
+    file = place / "own.toml"
+    file.write_text(loader.to_toml(config(place)))
+    (Path.cwd() / "own_part.py").write_text("from types import SimpleNamespace\nby = SimpleNamespace(points=len)\n")
+    report = called("check", file)
+    paths = {one["name"]: one["file"] for one in report["modules"]}
+    assert paths == {"own_rewards": str(place / "own_rewards.py"), "own_part": str(Path.cwd() / "own_part.py")}
+    assert any("which hides" in warning for warning in report["warnings"])
+    assert f"own_rewards  {place / 'own_rewards.py'}" in call("check", file).stdout
