@@ -19,9 +19,10 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.launch import zygote
 from rftstream.launch.logging import TextFormatter
 from rftstream.launch.processes import PlainSpawner, Spawner
-from rftstream.launch.progress import Onlooker, ProgressView, Watch, open_progress
+from rftstream.launch.progress import Onlooker, ProgressView, open_progress
 from rftstream.launch.supervisor import Failure, Supervisor, worker_commands
 from rftstream.launch.targets import Targets
+from rftstream.launch.watch import Watch
 from rftstream.models.folder import prepare_model
 from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec

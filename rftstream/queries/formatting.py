@@ -45,17 +45,23 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
-def duration(seconds: float) -> str:
-    """45 s, 12 min, 3 h 20 min, 2 d 4 h."""
+def duration(seconds: float, *, exact: bool = False) -> str:
+    """Write 45 s, 12 min, 3 h 20 min, 2 d 4 h; `exact`: 45 s, 12 min 05 s, 3 h 20 min, 52 h 00 min."""
+    if exact:
+        minutes, rest_s = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        if hours:
+            return f"{hours} h {minutes:02d} min"
+        return f"{minutes} min {rest_s:02d} s" if minutes else f"{rest_s} s"
     seconds = max(0.0, seconds)
     if seconds < 90:
         return f"{seconds:.0f} s"
-    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
-    if minutes < 90:
-        return f"{minutes:.0f} min"
-    if hours < 36:
-        return f"{int(hours)} h {int(minutes) % 60} min"
-    return f"{int(days)} d {int(hours) % 24} h"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours, days = int(seconds / 3600), int(seconds / 86400)
+    if seconds < 36 * 3600:
+        return f"{hours} h {int(seconds / 60) % 60} min"
+    return f"{days} d {hours % 24} h"
 
 
 def moment(timestamp_s: float) -> str:

@@ -23,8 +23,12 @@ from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.launch import progress
+from rftstream.launch.live_progress import LiveProgress, live_view
 from rftstream.launch.processes import WorkerCommand
+from rftstream.launch.progress_text import SPARKLINE_WIDTH, sparkline, status_line
 from rftstream.launch.supervisor import Slot
+from rftstream.launch.watch import Watch
+from rftstream.queries.formatting import duration
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.observer import Curve, Observer
 from rftstream.testing.played import played_records
@@ -70,7 +74,7 @@ class Scene:
         self._transport = transport
         self.observer = Observer(transport)
         self.slots = [Slot("trainer", WorkerCommand(process="trainer-0", arguments=(), log=Path("x")))]
-        self.watch = progress.Watch(self.config, transport, self.observer, self.slots, folder=RunFolder(folder / "r"))
+        self.watch = Watch(self.config, transport, self.observer, self.slots, folder=RunFolder(folder / "r"))
         self._producer = transport.producer("test")
         self._producer.start()
 
@@ -123,16 +127,16 @@ def test_only_steps_in_force_count() -> None:
 
 
 def test_sparkline() -> None:
-    assert progress.sparkline([]) == ""
-    assert progress.sparkline([1, 1, 1]) == "▁▁▁"
-    assert progress.sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert progress.sparkline([0, 0, 7, 7], width=2) == "▁█"
-    assert len(progress.sparkline([0.5] * 1000)) == progress.SPARKLINE_WIDTH
+    assert sparkline([]) == ""
+    assert sparkline([1, 1, 1]) == "▁▁▁"
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], width=2) == "▁█"
+    assert len(sparkline([0.5] * 1000)) == SPARKLINE_WIDTH
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5.4, "5 s"), (65, "1 min 05 s"), (3725, "1 h 02 min")])
 def test_duration(seconds: float, text: str) -> None:
-    assert progress.duration(seconds) == text
+    assert duration(seconds, exact=True) == text
 
 
 def test_plain_lines(scene: Scene) -> None:
@@ -156,14 +160,14 @@ def test_steps_without_signal_are_said(scene: Scene) -> None:
     flat = {"reward": 0.0, "reward_std": 0.0, "steps_without_signal": 12.0}
     scene.publish("steps", replace(step(1), metrics=flat))
     scene.watch.absorb(scene.observer.poll())
-    assert "reward 0.000  no signal for 12 steps" in progress.status_line(scene.watch)
+    assert "reward 0.000  no signal for 12 steps" in status_line(scene.watch)
     assert "no signal for 12 steps: every reward is 0. Likely causes" in live_text(scene)
 
 
 def live_text(scene: Scene) -> str:
     console = Console(file=io.StringIO(), width=1000, force_terminal=False)
     with console.capture() as capture:
-        console.print(progress.live_view(scene.watch, 1000))
+        console.print(live_view(scene.watch, 1000))
     return capture.get()
 
 
@@ -204,7 +208,7 @@ def test_the_live_view_shows_everything(scene: Scene) -> None:
     scene.watch.look()
     console = Console(file=io.StringIO(), width=140, force_terminal=False)
     with console.capture() as capture:
-        console.print(progress.live_view(scene.watch))
+        console.print(live_view(scene.watch))
     text = capture.get()
     for part in ("step 3 of 10", "7 s left", "0.300 ▁▅█", "staleness 1.5", "8 rollouts/s", "verified 1",
                  "held of version 2: mean 0.250", "trainer-0 to start (2 restarts)",
@@ -218,7 +222,7 @@ def test_the_live_view_fits_a_narrow_terminal(scene: Scene, width: int) -> None:
     scene.watch.absorb(scene.observer.poll())
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     with console.capture() as capture:
-        console.print(progress.live_view(scene.watch, width))
+        console.print(live_view(scene.watch, width))
     first, second, *_ = capture.get().splitlines()
     assert first.rstrip().endswith("7 s left")
     assert "0.300 ▁▅█" in second
@@ -246,7 +250,7 @@ def test_live_in_a_terminal(scene: Scene) -> None:
 
     out = Terminal()
     view = progress.open_progress("auto", scene.watch, out)
-    assert isinstance(view, progress.LiveProgress)
+    assert isinstance(view, LiveProgress)
     view.update([])
     view.note("[red]trainer-0 ended")
     view.close()

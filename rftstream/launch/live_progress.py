@@ -1,0 +1,134 @@
+"""The progress of a run as a live view in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from rftstream.algorithms.learning_signal import find_no_signal
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.launch.progress_text import SPARKLINE_WIDTH, evaluation_line, rate_parts, sample_line, sparkline
+from rftstream.launch.supervisor import Slot
+from rftstream.launch.watch import Watch
+from rftstream.queries.formatting import duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+REFRESH_S = 0.5
+BAR_WIDTH = 40
+_LABEL_WIDTH = len("evaluation")
+
+
+class LiveProgress:
+    def __init__(self, watch: Watch, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._watch = watch
+        self._live = Live(console=Console(file=stream), auto_refresh=False, transient=False)
+        self._live.start()
+        self._next_at = 0.0
+
+    def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
+        self._watch.absorb(news)
+        if (now := time.monotonic()) >= self._next_at:
+            self._next_at = now + REFRESH_S
+            self._watch.look()
+            self._draw()
+
+    def note(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._draw()
+        self._live.stop()
+
+    def _draw(self) -> None:
+        self._live.update(live_view(self._watch, self._live.console.width), refresh=True)
+
+
+def live_view(watch: Watch, width: int = 120) -> Table:
+    """`width`: columns of the terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _live_rows(watch, width - max(len(watch.title), _LABEL_WIDTH) - 2):
+        table.add_row(name, value if isinstance(value, Text) else Text(value))
+    return table
+
+
+def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
+    from rich.text import Text
+
+    curve = watch.observer.curve
+    metrics = curve.last.metrics if curve.last else {}
+    rows: list[tuple[str, Text | str]] = [(watch.title, _bar(watch, width))]
+    rewards = curve.rewards()
+    if rewards:
+        rows.append(
+            (
+                "reward",
+                Text.assemble(
+                    (f"{rewards[-1]:.3f} ", "bold"),
+                    (sparkline(rewards, max(1, min(SPARKLINE_WIDTH, width - 8))), "green"),
+                ),
+            )
+        )
+    shown = [
+        ("staleness", "staleness_mean", ".1f"),
+        ("loss", "loss", ".4f"),
+        ("entropy", "entropy", ".3f"),
+        ("length", "length_mean", ".0f"),
+        ("grad norm", "grad_norm", ".3g"),
+    ]
+    if parts := [f"{text} {metrics[name]:{form}}" for text, name, form in shown if name in metrics]:
+        rows.append(("training", "   ".join(parts)))
+    if (no_signal := find_no_signal(metrics, watch.config)) is not None:
+        rows.append(("warning", Text(no_signal.to_text(), "yellow")))
+    if watch.standstill is not None:
+        rows.append(("warning", Text(watch.standstill.to_text(), "yellow")))
+    if rates := watch.rates():
+        rows.append(("rates", "   ".join(rate_parts(rates))))
+    if watch.lags:
+        rows.append(("waiting", "   ".join(f"{topic} {lag}" for topic, lag in watch.lags.items())))
+    for result in watch.evaluations.values():
+        rows.append(("evaluation", evaluation_line(result).removeprefix("evaluation ")))
+    rows.append(("workers", _workers(watch.slots)))
+    if watch.sample is not None:
+        rows.append(("sample", sample_line(watch.sample).removeprefix("sample ")))
+    return rows
+
+
+def _bar(watch: Watch, width: int) -> Text:
+    from rich.text import Text
+
+    curve, steps = watch.observer.curve, watch.steps
+    took = f"  {duration(time.monotonic() - watch.began, exact=True)}"
+    if left := watch.seconds_left():
+        took += f", {duration(left, exact=True)} left"
+    text = Text.assemble((f"step {curve.version}", "bold"))
+    if steps:
+        text.append(f" of {steps} ")
+        room = max(0, min(BAR_WIDTH, width - len(text) - len(took)))
+        done = min(room, room * curve.version // steps)
+        text.append("━" * done, "cyan").append("━" * (room - done), "dim")
+    return text.append(took)
+
+
+def _workers(slots: Sequence[Slot]) -> Text:
+    from rich.text import Text
+
+    styles = {"running": "green", "to start": "yellow", "failed": "red", "fenced": "yellow"}
+    text = Text()
+    for slot in slots:
+        restarts = f" ({slot.restarts} restarts)" if slot.restarts else ""
+        state = "" if slot.state == "running" else f" {slot.state}"
+        text.append(f"{slot.process}{state}{restarts}", styles.get(slot.state, "dim"))
+        text.append("  ")
+    return text

@@ -1,0 +1,73 @@
+"""The words and numbers in which the views of a run tell its progress."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rftstream.algorithms.learning_signal import find_no_signal
+from rftstream.contracts.versions import EvalResult
+from rftstream.launch.watch import Rates, Sample, Watch
+from rftstream.queries.formatting import duration
+
+SPARKLINE_WIDTH = 48
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SHOWN_CHARACTERS = 160
+
+
+def status_line(watch: Watch) -> str:
+    curve, steps = watch.observer.curve, watch.steps
+    parts = [f"step {curve.version}" + (f"/{steps}" if steps else "")]
+    if curve.last is None:
+        return f"{parts[0]}  waiting for the first batch"
+    metrics = curve.last.metrics
+    for name, text in (
+        ("reward", "reward {:.3f}"),
+        ("staleness_mean", "staleness {:.1f}"),
+        ("loss", "loss {:.4f}"),
+        ("held_out_loss", "held out {:.4f}"),
+    ):
+        if name in metrics:
+            parts.append(text.format(metrics[name]))
+    if (no_signal := find_no_signal(metrics, watch.config)) is not None:
+        parts.append(no_signal.headline)
+    if rates := watch.rates():
+        parts += rate_parts(rates)
+    if (left := watch.seconds_left()) is not None:
+        parts.append(f"{duration(left, exact=True)} left")
+    return "  ".join(parts)
+
+
+def rate_parts(rates: Rates) -> list[str]:
+    rollouts = [f"{rates.rollouts_per_s:.0f} rollouts/s"] if rates.rollouts_per_s else []
+    return [*rollouts, f"{rates.tokens_per_s:.0f} tokens/s", f"{rates.steps_per_s * 60:.1f} steps/min"]
+
+
+def evaluation_line(result: EvalResult) -> str:
+    shown = {name: value for name, value in result.metrics.items() if name == "mean" or name.startswith("pass@")}
+    metrics = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
+    best = "  (best so far)" if result.best else ""
+    return f"evaluation {result.evaluation} of version {result.name.version}: {metrics}{best}"
+
+
+def sample_line(sample: Sample) -> str:
+    reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
+    return f"sample ({reward}): {shortened(sample.prompt)!r} -> {shortened(sample.completion)!r}"
+
+
+def shortened(text: str) -> str:
+    half = _SHOWN_CHARACTERS // 2
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
+
+def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
+    """Draw the means of `width` parts of the values, each as a bar between the smallest and the largest."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [len(values) * i // width for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)

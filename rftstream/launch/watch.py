@@ -1,0 +1,189 @@
+"""What there is to see of a run that goes on: rates, lags, a completion, a standstill. Reads the log only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.control import DesiredState
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.errors import ContractError, TransportError
+from rftstream.launch.supervisor import Slot
+from rftstream.models.rendering import Renderer, joined, pieces_of_turns
+from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
+from rftstream.queries.workers import ask_workers
+from rftstream.roles.buffer import BUFFER
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.verifier import VERIFIER
+from rftstream.runs.folder import RunFolder
+from rftstream.runs.observer import Observer
+from rftstream.transport.base import Transport
+
+LAG_EVERY_S = 2.0
+SAMPLE_EVERY_S = 20.0
+STANDSTILL_EVERY_S = 30.0
+RATE_OVER_S = 60.0
+LAGS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in spec.consumes}
+"""Topic -> the group whose lag is shown; `verified` holds the open groups, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A completion as somebody reads it."""
+
+    prompt: str
+    completion: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a run does in a second, measured over its newest steps."""
+
+    steps_per_s: float
+    rollouts_per_s: float
+    tokens_per_s: float
+
+
+class Watch:
+    """Looks up what both views show, each thing no more often than it is worth.
+
+    The session makes it. A view hands it every news by `absorb`, calls `look` before it draws, and reads the
+    attributes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        transport: Transport,
+        observer: Observer,
+        slots: Sequence[Slot],
+        *,
+        folder: RunFolder,
+        renderer: Renderer | None = None,
+    ) -> None:
+        """`renderer`: shows completions with their special tokens."""
+        self.config = config
+        self.observer = observer
+        self.slots = slots
+        self.title = folder.run_id
+        self.began = time.monotonic()
+        self.evaluations: dict[str, EvalResult] = {}
+        self.sample: Sample | None = None
+        self.lags: dict[str, int] = {}
+        self.standstill: Standstill | None = None
+        self._folder = folder
+        self._moving_since = time.time()
+        """Since when the run should move. Before, it had not begun here or was paused."""
+        self._standstill_at = time.monotonic() + STANDSTILL_EVERY_S
+        self._transport = transport
+        self._renderer = renderer
+        self._lag_at = 0.0
+        self._sample_at = time.monotonic() + 1.0
+        self._partition = 0
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps of the whole run; None where that is not known."""
+        ended = self.observer.control.ended
+        counted = ended.batches if ended is not None else None
+        return min(filter(None, (self.config.steps, counted)), default=None)
+
+    def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
+        for message in news:
+            if isinstance(message, EvalResult):
+                self.evaluations[message.evaluation] = message
+
+    def look(self) -> None:
+        now = time.monotonic()
+        try:
+            if now >= self._lag_at:
+                self._lag_at = now + LAG_EVERY_S
+                admin = self._transport.admin
+                self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
+            if now >= self._sample_at:
+                self._sample_at = now + SAMPLE_EVERY_S
+                self.sample = self._newest_completion() or self.sample
+            if now >= self._standstill_at:
+                self._standstill_at = now + STANDSTILL_EVERY_S
+                self.standstill = self._look_for_standstill()
+        except TransportError:
+            pass  # the next look may do better; looking on must not end a run
+
+    def rates(self) -> Rates | None:
+        recent = self.observer.curve.recent
+        if len(recent) < 2:
+            return None
+        since = recent[-1].recorded_at - RATE_OVER_S
+        steps = [step for step in recent if step.recorded_at >= since]
+        seconds = steps[-1].recorded_at - steps[0].recorded_at
+        if seconds <= 0:
+            return None
+        counted = steps[1:]
+        return Rates(
+            len(counted) / seconds,
+            sum(step.metrics.get("rollouts", 0.0) for step in counted) / seconds,
+            sum(step.metrics.get("tokens", 0.0) for step in counted) / seconds,
+        )
+
+    def seconds_left(self) -> float | None:
+        if self.observer.control.finished is not None:
+            return None
+        run, curve, rates = self.config.run, self.observer.curve, self.rates()
+        left = []
+        if self.steps and rates:
+            left.append(max(0, self.steps - curve.version) / rates.steps_per_s)
+        if run.hours and (manifest := self.observer.control.manifest):
+            left.append(max(0.0, manifest.created_at + run.hours * 3600 - time.time()))
+        return min(left) if left else None
+
+    def _look_for_standstill(self) -> Standstill | None:
+        control = self.observer.control
+        paused = control.state is not None and control.state.state is DesiredState.paused
+        if paused or control.finished is not None:
+            self._moving_since = time.time()
+            return None
+        return find_standstill(
+            look_at_movement(
+                self.config,
+                self._transport,
+                steps=tuple(self.observer.curve.recent),
+                lag=self.lags,
+                workers=ask_workers(self._folder),
+                now=time.time(),
+                began_at=self._moving_since,
+            )
+        )
+
+    def _newest_completion(self) -> Sample | None:
+        """Read the last record of the next partition of `verified`."""
+        ends = {place: end for place, end in self._transport.admin.end_offsets("verified").items() if end > 0}
+        if not ends:
+            return None
+        self._partition += 1
+        place = sorted(ends)[self._partition % len(ends)]
+        reader = self._transport.reader({place: max(0, ends[place] - 3)})  # some offsets may be gaps
+        try:
+            for record in reversed(reader.poll(3)):
+                message = codec.from_record(record) if record.value is not None else None
+                if isinstance(message, VerifiedRollout) and message.rollout is not None and message.rollout.problem:
+                    rollout = message.rollout
+                    shown = pieces_of_turns(self._renderer, rollout.turns, rollout.segments)
+                    said = [
+                        joined(pieces)
+                        for pieces, turn in zip(shown, rollout.turns, strict=True)
+                        if turn.role == "assistant"
+                    ]
+                    return Sample(
+                        prompt=message.rollout.problem.messages[-1].content,
+                        completion="\n".join(said),
+                        reward=message.verdict.reward if message.verdict else None,
+                    )
+        except ContractError:
+            pass
+        finally:
+            reader.close()
+        return None
