@@ -8,7 +8,7 @@ from rftstream.version import __version__
 
 if TYPE_CHECKING:
     from rftstream.config.loader import load as load_config
-    from rftstream.launch.launch import run
+    from rftstream.launch.start import run
 
 __all__ = ["__version__", "load_config", "run"]
 
@@ -16,7 +16,7 @@ __all__ = ["__version__", "load_config", "run"]
 def __getattr__(name: str) -> Any:
     """`rftstream.run` and `rftstream.load_config`, imported when first used: nothing starts on import."""
     if name == "run":
-        from rftstream.launch.launch import run
+        from rftstream.launch.start import run
 
         return run
     if name == "load_config":

@@ -63,10 +63,10 @@ def run(
     ./rftstream.toml. Ctrl-C stops cleanly (`rftstream resume` goes on), a second one at once.
     """
     config = load_run_file(files, sets)
-    from rftstream.launch import launch
+    from rftstream.launch import start
 
     if no_workers:
-        folder, is_new = launch.create(config, run_dir=run_dir)
+        folder, is_new = start.create(config, run_dir=run_dir)
         click.echo(
             json.dumps({"run_dir": str(folder.path), "created": is_new})
             if as_json
@@ -75,7 +75,7 @@ def run(
         )
         return
     stream = sys.stderr if as_json else sys.stdout
-    _finish(launch.run(config, run_dir=run_dir, progress=progress, stream=stream), as_json=as_json)
+    _finish(start.run(config, run_dir=run_dir, progress=progress, stream=stream), as_json=as_json)
 
 
 @examples(
@@ -95,10 +95,10 @@ def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> No
     level, steps, rhythm of checkpoints and evaluations and the learning rate may change; another model, taskset,
     template or partition count is refused. Own modules are taken as they are now; which of them have changed is shown.
     """
-    from rftstream.launch import launch
+    from rftstream.launch import start
 
     stream = sys.stderr if as_json else sys.stdout
-    _finish(launch.resume(run, sets=sets, progress=progress, stream=stream), as_json=as_json)
+    _finish(start.resume(run, sets=sets, progress=progress, stream=stream), as_json=as_json)
 
 
 @examples(

@@ -15,9 +15,9 @@ from rftstream.config import loader
 from rftstream.config.part_names import check_part_names
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.launch import launch
 from rftstream.launch.host import add_import_paths
 from rftstream.launch.session import RunResult
+from rftstream.launch.start import resume_if_incomplete
 from rftstream.models.folder import prepare_model
 from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
@@ -236,7 +236,7 @@ class Replay:
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
         """What `rftstream resume` does with it; of one that has ended, how it ended."""
-        return launch.resume_if_incomplete(self._folder.path, progress=progress, stream=stream)
+        return resume_if_incomplete(self._folder.path, progress=progress, stream=stream)
 
     def _fill(self, folder: Path, say: Say, report: Report) -> None:
         """The state of the first version, which may have to be trained again from an older checkpoint."""

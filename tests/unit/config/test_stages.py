@@ -14,8 +14,8 @@ from rftstream.contracts.batches import LossKind
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
+from rftstream.launch.start import nothing_more
 from rftstream.preflight.check_report import CheckReport
-from rftstream.preflight.start import nothing_more
 from rftstream.preflight.trial_run import trial_config
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.trainer.schedule import rate_at

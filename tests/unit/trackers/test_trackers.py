@@ -158,5 +158,5 @@ def test_a_database_of_mlflow_needs_what_speaks_to_it(monkeypatch: pytest.Monkey
 
 def test_nothing_imports_it_unless_it_is_asked_for() -> None:
     names = "{'tensorboard', 'wandb', 'mlflow'}"
-    code = f"import sys, rftstream.launch.launch, rftstream.commands.views; sys.exit(bool({names} & set(sys.modules)))"
+    code = f"import sys, rftstream.launch.start, rftstream.commands.views; sys.exit(bool({names} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

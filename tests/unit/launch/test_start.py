@@ -22,11 +22,11 @@ from rftstream.config import loader
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.launch import launch
-from rftstream.preflight import start
+from rftstream.launch import start
+from rftstream.preflight import folder_choice
 from rftstream.queries import listing
 from rftstream.runs import create
-from rftstream.runs.folder import RunFolder, create_log, open_transport
+from rftstream.runs.folder import RunFolder, create_log, open_transport, shown_path
 from rftstream.service.control_view import read_control
 from rftstream.testing.played import played_records
 
@@ -93,15 +93,15 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     assert json.dumps(result.to_dict())
 
     with pytest.raises(ConfigError, match=r"is finished with 4 of 4 steps; give more, e\.g\. --set run\.steps=8"):
-        launch.resume(folder.path, stream=out)
+        start.resume(folder.path, stream=out)
     before = folder.config_file.read_text()
     with pytest.raises(ConfigError, match=r"keeps its model.*transport\.partitions 2 -> 4"):
-        launch.resume(folder.path, sets=["run.steps=6", "transport.partitions=4"], stream=out)
+        start.resume(folder.path, sets=["run.steps=6", "transport.partitions=4"], stream=out)
     with pytest.raises(ConfigError, match=r"another taskset\.sums: tasksets\.sums\.options\.high unset -> 3"):
-        launch.resume(folder.path, sets=["run.steps=6", "tasksets.sums.options.high=3"], stream=out)
+        start.resume(folder.path, sets=["run.steps=6", "tasksets.sums.options.high=3"], stream=out)
     assert folder.config_file.read_text() == before, "what was refused changed nothing"
 
-    more = launch.resume(folder.path, sets=["run.steps=6", "trainer.lr=1e-5"], stream=out)
+    more = start.resume(folder.path, sets=["run.steps=6", "trainer.lr=1e-5"], stream=out)
     assert (more.steps, more.reason, more.run_dir) == (6, "steps", folder.path)
     assert "changed: trainer.lr 1e-06 -> 1e-05 (what is learned changes)" in out.getvalue()
     board = EventAccumulator(str(folder.path / "board"))
@@ -122,20 +122,20 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
         "reward =", 'source = "arithmetic"\nreward ='
     )
     run_file.write_text(text)
-    launch.create(run_file)
+    start.create(run_file)
     run_file.write_text(text.replace("steps = 2", "steps = 9").replace("[trainer]", "[trainer]\nlr = 0.25"))
     reward.write_text("def score(completion):\n    return 0.75\n")
     said = io.StringIO()
-    result = launch.resume(run_file, sets=["trainer.lr=0.125"], progress="plain", stream=said)
+    result = start.resume(run_file, sets=["trainer.lr=0.125"], progress="plain", stream=said)
     assert (result.reason, result.steps, result.reward_last) == ("steps", 2, 0.75)
     lines = said.getvalue().splitlines()
-    assert f"not taken from {start.shown_path(run_file)}: run.steps 2 -> 9" in lines
+    assert f"not taken from {shown_path(run_file)}: run.steps 2 -> 9" in lines
     assert "changed: trainer.lr 1e-06 -> 0.125 (what is learned changes)" in lines
     assert not any("not taken" in line and "trainer.lr" in line for line in lines), "what --set gives is taken"
     assert any(line.startswith("the run goes on with the settings that it has recorded") for line in lines)
     assert any(line.startswith("changed: the code of own_launch_rewards in ") for line in lines)
     said = io.StringIO()
-    launch.resume(tmp_path / "runs" / "tiny", sets=["run.steps=3"], progress="plain", stream=said)
+    start.resume(tmp_path / "runs" / "tiny", sets=["run.steps=3"], progress="plain", stream=said)
     assert "not taken" not in said.getvalue()
     assert "the code of" not in said.getvalue()
 
@@ -196,7 +196,7 @@ def test_a_run_that_cannot_begin_says_why_and_leaves_its_name_free(run_file: Pat
     assert result.error is not None
     assert "bad.jsonl:2: not JSON" in result.error
     assert "nothing was begun" in result.summary()
-    assert start.choose_folder(config, None) == RunFolder(tmp_path / "runs" / "tiny")
+    assert folder_choice.choose_folder(config, None) == RunFolder(tmp_path / "runs" / "tiny")
     assert processes_of(tmp_path) == []
 
 
@@ -226,28 +226,28 @@ def make_run(folder: RunFolder, run_file: Path, *, finished: bool) -> None:
         producer.start()
         producer.commit(played_records(transport, "tiny", [("control", 0, end)]))
     transport.close()
-    launch.write_config(config, folder)
+    start.write_config(config, folder)
 
 
 def test_the_folder_of_a_run_file(run_file: Path, tmp_path: Path) -> None:
     config = loader.load([run_file])
     runs = tmp_path / "runs"
-    assert start.choose_folder(config, None).path == runs / "tiny"
+    assert folder_choice.choose_folder(config, None).path == runs / "tiny"
     make_run(RunFolder(runs / "tiny"), run_file, finished=True)
-    assert start.choose_folder(config, None).path == runs / "tiny-2"
+    assert folder_choice.choose_folder(config, None).path == runs / "tiny-2"
     make_run(RunFolder(runs / "tiny-2"), run_file, finished=False)
     with pytest.raises(ConfigError, match="rftstream resume"):
-        start.choose_folder(config, None)
+        folder_choice.choose_folder(config, None)
     with RunFolder(runs / "tiny-2").held(), pytest.raises(ConfigError, match="this run is live"):
-        start.choose_folder(config, None)
+        folder_choice.choose_folder(config, None)
 
 
 def test_a_folder_that_was_named(run_file: Path, tmp_path: Path) -> None:
     config = loader.load([run_file])
     mine = tmp_path / "mine"
-    assert start.choose_folder(config, mine).path == mine
+    assert folder_choice.choose_folder(config, mine).path == mine
     make_run(RunFolder(mine), run_file, finished=True)
-    for begin in (start.choose_folder, lambda config, mine: launch.create(config, run_dir=mine)):
+    for begin in (folder_choice.choose_folder, lambda config, mine: start.create(config, run_dir=mine)):
         with pytest.raises(ConfigError, match=r"mine: a run has ended in this folder.*--run-dir.*resume.*delete"):
             begin(config, mine)
     assert not (tmp_path / "mine-2").exists()
@@ -258,11 +258,11 @@ def test_the_number_of_a_run_is_after_the_newest(run_file: Path, tmp_path: Path)
     config, runs = loader.load([run_file]), tmp_path / "runs"
     for name in ("tiny-2", "tiny-9"):
         make_run(RunFolder(runs / name), run_file, finished=True)
-    assert start.choose_folder(config, None).path == runs / "tiny-10"
+    assert folder_choice.choose_folder(config, None).path == runs / "tiny-10"
     own = loader.load([run_file], sets=["run.name=own-3"])
-    assert start.choose_folder(own, None).path == runs / "own-3"
+    assert folder_choice.choose_folder(own, None).path == runs / "own-3"
     make_run(RunFolder(runs / "own-3"), run_file, finished=True)
-    assert start.choose_folder(own, None).path == runs / "own-3-2"
+    assert folder_choice.choose_folder(own, None).path == runs / "own-3-2"
 
 
 @pytest.mark.parametrize(("store", "refused"), [
@@ -272,8 +272,8 @@ def test_the_number_of_a_run_is_after_the_newest(run_file: Path, tmp_path: Path)
 def test_runs_do_not_share_a_store(run_file: Path, tmp_path: Path, store: str, refused: bool) -> None:
     run_file.write_text(f'{RUN_FILE}[weights]\nstore = "{store.format(place=tmp_path)}"\n')
     config = loader.load([run_file], env={})
-    make_run(start.choose_folder(config, None), run_file, finished=True)
-    second = start.choose_folder(config, None)
+    make_run(folder_choice.choose_folder(config, None), run_file, finished=True)
+    second = folder_choice.choose_folder(config, None)
     transport = open_transport(config, second, create=True)
     with pytest.raises(ConfigError, match="is the store of tiny already") if refused else nullcontext():
         create.begin(transport, config, second)
@@ -285,10 +285,10 @@ def test_a_name_that_ends_in_a_number_keeps_it(run_file: Path, tmp_path: Path) -
     """Its second run is one that its run file finds again."""
     config = loader.load([run_file], sets=["run.name=tiny-2"], env={})
     for name in ("tiny-2", "tiny-2-2", "tiny-2-3"):
-        chosen = start.choose_folder(config, None)
+        chosen = folder_choice.choose_folder(config, None)
         assert chosen.path == tmp_path / "runs" / name
         make_run(chosen, run_file, finished=True)
-        assert start.newest_folder(config, None) == chosen
+        assert folder_choice.newest_folder(config, None) == chosen
 
 
 def test_reopening_takes_back_the_end(run_file: Path, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_reopening_takes_back_the_end(run_file: Path, tmp_path: Path) -> None:
     make_run(folder, run_file, finished=True)
     config = loader.load([run_file], sets=["run.steps=8"])
     transport = open_transport(config, folder)
-    launch.reopen(transport, folder, loader.load([run_file]), config)
+    start.reopen(transport, folder, loader.load([run_file]), config)
     assert read_control(transport).finished is None
     transport.close()
 

@@ -1,4 +1,4 @@
-"""What is decided or refused before any process is started: unknown parts, where a run goes, whether it can go on."""
+"""The choice of the folder that a run goes to, by what the runs before it have come to."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.control import RunFinished
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import RunFolder, candidates, names_on_log, next_folder, open_transport, shown_path
 from rftstream.service.control_view import read_control
 
 
 def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
-    """Where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident.
+    """Return where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident.
 
     Without `run_dir` the run file names a series of runs, and after an ended one comes the next. Whoever names a folder
     means this one, and looks there for what comes out: one that holds an ended run is refused, and not quietly replaced
@@ -42,7 +41,7 @@ def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
 
 
 def folder_after(config: RunConfig, ended: RunFolder, run_dir: Path | None) -> RunFolder:
-    """ConfigError if the ended run has the folder that was asked for."""
+    """Return the folder that comes next. ConfigError if the ended run has the folder that was asked for."""
     if run_dir is None:
         return next_folder(config, ended)
     shown = shown_path(ended.path)
@@ -53,7 +52,7 @@ def folder_after(config: RunConfig, ended: RunFolder, run_dir: Path | None) -> R
 
 
 def newest_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
-    """Of the newest run; where there is none, the first one's, which does not exist yet."""
+    """Return the folder of the newest run, or that of the first run, which does not exist yet."""
     if run_dir is not None:
         return RunFolder(run_dir.resolve())
     existing = candidates(config)
@@ -61,7 +60,7 @@ def newest_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
 
 
 def run_state(config: RunConfig, folder: RunFolder) -> Literal["none", "begun", "ended"]:
-    """What the log says of a run. None is one, too, whose topics were only made beforehand."""
+    """Return what the log says of a run. "none" stands also for a run of which only the topics were made."""
     if not folder.exists() and folder.run_id not in names_on_log(config):
         return "none"
     transport = open_transport(config, folder)
@@ -72,32 +71,3 @@ def run_state(config: RunConfig, folder: RunFolder) -> Literal["none", "begun", 
     if control.finished is not None:
         return "ended"
     return "begun" if folder.exists() or control.manifest is not None else "none"
-
-
-def nothing_more(
-    finished: RunFinished, version: int, before: RunConfig, config: RunConfig, retries: bool = False
-) -> str | None:
-    """Why a finished run has nothing to go on with under its changed settings; None if it has. `retries`: dead groups
-    were asked to be put back."""
-    old, new = before.run, config.run
-    if config.steps is not None and version >= config.steps:
-        more = (
-            f"run.steps={max(2 * version, version + 1)}"
-            if not config.stages
-            else f"stages.{len(config.stages) - 1}.steps={config.stages[-1].steps + 10}"
-        )
-        return f"is finished with {version} of {config.steps} steps; give more, e.g. --set {more}"
-    if finished.reason == "imported":
-        return "has trained all that was imported into it"
-    if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):
-        return f"is finished after {old.hours} hours; give more, e.g. --set run.hours={2 * (old.hours or 1):g}"
-    if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:
-        return f"has reached its reward of {old.stop_reward}; set run.stop_reward higher"
-    passes = {name: section.passes for name, section in config.tasksets.items()}
-    if (
-        finished.reason == "taskset"
-        and not retries
-        and passes == {name: section.passes for name, section in before.tasksets.items()}
-    ):
-        return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
-    return None

@@ -1,5 +1,6 @@
-"""A whole run on this machine, begun, gone on with, or made for workers that others start. `rftstream.run` and the
-commands are this.
+"""Start a whole run on this machine, go on with one, or make one for workers that others start.
+
+`rftstream.run` and the commands `run` and `resume` call this.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TextIO
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
-from rftstream.contracts.control import DesiredState, RunState
+from rftstream.contracts.control import DesiredState, RunFinished, RunState
 from rftstream.contracts.records import NewRecord
 from rftstream.errors import ConfigError
 from rftstream.launch.host import add_import_paths
@@ -21,7 +22,7 @@ from rftstream.launch.processes import Spawner
 from rftstream.launch.session import DEADLINE_S, RunResult, RunSession, result_of
 from rftstream.models.folder import make_as_recorded, prepare_model
 from rftstream.preflight import readiness
-from rftstream.preflight.start import choose_folder, folder_after, newest_folder, nothing_more, run_state
+from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.runs.create import begin, say_aside, write_config
 from rftstream.runs.folder import RunFolder, find_run, open_store, open_transport, read_config, shown_path
 from rftstream.runs.init_from import fetch_initial
@@ -45,9 +46,9 @@ def run(
     deadline_s: float = DEADLINE_S,
     spawner: Spawner | None = None,
 ) -> RunResult:
-    """A new run, from start to end, or by `run.resume` one that is there. `progress`: auto, live, plain or none, on
-    `stream` (stdout).
+    """Do a new run from start to end, or go on with one that is there if `run.resume` says so.
 
+    `progress`: auto, live, plain or none, written to `stream` (stdout).
     ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named."""
     began = time.monotonic()
     if not isinstance(config, RunConfig):
@@ -71,12 +72,12 @@ def run(
     with folder.held():
         if folder.exists():
             raise ConfigError(f"{folder.path}: another run was started there just now; try again")
-        stretch = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        session = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
         if given is None and folder.run_id != config.run.name:
-            stretch.note(f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
+            session.note(f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
         for line in hidden_modules(config):
-            stretch.note(line)
-        return stretch.run(new=True)
+            session.note(line)
+        return session.run(new=True)
 
 
 def resume(
@@ -88,7 +89,7 @@ def resume(
     deadline_s: float = DEADLINE_S,
     spawner: Spawner | None = None,
 ) -> RunResult:
-    """Goes on with a run that was stopped or died, or adds to a finished one. `sets` change settings."""
+    """Go on with a run that was stopped or died, or add to a finished one. `sets` change settings."""
     began = time.monotonic()
     folder, before = find_run(run)
     config = read_config(folder, sets) if folder.exists() else loader.load([run], sets=sets)
@@ -99,7 +100,7 @@ def resume(
 
 
 def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
-    """What a run file says by now that its run does not go by: the run's own config is in force, with `sets`."""
+    """Return how the run file differs from what is in force: the config that the run recorded, with `sets`."""
     if run.is_dir():
         return []
     differences = changed_settings(config, loader.load([run], sets=sets))
@@ -112,7 +113,7 @@ def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
 
 
 def resume_if_incomplete(run: str | Path, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
-    """As `resume`, but content with a run that is complete: how that ended."""
+    """Resume a run, or return how it ended if it is complete."""
     began = time.monotonic()
     folder, config = find_run(run)
     if run_state(config, folder) == "ended" and (done := _complete(config, folder, began)) is not None:
@@ -131,7 +132,7 @@ def _go_on(
     began: float,
     notes: Sequence[str] = (),
 ) -> RunResult:
-    """A run that is there already; `config.run.resume` may name the version that it goes back to, once."""
+    """Go on with a run that is there already. `config.run.resume` may name a version to go back to, once."""
     version = config.run.resume if isinstance(config.run.resume, int) else None
     if version is not None:
         kept = before.run.resume if isinstance(before.run.resume, str) else "never"
@@ -148,16 +149,16 @@ def _go_on(
         ]
         write_modules(config, folder)
         write_config(config, folder)
-        stretch = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
+        session = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
         for line in (*notes, *changed, *hidden_modules(config)):
-            stretch.note(line)
+            session.note(line)
         if version is not None:
-            stretch.note(f"goes on from version {version}")
-        return stretch.run(new=False)
+            session.note(f"goes on from version {version}")
+        return session.run(new=False)
 
 
 def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:
-    """Of a run that has ended and would have nothing to do under this config, how it ended; None if it has."""
+    """Return how an ended run finished, or None if it has something to do under this config."""
     before = read_config(folder) if folder.exists() else config
     transport = open_transport(config, folder)
     observer = Observer(transport)
@@ -175,9 +176,9 @@ def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult |
 
 
 def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None) -> tuple[RunFolder, bool]:
-    """A run without processes, for workers that others start; and whether it is new.
+    """Make a run without processes, for workers that others start; return its folder and whether it is new.
 
-    The newest one is taken as it is if it has not ended, so that this can be done again at every start of a system."""
+    The newest run is taken as it is if it has not ended, so that a system can do this at each of its starts."""
     if not isinstance(config, RunConfig):
         config = loader.load([config])
     add_import_paths(config)
@@ -205,7 +206,7 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
 
 
 def delete_leftovers(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
-    """Delete what the trainer of a finished run said and left, as when the machine died just then."""
+    """Delete what the trainer of a finished run gave up and could not delete, for instance because the machine died."""
     said = read_control(transport).trimmed
     if said is None:
         return
@@ -222,8 +223,9 @@ def delete_leftovers(transport: Transport, config: RunConfig, folder: RunFolder)
 def reopen(
     transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig, back_to: int | None = None
 ) -> None:
-    """Takes back what said that the run is over or should stop, and the versions after `back_to`. ConfigError if there
-    is nothing more to do, or if it would be done with other data."""
+    """Take back the records that say that the run is over or should stop, and the versions after `back_to`.
+
+    ConfigError if there is nothing more to do, or if it would be done with other data."""
     observer = Observer(transport)
     try:
         observer.catch_up()
@@ -261,3 +263,33 @@ def reopen(
         producer.start()
         producer.commit(records)
         producer.close()
+
+
+def nothing_more(
+    finished: RunFinished, version: int, before: RunConfig, config: RunConfig, retries: bool = False
+) -> str | None:
+    """Return why a finished run has nothing to go on with under its changed settings, or None if it has something.
+
+    `retries`: somebody asked to put dead groups back."""
+    old, new = before.run, config.run
+    if config.steps is not None and version >= config.steps:
+        more = (
+            f"run.steps={max(2 * version, version + 1)}"
+            if not config.stages
+            else f"stages.{len(config.stages) - 1}.steps={config.stages[-1].steps + 10}"
+        )
+        return f"is finished with {version} of {config.steps} steps; give more, e.g. --set {more}"
+    if finished.reason == "imported":
+        return "has trained all that was imported into it"
+    if finished.reason == "hours" and new.hours is not None and new.hours <= (old.hours or 0):
+        return f"is finished after {old.hours} hours; give more, e.g. --set run.hours={2 * (old.hours or 1):g}"
+    if finished.reason == "reward" and new.stop_reward is not None and new.stop_reward == old.stop_reward:
+        return f"has reached its reward of {old.stop_reward}; set run.stop_reward higher"
+    passes = {name: section.passes for name, section in config.tasksets.items()}
+    if (
+        finished.reason == "taskset"
+        and not retries
+        and passes == {name: section.passes for name, section in before.tasksets.items()}
+    ):
+        return "has gone through its tasksets; give more passes, e.g. --set tasksets.NAME.passes=2"
+    return None
