@@ -24,7 +24,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, WeightsAnnounced
 from rftstream.errors import ConfigError, RftError, TakenOver
 from rftstream.roles.evaluator import EVALUATOR
-from rftstream.runs.delete import is_alive
+from rftstream.runs.delete import is_claimant_alive
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.published import Published, read_published
 from rftstream.runs.services import build_service
@@ -170,7 +170,7 @@ def _evaluator_alive(run: OpenRun) -> str | None:
     claim = control.claims.get(EVALUATOR.name)
     if claim is None or (control.finished is not None and claim.host != socket.gethostname()):
         return None  # it leaves a finished run once it is done
-    alive = is_alive(claim)
+    alive = is_claimant_alive(claim)
     if alive is False or (alive and claim.pid == os.getpid()):  # our own, of an evaluation before
         return None
     unseen = "" if alive else " (cannot be seen from here; if it is gone, give --here)"

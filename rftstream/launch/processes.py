@@ -145,26 +145,6 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs (a zombie does not)."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return process_state(pid) not in ("Z", "X")
-
-
-def process_state(pid: int) -> str | None:
-    """R, S, D, T (stopped), t (traced), Z, ...; None where nothing can be said."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return stat.rpartition(")")[2].split()[0]
-
-
 def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit {code}"

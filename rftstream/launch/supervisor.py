@@ -25,10 +25,9 @@ from rftstream.launch.processes import (
     Spawner,
     WorkerCommand,
     describe_exit,
-    is_alive,
-    process_state,
     send_signal,
 )
+from rftstream.process_state import is_alive, process_state
 from rftstream.roles import role_spec, role_specs
 from rftstream.runs.folder import RunFolder
 from rftstream.service.control_view import ControlView

@@ -151,7 +151,7 @@ def _workers_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
     pids: set[int] = set()
     topics = transport.admin.topics()
     for claim in read_control(transport).claims.values() if "control" in topics else ():  # else half deleted
-        if is_alive(claim) is True:
+        if is_claimant_alive(claim) is True:
             pids.add(claim.pid)
             alive.append(f"{claim.process}, process {claim.pid} here")
     if (lock_holder := getattr(transport, "lock_holder", None)) and (holder := lock_holder()) is not None:
@@ -173,8 +173,8 @@ def _check_nobody(folder: RunFolder, alive: list[str]) -> None:
         )
 
 
-def is_alive(claim: Claim) -> bool | None:
-    """Whether who claimed a role is at it; None if it is of another host, where nobody can look from here."""
+def is_claimant_alive(claim: Claim) -> bool | None:
+    """Return whether the process that claimed a role is still at it; None if it is on another host."""
     if claim.host != socket.gethostname():
         return None
     try:

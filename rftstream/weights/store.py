@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rftstream.errors import REFUSED_BY_SYSTEM, ConfigError, StoreRefused, WeightsError, WeightsGone
+from rftstream.process_state import is_alive
 from rftstream.weights.store_remote import RemoteFiles, TriedInVain
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class _LocalFiles:
         for folder in incoming.iterdir():
             host, _, rest = folder.name.partition("+")
             pid = rest.partition("+")[0]
-            if host == self._host and pid.isdigit() and not _is_alive(int(pid)):
+            if host == self._host and pid.isdigit() and not is_alive(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -326,13 +327,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LIBRARY = ("rftstream", "workers", "schemas")
 
 ROOMS = (
-    ("errors", "error_kinds", "clock", "faults", "metrics", "version"),
+    ("errors", "error_kinds", "clock", "faults", "metrics", "process_state", "version"),
     ("contracts",),
     ("config",),
     ("core",),

@@ -17,9 +17,10 @@ from rftstream.config import loader
 from rftstream.contracts.control import Claim, RunFinished, TasksEnded
 from rftstream.contracts.versions import VersionName
 from rftstream.launch import supervisor as supervisors
-from rftstream.launch.processes import Child, PlainSpawner, WorkerCommand, is_alive, process_state
+from rftstream.launch.processes import Child, PlainSpawner, WorkerCommand
 from rftstream.launch.supervisor import Supervisor, worker_commands
 from rftstream.launch.zygote import ZygoteSpawner, is_supported
+from rftstream.process_state import is_alive, process_state
 from rftstream.runs.folder import RunFolder
 from rftstream.service.control_view import ControlView
 

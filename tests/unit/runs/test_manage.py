@@ -19,7 +19,7 @@ from rftstream.contracts.control import Claim
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
 from rftstream.preflight.doctor import DoctorReport, Finding
-from rftstream.runs.delete import PARTS, delete_run, is_alive, plan_deletion, who_is_alive
+from rftstream.runs.delete import PARTS, delete_run, is_claimant_alive, plan_deletion, who_is_alive
 from rftstream.runs.folder import RunFolder, consumer_groups, create_log, open_run
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.transport.findings import Level
@@ -296,10 +296,10 @@ def claim(**changes: Any) -> Claim:
 
 
 def test_who_is_alive() -> None:
-    assert is_alive(claim()) is True
-    assert is_alive(claim(claimed_at=1.0)) is False, "a later process got the number"
-    assert is_alive(claim(pid=2**22 + 1)) is False
-    assert is_alive(claim(host="elsewhere")) is None
+    assert is_claimant_alive(claim()) is True
+    assert is_claimant_alive(claim(claimed_at=1.0)) is False, "a later process got the number"
+    assert is_claimant_alive(claim(pid=2**22 + 1)) is False
+    assert is_claimant_alive(claim(host="elsewhere")) is None
 
 
 def test_a_damaged_log_can_be_deleted(make_run: MakeRun) -> None:

@@ -1,0 +1,26 @@
+"""Whether a process of this machine runs, and in which state it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this machine runs (a zombie does not)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process_state(pid) not in ("Z", "X")
+
+
+def process_state(pid: int) -> str | None:
+    """Return R, S, D, T (stopped), t (traced), Z, ...; None where nothing can be said."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[0]
