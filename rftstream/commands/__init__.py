@@ -1,4 +1,4 @@
-"""The commands: a skin over `rftstream.runtime` and what it drives. Nothing heavy is imported before it is needed.
+"""The commands: a skin over all other rooms. Nothing heavy is imported before it is needed.
 
 One file per group of commands; to add one, write it there and name it in `COMMANDS`.
 """
