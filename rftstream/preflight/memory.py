@@ -115,7 +115,17 @@ def estimate_memory(
         RoleMemory(
             role=BUFFER.name, count=1, parts={MAIN: {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}}
         ),
-        *_trainers(config, sizes, spec, longest, needs, options.get("backend"), critic),
+        *_trainers(
+            _TrainerFacts(
+                config=config,
+                sizes=sizes,
+                spec=spec,
+                longest=longest,
+                needs=needs,
+                options=options.get("backend"),
+                critic=critic,
+            )
+        ),
     ]
     if config.evaluations and config.evaluator.count:
         roles.append(
@@ -201,21 +211,31 @@ class _Spread:
         return -(-num // self.processes) if self.stage >= stage else num
 
 
-def _trainers(
-    config: RunConfig,
-    sizes: ModelSizes,
-    spec: ModelSpec,
-    longest: int,
-    needs: Collection[str],
-    options: Any,
-    critic: ModelSizes | None,
-) -> list[RoleMemory]:
-    """The trainer, and the other ranks of one of several processes, each with a GPU of its own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainerFacts:
+    """What the memory of a trainer depends on."""
+
+    config: RunConfig
+    sizes: ModelSizes
+    spec: ModelSpec
+    longest: int
+    """Tokens of the longest prompt and completion."""
+    needs: Collection[str]
+    """What the algorithms need of a batch."""
+    options: Any
+    """The Config of the backend; None if nothing is known of it."""
+    critic: ModelSizes | None
+    """None where no algorithm has one."""
+
+
+def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
+    """Estimate the trainer, and the other ranks if it has several processes, each with a GPU of its own."""
+    sizes, spec, options = facts.sizes, facts.spec, facts.options
     if options is None:
         return [RoleMemory(role=TRAINER.name, count=1, parts={MAIN: {"process": TORCH_BYTES}})]
-    device, spread = _place(config.trainer.device), _Spread.of(options)
+    device, spread = _place(facts.config.trainer.device), _Spread.of(options)
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
-    on_device, of_optimizer = _of_rank(config, sizes, spec, longest, needs, options, critic, spread)
+    on_device, of_optimizer = _of_rank(facts, spread)
 
     def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
         parts: dict[str, dict[str, int]] = {MAIN: dict(held)}
@@ -230,24 +250,16 @@ def _trainers(
     return [role(TRAINER.name, 1, device, in_main), *others]
 
 
-def _of_rank(
-    config: RunConfig,
-    sizes: ModelSizes,
-    spec: ModelSpec,
-    longest: int,
-    needs: Collection[str],
-    options: Any,
-    critic: ModelSizes | None,
-    spread: _Spread,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """On the device, and where the optimizer is."""
+def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what one process holds on the device, and what it holds where the optimizer is."""
+    config, sizes, spec, options, critic = facts.config, facts.sizes, facts.spec, facts.options, facts.critic
     settings = config.trainer
     gpu = settings.device.startswith("cuda")
     half = options.autocast == "bfloat16" or (options.autocast == "auto" and gpu)
     rows = config.feeder.groups_per_batch * config.feeder.group_size
-    tokens = max(min(settings.tokens_per_microbatch, rows * longest), longest)
+    tokens = max(min(settings.tokens_per_microbatch, rows * facts.longest), facts.longest)
     steps = settings.minibatches * settings.updates_per_batch
-    reference = any(name.startswith("reference_") for name in needs)
+    reference = any(name.startswith("reference_") for name in facts.needs)
     renewed = settings.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
     masters = spread.part(4 * sizes.trained, stage=1)
     if options.offload_optimizer and spread.stage in (1, 2):
