@@ -256,7 +256,7 @@ def is_section_or_header(path: Path, node: ast.Constant) -> bool:
         "options.get(",
         '"evaluator": ("policy"',
         '"explorer": m.explorer',
-        'header(one, "explorer")',
+        'header(record, "explorer")',
     )
     return any(word in line for word in others)
 
