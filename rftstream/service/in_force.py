@@ -30,6 +30,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.contracts.versions import WeightsAnnounced as Announced
 from rftstream.errors import ContractError, ForeignRecord
+from rftstream.service.reading import read_to_ends
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -115,12 +116,9 @@ class RecordsInForce:
         begin = self._transport.admin.begin_offsets("control")[CONTROL]
         reader = self._transport.reader({CONTROL: max(begin, self._next_offset)})
         try:
-            while reader.position(CONTROL) < end:
-                records = reader.poll()
+            for records in read_to_ends(self._transport, reader, {CONTROL: end}):
                 for _ in self.messages(records):
                     pass  # judging is all
-                if not records:
-                    self._transport.wait([reader], 0.05)
             self._next_offset = max(self._next_offset, end)
         finally:
             reader.close()

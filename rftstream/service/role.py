@@ -29,6 +29,7 @@ from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.service.in_force import RecordsInForce
+from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleSpec
 from rftstream.transport.base import Position, Transport
 
@@ -287,13 +288,10 @@ class Log:
         positions = {place: max(begins[place], (start or {}).get(place, 0)) for place in ends}
         reader = self.transport.reader(positions, bodies=bodies)
         try:
-            while any(reader.position(place) < end for place, end in ends.items()):
-                records = reader.poll()
+            for records in read_to_ends(self.transport, reader, ends):
                 for record in records:
                     if record.offset < ends[record.place]:
                         yield record
-                if not records:
-                    self.transport.wait([reader], 0.05)
         finally:
             reader.close()
 
@@ -333,11 +331,8 @@ def read_records(transport: Transport, place: TopicPartition, offsets: Collectio
         for offset in wanted:
             if reader.position(place) != offset:
                 reader.seek(place, offset)
-            while reader.position(place) <= offset:
-                if records := reader.poll(max_records=1):
-                    found |= {record.offset: record for record in records if record.offset == offset}
-                    break
-                transport.wait([reader], 0.05)
+            for records in read_to_ends(transport, reader, {place: offset + 1}, max_records=1):
+                found |= {record.offset: record for record in records if record.offset == offset}
     finally:
         reader.close()
     return found

@@ -21,6 +21,7 @@ from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ContractError, ForeignRecord, ProducerLost, RftError, TakenOver, TransportError
 from rftstream.service.control_view import read_control
+from rftstream.service.reading import read_to_ends
 from rftstream.service.role import Log, Publish, Received, Role, RoleContext, SingleStep, SingleTransaction, dead_letter
 from rftstream.service.service import MAX_IDLE_S, Service, begin_positions
 from rftstream.transport.base import Producer
@@ -192,15 +193,12 @@ class SingleService(Service):
         """`control` to its end; what is there now decides who is in force."""
         assert self._reader is not None
         ends = self.transport.admin.end_offsets("control", settled=settled)
-        while any(self._reader.position(place) < end for place, end in ends.items()):
-            records = self._reader.poll()
+        for records in read_to_ends(self.transport, self._reader, ends):
             with self._or_again(records) as taken:
                 for record in records:
                     if record.topic == "control":
                         self._absorb_control(self.decode(record))
                     taken.append(record)
-            if not records:
-                self.transport.wait([self._reader], 0.05)
 
     def _absorb_control(self, received: Received | ContractError) -> None:
         if isinstance(received, ContractError):

@@ -19,13 +19,13 @@ from rftstream.config.loader import sampling_for
 from rftstream.config.sections import EvaluationSection, RunConfig
 from rftstream.contracts.control import Claim, Request, RequestKind, RunFinished
 from rftstream.contracts.ids import derive_seed
-from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import Problem, RolloutIds, Sampling
 from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced
 from rftstream.core.samples import summarise_samples
 from rftstream.data.tasksets.base import Taskset
-from rftstream.errors import ContractError, WeightsError
+from rftstream.errors import WeightsError
 from rftstream.models.rendering import Renderer
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
@@ -34,6 +34,7 @@ from rftstream.roles.evaluator.generations import generation_line
 from rftstream.roles.explorer.turn_loop import Attempt, TurnLoop
 from rftstream.roles.verifier.step import reward_input
 from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
+from rftstream.service.step_defaults import SingleStepDefaults
 from rftstream.weights.evaluated import EvalResults
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.store import ObjectStore
@@ -91,7 +92,7 @@ class _Running:
         return self.num_done == len(self.samples)
 
 
-class EvaluatorStep:
+class EvaluatorStep(SingleStepDefaults):
     outlives_the_run = True
 
     def __init__(
@@ -174,9 +175,6 @@ class EvaluatorStep:
             self._answered.add(f"{result.request_id}/{result.evaluation}")
         mean = result.metrics.get("mean", -math.inf)
         self._best[result.evaluation] = max(self._best.get(result.evaluation, -math.inf), mean)
-
-    def undecodable(self, record: Record, error: ContractError) -> None:
-        pass
 
     # ------------------------------------------------------------------------------------------ what is due
 
@@ -357,10 +355,6 @@ class EvaluatorStep:
 
     # ------------------------------------------------------------------------------------------ the rest
 
-    @property
-    def full(self) -> bool:
-        return False
-
     def idle_s(self) -> float:
         running = self._running
         if running is None:
@@ -369,17 +363,6 @@ class EvaluatorStep:
         may_start = running.waiting and num_open < self._config.evaluator.max_concurrent
         waits = num_open and not may_start and not self._scorer.num_active
         return min(self._policy.idle_s(), LOOK_S) if waits else 0.0
-
-    def paused(self, paused: bool) -> None:
-        pass
-
-    def draining(self) -> None:
-        pass
-
-    busy = False
-
-    def leave(self) -> None:
-        pass
 
     def health(self) -> Mapping[str, object]:
         running = self._running

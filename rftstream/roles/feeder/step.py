@@ -30,7 +30,8 @@ from rftstream.models.rendering import Renderer
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.retries import Retries
-from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
+from rftstream.service.role import Log, Publish, Received, SingleTransaction
+from rftstream.service.step_defaults import SingleStepDefaults
 from rftstream.transport.base import Position
 
 log = logging.getLogger(__name__)
@@ -63,9 +64,7 @@ class Source:
         return None if self.passes is None else self.passes * len(self.taskset)
 
 
-class FeederStep:
-    outlives_the_run = False
-
+class FeederStep(SingleStepDefaults):
     def __init__(
         self,
         *,
@@ -104,10 +103,6 @@ class FeederStep:
         self._pending: _Cursor | None = None
         self._retries = Retries()
         self._num_experts = 0
-
-    @property
-    def done(self) -> bool:
-        return False
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -334,23 +329,11 @@ class FeederStep:
 
     # ------------------------------------------------------------------------------------------ the rest
 
-    @property
-    def full(self) -> bool:
-        return False
-
-    def idle_s(self) -> float:
-        return FOREVER
-
     def paused(self, paused: bool) -> None:
         self._paused = paused
 
     def draining(self) -> None:
         self._draining = True
-
-    busy = False
-
-    def leave(self) -> None:
-        pass
 
     def health(self) -> Mapping[str, object]:
         return {
@@ -360,9 +343,6 @@ class FeederStep:
             "retries": len(self._retries),
             "version": self._in_force.name.version,
         }
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(slots=True)

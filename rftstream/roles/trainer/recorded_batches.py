@@ -9,6 +9,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.roles.trainer.assembly import Batch, BatchAssembly, CommittedBatches
+from rftstream.service.reading import read_to_ends
 from rftstream.service.role import Log, Received
 from rftstream.transport.base import Transport
 
@@ -76,11 +77,8 @@ class RecordedBatches:
     def _read(self, place: TopicPartition, start: int, end: int) -> Iterator[Record]:
         reader = self._transport.reader({place: start})
         try:
-            while reader.position(place) < end:
-                records = reader.poll()
-                yield from (one for one in records if one.offset < end)
-                if not records:
-                    self._transport.wait([reader], 0.05)
+            for records in read_to_ends(self._transport, reader, {place: end}):
+                yield from (record for record in records if record.offset < end)
         finally:
             reader.close()
 

@@ -46,6 +46,7 @@ from rftstream.roles.trainer.signal_watch import SignalWatch
 from rftstream.roles.trainer.training import Training, check_made_for
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
+from rftstream.service.step_defaults import SingleStepDefaults
 from rftstream.weights.publisher import StagedVersion, WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
@@ -65,7 +66,7 @@ LOOK_UP_S = 0.2
 """So long it waits for an update before it looks at the log."""
 
 
-class TrainerStep:
+class TrainerStep(SingleStepDefaults):
     def __init__(
         self,
         *,

@@ -24,7 +24,8 @@ from rftstream.error_kinds import Kinds, kind_of, last_line
 from rftstream.errors import ContractError, StopRule
 from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest, TokenSegment, problem_input
 from rftstream.roles.verifier import VERIFIER
-from rftstream.service.role import FOREVER, Done, Item, Publish, Received, dead_letter
+from rftstream.service.role import FOREVER, Done, Item, Publish, dead_letter
+from rftstream.service.step_defaults import ConcurrentStepDefaults
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Deaths:
         )
 
 
-class VerifierStep:
+class VerifierStep(ConcurrentStepDefaults):
     def __init__(self, *, scorer: Scorer, max_concurrent: int, max_dead_share: float, clock: Clock) -> None:
         self._scorer = scorer
         self._max_concurrent = max_concurrent
@@ -97,9 +98,6 @@ class VerifierStep:
     @property
     def room(self) -> int:
         return self._max_concurrent - len(self._active)
-
-    def follow(self, received: Received) -> None:
-        pass
 
     def start(self, item: Item) -> None:
         rollout = item.received.message
