@@ -7,6 +7,7 @@ groups, so that what is decided is a number and a small set.
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 from dataclasses import dataclass, field
 
@@ -46,6 +47,12 @@ def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) ->
         reason=verified.reason,
     )
     return Sibling(summary, place, offset, oldest_version(rollout.segments) if rollout else None, verified.ids.sibling)
+
+
+def unscorable_reasons(group: Group) -> str:
+    """Return why a group has too few rewards: the distinct reasons of its siblings."""
+    reasons = sorted({str(sibling.summary.reason) for sibling in group.siblings.values() if sibling.summary.reason})
+    return "unscorable: " + ", ".join(reasons)
 
 
 def late_outcome(verified: VerifiedRollout, now: float) -> GroupOutcome:
@@ -179,6 +186,19 @@ class OpenGroups:
         """Ready groups, those first that will be too old first: when many become ready at once, a long one that came
         last would else expire behind fresh ones."""
         return heapq.nsmallest(count, (self.by_sequence[one] for one in self._ready), key=_age)
+
+    def overdue(self, now: float, deadline_s: float | None) -> list[Group]:
+        """Return the groups that have waited for siblings for as long as they may."""
+        if deadline_s is None:
+            return []
+        return [group for group in self.by_sequence.values() if not group.ready and now - group.first_at >= deadline_s]
+
+    def next_deadline_s(self, now: float, deadline_s: float | None) -> float:
+        """Return the seconds until the next group is overdue; infinity if none will be."""
+        if deadline_s is None:
+            return math.inf
+        waiting = [group.first_at for group in self.by_sequence.values() if not group.ready]
+        return max(0.0, min(waiting) + deadline_s - now) if waiting else math.inf
 
     def low_waters(self) -> dict[TopicPartition, int]:
         """First offset of the oldest open group, for each partition that has one."""

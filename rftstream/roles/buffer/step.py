@@ -10,11 +10,9 @@ gets a late record of its own.
 from __future__ import annotations
 
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.config.sections import BufferSection, FeederSection
 from rftstream.config.stages import Stage, Stages
@@ -27,23 +25,23 @@ from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ContractError, StopRule
 from rftstream.roles.buffer import BUFFER
+from rftstream.roles.buffer.batch_records import batch_records
 from rftstream.roles.buffer.bodies import Bodies
-from rftstream.roles.buffer.demonstrations import EXPERTS, Cursor, DemonstrationQueue, TokenizedDemonstration, spread
+from rftstream.roles.buffer.decisions import Decisions
+from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
+from rftstream.roles.buffer.demonstrations import EXPERTS, Cursor, DemonstrationQueue, spread
 from rftstream.roles.buffer.experiences import experience_of
-from rftstream.roles.buffer.groups import DecidedSequences, Group, OpenGroups, late_outcome, sibling_of
+from rftstream.roles.buffer.groups import DecidedSequences, Group, OpenGroups, sibling_of, unscorable_reasons
 from rftstream.roles.buffer.tally import Tally
 from rftstream.roles.feeder.admission import VersionInForce
-from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
+from rftstream.service.role import Log, Received, SingleTransaction
+from rftstream.service.step_defaults import SingleStepDefaults
 from rftstream.transport.base import Position
 
 log = logging.getLogger(__name__)
 
-Decision = tuple[Group, GroupResult, str]
 
-
-class BufferStep:
-    outlives_the_run = False
-
+class BufferStep(SingleStepDefaults):
     def __init__(
         self,
         *,
@@ -58,15 +56,13 @@ class BufferStep:
         """`imported`: the versions of the rollouts are another run's, and say nothing about this one's. `stages`: what
         batches are made of."""
         self._imported = imported
-        self._experts = experts
+        self._intake = DemonstrationIntake(experts, stages, feeder.group_size)
         self._stages = stages
         self._feeder = feeder
         self._settings = buffer
         self._shares = shares
         self._clock = clock
         self._min_siblings = min(buffer.min_siblings, feeder.group_size)
-        self._done = False
-        self._said_waiting = False
         self._stop: StopRule | None = None
         self._reset(None)
 
@@ -75,7 +71,6 @@ class BufferStep:
         self._groups = OpenGroups()
         self._decided = DecidedSequences()
         self._tally = Tally()
-        self._kept = Cursor()
         self._ended: TasksEnded | None = None
         """The feeder's word that there are no more groups."""
         self._in_force = VersionInForce()
@@ -87,14 +82,7 @@ class BufferStep:
         self._last_written = False
         self._read: dict[TopicPartition, int] = {}
         self._read_before: dict[TopicPartition, int] = {}
-        self._decisions: list[Decision] = []
-        self._late: list[GroupOutcome] = []
-        self._written: list[Decision] = []
-        """Decisions of the transaction that is being committed; more may be made before it is."""
-
-    @property
-    def done(self) -> bool:
-        return self._done
+        self._decisions = Decisions(self._clock)
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -114,10 +102,8 @@ class BufferStep:
             self._next_batch = max(self._next_batch, next_batch)
             self._last_written = self._last_written or bool(last)
             cursor = max(cursor, tuple(passes))
-        self._kept = Cursor.of(cursor)
         self._read = dict(positions)
-        if self._experts is not None:
-            positions |= self._experts.begin(log_, self._kept)
+        positions |= self._intake.begin(log_, Cursor.of(cursor))
         if not self._stages.always_explores:
             positions |= log_.transport.admin.begin_offsets("steps")
             for received in log_.messages("steps"):
@@ -140,8 +126,7 @@ class BufferStep:
 
     def absorb(self, received: Received) -> None:
         if received.record.topic == EXPERTS:
-            assert self._experts is not None, "others do not follow them"
-            self._experts.absorb(received.record)
+            self._intake.absorb(received.record)
             return
         if not isinstance(received.message, VerifiedRollout):
             self._absorb_control(received)
@@ -159,8 +144,7 @@ class BufferStep:
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         if record.topic == EXPERTS:
-            assert self._experts is not None, "others do not follow them"
-            self._experts.absorb(record)  # its turn comes, and then its letter
+            self._intake.absorb(record)  # its turn comes, and then its letter
             return
         ids = codec.ids_from_headers(record)
         if ids is None:
@@ -179,7 +163,7 @@ class BufferStep:
         sibling = sibling_of(verified, place, record.offset)
         if verified.ids.sequence in self._decided:
             if record.offset >= self._read_before.get(place, 0):
-                self._late.append(late_outcome(verified, self._clock.now()))
+                self._decisions.add_late(verified)
             return
         group = self._groups.add(verified, sibling, record.timestamp_s)
         if verified.verdict is not None and self._bodies is not None:
@@ -193,7 +177,7 @@ class BufferStep:
         """A group that is complete, or whose time is up."""
         if len(group.scored) < self._min_siblings:
             if group.complete:
-                self._decide(group, GroupResult.dead, self._why_dead(group))
+                self._decide(group, GroupResult.dead, unscorable_reasons(group))
             else:
                 self._decide(group, GroupResult.expired, "deadline")
         elif group.zero_variance and self._settings.zero_variance == "replace":
@@ -201,31 +185,10 @@ class BufferStep:
         else:
             self._groups.mark_ready(group)
 
-    @staticmethod
-    def _why_dead(group: Group) -> str:
-        reasons = sorted({str(sibling.summary.reason) for sibling in group.siblings.values() if sibling.summary.reason})
-        return "unscorable: " + ", ".join(reasons)
-
     def _decide(self, group: Group, result: GroupResult, reason: str) -> None:
-        self._decisions.append((group, result, reason))
+        self._decisions.add(group, result, reason)
         self._groups.remove(group)
         self._decided.add(group.sequence)
-
-    def _close_overdue(self) -> None:
-        deadline = self._settings.group_deadline_s
-        if deadline is None:
-            return
-        now = self._clock.now()
-        for group in list(self._groups.by_sequence.values()):
-            if not group.ready and now - group.first_at >= deadline:
-                self._judge(group)
-
-    def _next_deadline_s(self) -> float:
-        deadline = self._settings.group_deadline_s
-        if deadline is None:
-            return FOREVER
-        waiting = [group.first_at for group in self._groups.by_sequence.values() if not group.ready]
-        return max(0.0, min(waiting) + deadline - self._clock.now()) if waiting else FOREVER
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -234,12 +197,14 @@ class BufferStep:
             raise self._stop
         if self._last_written and self._all_in(0):
             return None
-        self._close_overdue()
+        for group in self._groups.overdue(self._clock.now(), self._settings.group_deadline_s):
+            self._judge(group)
         batch = self._choose() if self._stage.takes_rollouts else [] if self._may_go_on() else None
         if batch is not None:
             return self._batch(batch)
-        if self._decisions or self._late:
-            return SingleTransaction(tuple(self._outcomes()), self._positions(self._next_batch))
+        if self._decisions:
+            outcomes = self._decisions.outcomes(self._tally, self._next_batch)
+            return SingleTransaction(tuple(outcomes), self._positions(self._next_batch))
         return None
 
     def _choose(self) -> list[Group] | None:
@@ -256,31 +221,17 @@ class BufferStep:
             if not stale:
                 break
         if self._all_in(len(chosen)):
-            if chosen and self._lacks_experts():
+            if chosen and self._intake.lacks(self._stage):
                 log.warning("the last batch goes without demonstrations, since none came")
             return chosen  # else a run that is drained would never end
         if len(chosen) < size:
             return None
-        return None if self._waits_for_experts() else chosen
+        return None if self._intake.waits(self._stage) else chosen
 
     @property
     def _stage(self) -> Stage:
         """Of the next batch."""
         return self._stages.at(self._next_batch)
-
-    def _takes_experts(self) -> bool:
-        return self._experts is not None and (not self._stages.named or self._stage.kind is not None)
-
-    def _lacks_experts(self) -> bool:
-        return self._takes_experts() and self._experts is not None and not self._experts.known
-
-    def _waits_for_experts(self) -> bool:
-        if not self._lacks_experts():
-            return False
-        if not self._said_waiting:
-            log.warning("waits for demonstrations, there are none yet; `rftstream experts load` brings some")
-        self._said_waiting = True
-        return True
 
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
@@ -292,11 +243,10 @@ class BufferStep:
         if self._next_batch > self._in_force.name.version + self._feeder.max_staleness:
             return False
         if self._stages.named:
-            return self._next_batch < (self._stages.steps or 0) and not self._waits_for_experts()
-        assert self._experts is not None, "there is nothing else"
+            return self._next_batch < (self._stages.steps or 0) and not self._intake.waits(self._stage)
         if self._ended is None or self._next_batch >= (self._ended.batches or 0):
             return False
-        return self._experts.known >= self._ended.experts
+        return self._intake.num_known >= self._ended.experts
 
     def _staleness(self, group: Group) -> int:
         oldest = group.oldest_version
@@ -305,16 +255,19 @@ class BufferStep:
     def _batch(self, groups: Sequence[Group]) -> SingleTransaction:
         # All that is read from the log, first: what fails for now is asked again, as if nothing had been begun.
         assert self._bodies is not None
-        bodies = {one.place_offset: self._bodies.get(*one.place_offset) for group in groups for one in group.scored}
-        taken, letters = self._take_experts(len(groups))
-        outputs: list[Publish] = []
+        bodies = {
+            sibling.place_offset: self._bodies.get(*sibling.place_offset)
+            for group in groups
+            for sibling in group.scored
+        }
+        taken, letters = self._intake.take(self._stage, len(groups), self._ended)
         by_share: dict[int, list[Group]] = defaultdict(list)
         for index, group in enumerate(groups):
             by_share[index * self._shares // len(groups)].append(group)
         staleness = max((self._staleness(group) for group in groups), default=0)
         for group in groups:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
-        outcomes = self._outcomes()
+        outcomes = self._decisions.outcomes(self._tally, self._next_batch)
         explores = self._stage.takes_rollouts
         last = explores and self._all_in(0)
         experiences_of = {share: self._experiences(by_share[share], share, bodies) for share in range(self._shares)}
@@ -328,44 +281,18 @@ class BufferStep:
             values["staleness_max"] = float(staleness)
         if groups and not self._imported:
             values["staleness_mean"] = sum(map(self._staleness, groups)) / len(groups)
-        for share, experiences in experiences_of.items():
-            encoded = [codec.encode(one) for one in experiences]
-            manifest = BatchManifest(
-                batch_sequence=self._next_batch,
-                share=share,
-                num_shares=self._shares,
-                count=len(experiences),
-                digest=codec.digest_of_experiences(encoded),
-                groups=tuple(group.group_id for group in by_share[share]),
-                num_groups=len(groups),
-                total_groups=self._total_groups + len(groups),
-                last=last,
-                admitted=self._ended.admitted if last and self._ended is not None else None,
-                max_staleness=max(0, staleness),
-                metrics=values,
-                total_experts=self._passes.total,
-            )
-            outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
-            outputs.append(Publish("batches", share, manifest))
+        outputs = batch_records(
+            experiences_of,
+            by_share,
+            batch_sequence=self._next_batch,
+            total_groups=self._total_groups + len(groups),
+            last=last,
+            admitted=self._ended.admitted if last and self._ended is not None else None,
+            max_staleness=max(0, staleness),
+            metrics=values,
+            total_experts=self._intake.cursor.total,
+        )
         return SingleTransaction((*outputs, *outcomes, *letters), self._positions(self._next_batch + 1, last=last))
-
-    @property
-    def _passes(self) -> Cursor:
-        """Kept where the run takes no demonstrations any more: it may do so again."""
-        return self._kept if self._experts is None else self._experts.cursor
-
-    def _take_experts(self, num_groups: int) -> tuple[list[TokenizedDemonstration], list[Publish]]:
-        if self._experts is None or not self._takes_experts():
-            return [], []
-        stage, size = self._stage, None
-        if stage.takes_rollouts:
-            count = math.ceil(stage.expert_ratio * num_groups * self._feeder.group_size)
-        else:
-            count = stage.experts_per_batch
-            if not self._stages.named:
-                assert self._ended is not None, "it waits for that"
-                size = self._ended.experts
-        return self._experts.take(count, size, stage.kind)
 
     def _experiences(
         self, groups: Sequence[Group], share: int, bodies: Mapping[tuple[TopicPartition, int], VerifiedRollout]
@@ -378,50 +305,22 @@ class BufferStep:
                 experiences.append(experience_of(verified, self._next_batch, share, position=len(experiences)))
         return experiences
 
-    def _outcomes(self) -> list[Publish]:
-        """Records for all that was decided since the last transaction."""
-        now = self._clock.now()
-        records = []
-        self._written, self._decisions = self._decisions, []
-        for group, result, reason in self._written:
-            self._tally.group(group.taskset, result, group.summaries)
-            metrics.GROUPS.labels(str(result)).inc()
-            records.append(
-                Publish(
-                    "outcomes",
-                    0,
-                    GroupOutcome(
-                        group_id=group.group_id,
-                        taskset=group.taskset,
-                        sequence=group.sequence,
-                        result=result,
-                        reason=reason,
-                        rollouts=group.summaries,
-                        decided_at=now,
-                        batch_sequence=self._next_batch if result is GroupResult.batched else None,
-                        group_size=group.size,
-                    ),
-                )
-            )
-        late, self._late = self._late, []
-        return records + [Publish("outcomes", 0, one) for one in late]
-
     def _positions(self, next_batch: int, *, last: bool = False) -> dict[TopicPartition, Position]:
         """For all partitions. The metadata tells what no outcome tells: an empty last batch has none."""
         lows = self._groups.low_waters()
-        passes = f" {self._passes.to_text()}" if self._passes.begun else ""
+        cursor = self._intake.cursor
+        passes = f" {cursor.to_text()}" if cursor.begun else ""
         return {
             place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}{passes}")
             for place, read in self._read.items()
         }
 
     def committed(self, transaction: SingleTransaction) -> None:
-        for group, result, _ in self._written:
-            self._refilled += result is GroupResult.filtered
-            for sibling in group.siblings.values():
+        for decision in self._decisions.committed():
+            self._refilled += decision.result is GroupResult.filtered
+            for sibling in decision.group.siblings.values():
                 if self._bodies is not None:
                     self._bodies.forget(sibling.place, sibling.offset)
-        self._written = []
         manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
         if manifests:
             explored = self._stage.takes_rollouts
@@ -439,34 +338,15 @@ class BufferStep:
 
     # ------------------------------------------------------------------------------------------ the rest
 
-    @property
-    def full(self) -> bool:
-        return False
-
     def idle_s(self) -> float:
-        return self._next_deadline_s()
-
-    def paused(self, paused: bool) -> None:
-        pass
-
-    def draining(self) -> None:
-        pass
-
-    busy = False
-
-    def leave(self) -> None:
-        pass
+        return self._groups.next_deadline_s(self._clock.now(), self._settings.group_deadline_s)
 
     def health(self) -> Mapping[str, object]:
-        passes = {} if self._experts is None else self._experts.health()
         return {
-            **passes,
+            **self._intake.health(),
             "open_groups": len(self._groups.by_sequence),
             "ready_groups": self._groups.num_ready,
             "decided_groups": len(self._decided),
             "next_batch": self._next_batch,
             "body_bytes": self._bodies.num_bytes if self._bodies else 0,
         }
-
-    def close(self) -> None:
-        pass

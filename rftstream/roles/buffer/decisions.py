@@ -1,0 +1,76 @@
+"""What the buffer has decided about groups, until the records that say so are on the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftstream import metrics
+from rftstream.clock import Clock
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.roles.buffer.groups import Group, late_outcome
+from rftstream.roles.buffer.tally import Tally
+from rftstream.service.role import Publish
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A group's fate."""
+
+    group: Group
+    result: GroupResult
+    reason: str
+    """What led to the result, for people who look at the run."""
+
+
+class Decisions:
+    """The decisions of the buffer, made anew at each recovery. The step calls `add` and `add_late` as it decides,
+    `outcomes` when it makes a transaction, and `committed` when that transaction is on the log; more decisions may be
+    added in between."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._new: list[Decision] = []
+        self._late: list[GroupOutcome] = []
+        self._in_transaction: list[Decision] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is something to publish."""
+        return bool(self._new or self._late)
+
+    def add(self, group: Group, result: GroupResult, reason: str) -> None:
+        """Note the fate of a group."""
+        self._new.append(Decision(group, result, reason))
+
+    def add_late(self, verified: VerifiedRollout) -> None:
+        """Note a sibling that came after its group's outcome."""
+        self._late.append(late_outcome(verified, self._clock.now()))
+
+    def outcomes(self, tally: Tally, next_batch: int) -> list[Publish]:
+        """Return records for all that was decided since the last transaction, and count the groups in `tally`."""
+        now = self._clock.now()
+        records = []
+        self._in_transaction, self._new = self._new, []
+        for decision in self._in_transaction:
+            group, result = decision.group, decision.result
+            tally.group(group.taskset, result, group.summaries)
+            metrics.GROUPS.labels(str(result)).inc()
+            outcome = GroupOutcome(
+                group_id=group.group_id,
+                taskset=group.taskset,
+                sequence=group.sequence,
+                result=result,
+                reason=decision.reason,
+                rollouts=group.summaries,
+                decided_at=now,
+                batch_sequence=next_batch if result is GroupResult.batched else None,
+                group_size=group.size,
+            )
+            records.append(Publish("outcomes", 0, outcome))
+        late, self._late = self._late, []
+        return records + [Publish("outcomes", 0, outcome) for outcome in late]
+
+    def committed(self) -> list[Decision]:
+        """Return the decisions of the transaction that is on the log now, once."""
+        committed, self._in_transaction = self._in_transaction, []
+        return committed
