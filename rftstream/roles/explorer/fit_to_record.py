@@ -1,4 +1,4 @@
-"""Rollouts in a form that a record can hold."""
+"""Rollouts as they go on the log: from an attempt or without one, and in a form that a record can hold."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from rftstream.contracts import codec
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
-from rftstream.contracts.tasks import Problem, Task
+from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.errors import ContractError
+from rftstream.roles.explorer.turn_loop import Attempt
 
 MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
 """Of a rollout: the verdict and the headers that come on top must fit as well."""
@@ -35,7 +36,40 @@ def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rol
     return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={})
 
 
+def rollout_of(task: Task, attempt: Attempt, now: float) -> Rollout:
+    """Return the rollout that an attempt at the task has become."""
+    return Rollout(
+        ids=task.ids,
+        status=attempt.status,
+        problem=task.problem,
+        turns=attempt.turns,
+        segments=attempt.segments,
+        num_tokens=attempt.num_tokens,
+        sampling=task.sampling,
+        error=attempt.error,
+        metrics=attempt.metrics,
+        started_at=attempt.started_at,
+        finished_at=now,
+    )
+
+
+def undecodable_rollout(ids: RolloutIds, error: ContractError, now: float) -> Rollout:
+    """Return the rollout that stands for a task of which nothing but the ids could be read."""
+    return Rollout(
+        ids=ids,
+        status=RolloutStatus.undecodable,
+        problem=None,
+        turns=(),
+        segments=(),
+        num_tokens=0,
+        sampling=Sampling(),
+        error=str(error),
+        finished_at=now,
+    )
+
+
 def skipped(task: Task, now: float) -> Rollout:
+    """Return the rollout of a task that is not attempted, since its group has an outcome."""
     return Rollout(
         ids=task.ids,
         status=RolloutStatus.skipped,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 from rftstream.contracts import codec
 from rftstream.contracts.records import TopicPartition
-from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.tasks import RolloutIds, Task
 from rftstream.errors import ContractError
+from rftstream.roles.explorer.turn_loop import oldest_version
 from rftstream.service.role import read_records
 from rftstream.transport.base import Transport
 
@@ -18,6 +22,8 @@ _PLACE = re.compile(r"rollouts\[(\d{1,9})\]@(\d{1,18})")
 
 
 class StoredRollouts:
+    """Reads single rollouts from the log. The explorer's composition root makes it, and hands `get` to the step."""
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
@@ -35,3 +41,35 @@ class StoredRollouts:
             log.warning("%s", error)
             return None
         return message if isinstance(message, Rollout) else None
+
+
+def stored_rollout(task: Task, fetch: Callable[[str], Rollout | None]) -> Rollout | None:
+    """Return the rollout that the task names, under the task's ids; None if it has to be sampled (again)."""
+    if task.stored_rollout is None:
+        return None
+    rollout = fetch(task.stored_rollout)
+    if rollout is None or rollout.status not in (RolloutStatus.completed, RolloutStatus.truncated):
+        log.info("%s: no rollout at %s; it is sampled again", task.ids.rollout_id, task.stored_rollout)
+        return None
+    if not _same_task(rollout.ids, task.ids):
+        log.warning(
+            "%s: %s holds %s; it is sampled again", task.ids.rollout_id, task.stored_rollout, rollout.ids.rollout_id
+        )
+        return None
+    oldest = oldest_version(rollout.segments)
+    if oldest is not None and oldest < task.ids.min_version:
+        log.info(
+            "%s: %s was sampled by version %d, expected at least %d; it is sampled again",
+            task.ids.rollout_id,
+            task.stored_rollout,
+            oldest,
+            task.ids.min_version,
+        )
+        return None
+    return replace(rollout, ids=task.ids)
+
+
+def _same_task(stored: RolloutIds, ids: RolloutIds) -> bool:
+    """Whether they differ in the attempt alone."""
+    then, now = stored.group_id.rpartition("/")[0], ids.group_id.rpartition("/")[0]
+    return then == now and stored.sibling == ids.sibling

@@ -1,0 +1,108 @@
+"""Bringing the policy to newer weights: they are fetched beside sampling, and taken over between two decoding steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from rftstream import metrics
+from rftstream.clock import Clock
+from rftstream.contracts.versions import VersionName, WeightsAnnounced
+from rftstream.errors import WeightsError
+from rftstream.policies.base import Policy
+from rftstream.roles.explorer import EXPLORER
+from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.snapshot import RawTensor
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Seconds from weights that could not be fetched to the next try."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """A version on its way."""
+
+    target: WeightsAnnounced
+    tensors: Future[Mapping[str, RawTensor]]
+    began: float
+
+
+class WeightsUpdate:
+    """The weights of an explorer's policy. The explorer's step makes it, asks `newer` at each slice of work, and if
+    there is something newer calls `take_over` until the policy has it; `close` ends the fetching."""
+
+    def __init__(self, policy: Policy, follower: WeightsFollower, fetching: Executor, clock: Clock) -> None:
+        """`fetching`: of one thread, where weights are fetched."""
+        self._policy = policy
+        self._follower = follower
+        self._fetching = fetching
+        self._clock = clock
+        self._fetch: _Fetch | None = None
+        self._retry_at = 0.0
+
+    def newer(self) -> WeightsAnnounced | None:
+        """Return the newest version in force, or None if the policy has it."""
+        newest = self._follower.newest()
+        return None if newest is None or newest.name == self._policy.version else newest
+
+    @property
+    def retry_in_s(self) -> float:
+        """Seconds until the next try after one that failed; not above 0 if none is waited for."""
+        return self._retry_at - self._clock.now()
+
+    def take_over(self, newest: WeightsAnnounced, *, is_sampling: bool, began: float) -> bool:
+        """Load the newest version if it is here, and else go on fetching it. Returns False if the trainer was replaced
+        meanwhile: ask `newer` again. WeightsError if there are none to begin with. `is_sampling`: whether a rollout
+        would be held up; `began`: since when, by `time.perf_counter`."""
+        if self._retry_at > self._clock.now():
+            return True
+        fetch = self._fetch or self._begin_fetch(newest)
+        if is_sampling and self._goes_on_meanwhile() and not fetch.tensors.done():
+            self._fetch = fetch
+            return True
+        self._fetch = None
+        current, taken, problem = self._policy.version, fetch.target.name, None
+        try:
+            tensors = fetch.tensors.result()
+        except WeightsError as error:
+            problem = error
+        if self._follower.find(taken) is None:  # the trainer was replaced meanwhile
+            return False
+        if problem is not None:
+            if current is None and not problem.retriable:
+                raise problem
+            self._retry_at = self._clock.now() + RETRY_S
+            reached = self._follower.held()
+            if reached is None or current is None or not _is_between(reached[0], current, newest.name):
+                log.warning("%s; going on with %s", problem, current)
+                return True
+            taken, tensors = reached
+            log.warning("%s; going on with %s", problem, taken)
+        self._policy.load(tensors, taken)
+        now = time.perf_counter()
+        metrics.WEIGHTS_SECONDS.labels(EXPLORER.name).observe(now - fetch.began)
+        metrics.HELD_UP_SECONDS.labels(EXPLORER.name).observe(now - began if is_sampling else 0.0)
+        metrics.VERSION.labels(EXPLORER.name).set(taken.version)
+        return True
+
+    def close(self) -> None:
+        """End the fetching; what waits for its turn is given up."""
+        self._fetching.shutdown(cancel_futures=True)
+
+    def _begin_fetch(self, newest: WeightsAnnounced) -> _Fetch:
+        return _Fetch(newest, self._fetching.submit(self._follower.fetch, newest), time.perf_counter())
+
+    def _goes_on_meanwhile(self) -> bool:
+        """Whether the weights that are sampled with are still in force: else nobody is held up by waiting."""
+        current = self._policy.version
+        return current is not None and self._follower.find(current) is not None
+
+
+def _is_between(name: VersionName, current: VersionName, newest: VersionName) -> bool:
+    """Whether a version is of the newest trainer, and newer than the current one."""
+    return name.trainer_epoch == newest.trainer_epoch == current.trainer_epoch and name.version > current.version

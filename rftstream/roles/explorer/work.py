@@ -1,0 +1,96 @@
+"""A task that an explorer has in hand, and the pieces of it that are saved."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from rftstream import metrics
+from rftstream.contracts import codec
+from rftstream.contracts.rollouts import PartialRollout
+from rftstream.contracts.tasks import Task
+from rftstream.errors import ContractError
+from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES
+from rftstream.roles.explorer.open_rollout import Increment
+from rftstream.roles.explorer.partials import TOPIC
+from rftstream.roles.explorer.pieces import SavedRollout
+from rftstream.service.role import Item, Publish
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RolloutInHand:
+    """A task from `start` until its rollout is handed out or dropped. The explorer's step makes and owns it; it is
+    waiting (perhaps paused in the middle) or being sampled."""
+
+    item: Item
+    """The record of the task."""
+    saved: SavedRollout | None = None
+    """Where it goes on from, until it is begun."""
+    pieces: list[int] = field(default_factory=list)
+    """Numbers of the pieces that are on the log, or on their way there."""
+    is_paused: bool = False
+    """Whether it was begun and waits in the middle."""
+    is_due: bool = False
+    """Whether it is to be saved because it was paused."""
+    leaves: bool | None = None
+    """When the worker is to leave: whether it is given back, which it cannot be if it cannot be saved."""
+    began_with: int = 0
+    """Tokens that it had when its turn came."""
+    may_save: bool = True
+    """Whether pieces of it can be saved."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the turn loop."""
+        return str(self.item.number)
+
+    @property
+    def task(self) -> Task:
+        """The task that is attempted."""
+        assert isinstance(self.item.received.message, Task)
+        return self.item.received.message
+
+    @property
+    def partition(self) -> int:
+        """The partition of `tasks` that it is from, and so of all that is published for it."""
+        return self.item.received.record.partition
+
+    def begin_anew(self, why: str, num_tokens: int) -> None:
+        """Give up what was saved. Its pieces stay until it is finished: the numbers of new ones would be theirs."""
+        self.saved, self.may_save = None, False
+        metrics.PARTIAL_TOKENS.labels("lost").inc(num_tokens)
+        log.warning(
+            "%s: cannot go on from its %d pieces: %s; begun anew", self.task.ids.rollout_id, len(self.pieces), why
+        )
+
+    def next_piece(self, new: Increment, *, now: float, explorer: str) -> Publish | None:
+        """Return the record of the next piece, which holds what is new; None if no record can hold it."""
+        piece = PartialRollout(
+            ids=self.task.ids,
+            piece=len(self.pieces),
+            turns=new.turns,
+            segments=new.segments,
+            num_tokens=new.num_tokens,
+            environment_state=new.environment_state,
+            sampler_state=new.sampler_state,
+            saved_at=now,
+            continues=new.continues,
+            kept_messages=new.kept_messages,
+            messages=new.messages,
+            metrics=new.metrics,
+            started_at=new.started_at,
+            explorer=explorer,
+        )
+        try:
+            value = codec.encode(piece)
+            if len(value) > MAX_BODY_BYTES:
+                raise ContractError(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
+        except ContractError as error:  # by something that the environment said
+            self.may_save = False
+            log.warning("%s: cannot be saved: %s", self.task.ids.rollout_id, error)
+            return None
+        self.pieces.append(piece.piece)
+        metrics.PARTIAL_TOKENS.labels("saved").inc(new.num_tokens)
+        return Publish(TOPIC, self.partition, piece, value)
