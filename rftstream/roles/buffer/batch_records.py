@@ -19,7 +19,7 @@ def batch_records(
     last: bool,
     admitted: int | None,
     max_staleness: int,
-    metrics: Mapping[str, float],
+    metrics: dict[str, float],
     total_experts: int,
 ) -> list[Publish]:
     """Return the records of a batch, share by share. The keyword arguments are fields of each share's manifest."""

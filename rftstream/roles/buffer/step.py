@@ -190,6 +190,10 @@ class BufferStep(SingleStepDefaults):
         self._groups.remove(group)
         self._decided.add(group.sequence)
 
+    def _close_overdue(self) -> None:
+        for group in self._groups.overdue(self._clock.now(), self._settings.group_deadline_s):
+            self._judge(group)
+
     # ------------------------------------------------------------------------------------------ writing
 
     def advance(self) -> SingleTransaction | None:
@@ -197,8 +201,7 @@ class BufferStep(SingleStepDefaults):
             raise self._stop
         if self._last_written and self._all_in(0):
             return None
-        for group in self._groups.overdue(self._clock.now(), self._settings.group_deadline_s):
-            self._judge(group)
+        self._close_overdue()
         batch = self._choose() if self._stage.takes_rollouts else [] if self._may_go_on() else None
         if batch is not None:
             return self._batch(batch)
