@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rftstream.config.sections import TrainerSection
+from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
 
 
@@ -67,3 +69,15 @@ class TrainerProgress:
             rewards=deque(state["rewards"]),
             last_admitted=state.get("last_admitted"),
         )
+
+
+def too_many_skips(settings: TrainerSection, progress: TrainerProgress, batch: Batch) -> StopRule | None:
+    """Return the rule by which a run ends when too many batches in a row could not be trained on, `batch` the last."""
+    if progress.skips_in_a_row < settings.max_skips_in_a_row:
+        return None
+    ids = ", ".join(sorted({experience.ids.group_id for experience in batch.experiences})[:8])
+    return StopRule(
+        "nan",
+        f"trainer: {progress.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
+        f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts",
+    )

@@ -13,11 +13,9 @@ it.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from rftstream import metrics
 from rftstream.algorithms.base import spread_needed
@@ -30,30 +28,30 @@ from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEnded, Trimmed
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
-from rftstream.errors import ContractError, StopRule, TransportError, WeightsError, WeightsGone
+from rftstream.errors import ContractError, StopRule, WeightsError, WeightsGone
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer import TRAINER
-from rftstream.roles.trainer.assembly import Batch, BatchAssembly, CommittedBatches
+from rftstream.roles.trainer.assembly import BatchAssembly, CommittedBatches
+from rftstream.roles.trainer.backend_thread import BackendThread
+from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
 from rftstream.roles.trainer.checkpoint_retention import Keeping
 from rftstream.roles.trainer.final import leave_final
 from rftstream.roles.trainer.held_out import HeldOut
 from rftstream.roles.trainer.mismatch import MismatchWatch
 from rftstream.roles.trainer.pending_update import PendingUpdate
-from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.progress import TrainerProgress, too_many_skips
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.schedule import rate_at
 from rftstream.roles.trainer.signal_watch import SignalWatch
 from rftstream.roles.trainer.training import Training, check_made_for
+from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.weights.publisher import StagedVersion, WeightsPublisher
+from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
-
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
 
 LOOK_BACK_S = 60.0
 """So long without a batch, and the trainer looks whether its newest weights are still there: without them there will be
@@ -81,12 +79,11 @@ class TrainerStep(SingleStepDefaults):
     ) -> None:
         """`compute`: of one thread; all that the backend is asked is asked there."""
         self._config = config
-        self._compute = compute
         self._held_out = held_out
         self._settings = config.trainer
         self._model = model
         self._training = training
-        self._backend = training.backend
+        self._backend = BackendThread(training.backend, compute)
         self._store = store
         self._final = final
         self._clock = clock
@@ -94,9 +91,6 @@ class TrainerStep(SingleStepDefaults):
         self._signal = SignalWatch(config)
         self._paused = False
         self._end = RunEnd(config, clock)
-        self._opened = False
-        self._touched = False
-        """Whether the backend has trained or loaded anything since it was opened."""
         self._underway: PendingUpdate | None = None
         self._reset()
 
@@ -106,15 +100,17 @@ class TrainerStep(SingleStepDefaults):
         self._progress = TrainerProgress()
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._retention = Keeping(self._config, self._store, self._clock)
-        self._publisher = WeightsPublisher(
+        self._checkpoints = CheckpointCycle(self._retention, self._versions, self._backend, self._store, self._settings)
+        publisher = WeightsPublisher(
             self._store,
             self._model.name,
             self._model.dtype,
             anchor_every=self._config.weights.anchor_every,
             threads=self._model.threads,
         )
-        self._trim_due = False
-        """After a checkpoint, until it is said and done what goes."""
+        self._publisher = VersionPublisher(
+            publisher, backend=self._backend, versions=self._versions, store=self._store, clock=self._clock
+        )
         self._finished_said = False
         self._assembly: BatchAssembly | None = None
         """Known once it has recovered."""
@@ -128,7 +124,6 @@ class TrainerStep(SingleStepDefaults):
         self._stop: StopRule | None = None
         self._waited_since = self._clock.now()
         """Since when the backend has had nothing to do."""
-        self._publishing_since = 0.0
         self._look_back_after_s = LOOK_BACK_S
         self._log: Log | None = None
 
@@ -143,7 +138,7 @@ class TrainerStep(SingleStepDefaults):
 
     @property
     def outlives_the_run(self) -> bool:
-        return self._trim_due or self._retention.owes
+        return self._checkpoints.trim_due or self._retention.owes
 
     def after_the_end(self, log_: Log) -> bool:
         return self._retention.after_the_end(log_)
@@ -160,14 +155,14 @@ class TrainerStep(SingleStepDefaults):
                 self.absorb(received)
                 if (topic, received.record.key) == ("control", b"finished"):
                     self._finished_said = received.message is not None
-        if not self._opened:
-            self._on_backend_thread(self._backend.open)()
-            self._opened = True
+        self._backend.open()
         self._retention.begin(log_)
         offsets = log_.transport.admin.begin_offsets("batches")
         places, ends = sorted(offsets), log_.ends("batches")
         begins = tuple(offsets[place] for place in places)
-        self._load(begins, tuple(ends[place] for place in places))
+        found = self._checkpoints.load(begins, tuple(ends[place] for place in places))
+        if found is not None:
+            self._progress = found
         if self._held_out is not None:
             self._held_out.begin(log_)
         if not self._progress.positions:
@@ -178,24 +173,6 @@ class TrainerStep(SingleStepDefaults):
             **dict(zip(places, self._progress.positions, strict=True)),
             **evals,
         }
-
-    def _load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
-        """The newest good checkpoint that is in force by `steps`, and whose positions the log has."""
-        found = self._retention.newest(self._versions.in_force, begins, ends)
-        if found is not None:
-            name, progress = found
-            with self._store.scratch() as folder:
-                self._retention.read(name, folder)
-                self._touched = True
-                self._on_backend_thread(self._backend.load)(folder)
-            self._progress = progress
-            return
-        if self._versions.any_recorded:
-            log.warning("no usable checkpoint; training all recorded batches again from version 0")
-        if self._touched:
-            self._on_backend_thread(self._backend.close)()
-            self._on_backend_thread(self._backend.open)()
-            self._touched = False
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -235,8 +212,11 @@ class TrainerStep(SingleStepDefaults):
             return None
         if self._anchor_due and not self._finished_said:
             return self._anchor()
-        if self._trim_due and (trimming := self._trim()) is not None:
-            return trimming
+        if self._checkpoints.trim_due:
+            trimmed = self._checkpoints.plan()
+            if trimmed is not None:
+                return SingleTransaction((Publish("control", 0, trimmed),))
+            self._look_at_end()
         if self._finished_said:
             self._look_at_end()
             return None
@@ -251,13 +231,16 @@ class TrainerStep(SingleStepDefaults):
         reason = self._end.reason(self._progress)
         if reason is None:
             self._look_back()
-        return self._finish_now(reason) if reason else None
+            return None
+        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
+        self._next = self._progress
+        return SingleTransaction((self._finished(reason, name),))
 
     def _anchor(self) -> SingleTransaction:
         """The state that this epoch starts from, as an object and a record of its own."""
         progress = self._progress
         name = VersionName(trainer_epoch=self._epoch, version=progress.version)
-        announced = self._write(self._take(name, resumed=True))
+        announced = self._publisher.write(self._publisher.take(name, resumed=True), self._retention.names)
         self._next = progress
         record = StepRecord(
             name=name,
@@ -281,7 +264,7 @@ class TrainerStep(SingleStepDefaults):
         batch = self._assembly.take() if self._assembly is not None else None
         if batch is None:
             return False
-        self._touched = True
+        self._backend.is_touched = True
         stage, lr = self._end.stages.at(progress.version), rate_at(self._end.stages, progress.version)
         if self._end.stages.named:
             check_made_for(batch, stage)
@@ -289,7 +272,7 @@ class TrainerStep(SingleStepDefaults):
             batch,
             progress,
             lambda: self._training.at(stage).update(batch, lr),
-            compute=self._compute,
+            compute=self._backend.executor,
             clock=self._clock,
             waited_s=self._clock.now() - self._waited_since,
         )
@@ -315,17 +298,19 @@ class TrainerStep(SingleStepDefaults):
         if self._end.stages.named:
             values["stage"] = stage.number + 1.0
         if self._held_out is not None and self._held_out.due(stage, following.version, last=reason is not None):
-            values |= self._on_backend_thread(self._held_out.look)(stage)
+            values |= self._backend.asked(self._held_out.look)(stage)
         name = VersionName(trainer_epoch=self._epoch, version=following.version)
         no_signal = self._signal.look(values)
-        self._stop = self._too_many_skips(following, batch) or (no_signal if reason is None else None)
+        self._stop = too_many_skips(self._settings, following, batch) or (no_signal if reason is None else None)
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
         waits = not self._num_ready
         publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
-        taken = self._take(name) if publish_now else None
+        taken = self._publisher.take(name) if publish_now else None
         self._waited_since = self._clock.now()
-        beside = reason is None and self._stop is None and not self._is_due(following) and self._begin(following)
-        announced = self._write(taken) if taken is not None else None
+        beside = (
+            reason is None and self._stop is None and not self._checkpoints.is_due(following) and self._begin(following)
+        )
+        announced = self._publisher.write(taken, self._retention.names) if taken is not None else None
         now = self._clock.now()
         held_up_s = (self._waited_since if beside else now) - ended
         values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | training.speeds(values, step_s)
@@ -350,36 +335,6 @@ class TrainerStep(SingleStepDefaults):
             outputs.append(self._finished(reason, name))
         return SingleTransaction(tuple(outputs))
 
-    def _too_many_skips(self, following: TrainerProgress, batch: Batch) -> StopRule | None:
-        if following.skips_in_a_row < self._settings.max_skips_in_a_row:
-            return None
-        ids = ", ".join(sorted({one.ids.group_id for one in batch.experiences})[:8])
-        return StopRule(
-            "nan",
-            f"trainer: {following.skips_in_a_row} batches in a row gave a NaN or infinite loss or gradient, the "
-            f"last one batch {batch.sequence} with the groups {ids}; lower trainer.lr or look at these rollouts",
-        )
-
-    def _take(self, name: VersionName, *, resumed: bool = False) -> StagedVersion:
-        """What training has to wait for."""
-
-        def take() -> StagedVersion:
-            return self._publisher.take(self._backend.served_tensors(), name, resumed=resumed)
-
-        self._publishing_since = time.perf_counter()
-        taken = self._on_backend_thread(take)()
-        metrics.HELD_UP_SECONDS.labels(TRAINER.name).observe(time.perf_counter() - self._publishing_since)
-        return taken
-
-    def _write(self, taken: StagedVersion) -> WeightsAnnounced:
-        announced = self._publisher.write(
-            taken,
-            announced_at=self._clock.now(),
-            gone=lambda parent: self._versions.to_delete(self._store, taken.name, self._retention.names, parent),
-        )
-        metrics.WEIGHTS_SECONDS.labels(TRAINER.name).observe(time.perf_counter() - self._publishing_since)
-        return announced
-
     def _look_back(self) -> None:
         """Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to
         be sampled with newer ones. It cannot announce a version twice; one that begins anew announces an anchor."""
@@ -398,22 +353,19 @@ class TrainerStep(SingleStepDefaults):
 
     # ------------------------------------------------------------------------------------------ ending
 
-    def _finish_now(self, reason: str) -> SingleTransaction:
-        """Ends the run between two batches."""
-        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
-        self._next = self._progress
-        return SingleTransaction((self._finished(reason, name),))
-
     def _finished(self, reason: str, name: VersionName) -> Publish:
         """`final/` is there before the run is said to be finished."""
-        leave_final(self._final, self._on_backend_thread(self._backend.export))
+        leave_final(self._final, self._backend.asked(self._backend.backend.export))
         return Publish("control", 0, RunFinished(reason=reason, name=name, finished_at=self._clock.now()))
 
     # ------------------------------------------------------------------------------------------ afterwards
 
     def committed(self, transaction: SingleTransaction) -> None:
         if self._next is None:
-            self._trimmed(transaction)
+            for output in transaction.outputs:
+                if isinstance(output.message, Trimmed):
+                    self._checkpoints.carry_out(output.message)
+                    self._look_at_end()
             return
         trained = self._next is not self._progress
         self._progress, self._next = self._next, None
@@ -436,63 +388,19 @@ class TrainerStep(SingleStepDefaults):
                     finished = True
         self._anchor_due = False
         metrics.VERSION.labels(TRAINER.name).set(self._progress.version)
-        if (trained and self._is_due(self._progress)) or finished or self._stop is not None:
-            self._checkpoint()
+        if (trained and self._checkpoints.is_due(self._progress)) or finished or self._stop is not None:
+            self._checkpoints.write(self._epoch, self._progress)
         self._finished_said = finished
         self._look_at_end()
         if self._underway is None:
             self._waited_since = self._clock.now()
         self._look_back_after_s = LOOK_BACK_S
 
-    def _is_due(self, progress: TrainerProgress) -> bool:
-        """Whether a checkpoint is to be made of this version."""
-        return progress.version % self._settings.checkpoint_every == 0
-
-    def _trimmed(self, transaction: SingleTransaction) -> None:
-        for output in transaction.outputs:
-            if isinstance(output.message, Trimmed):
-                self._retention.absorb(output.message)
-                self._retention.carry_out()
-                self._trim_due = False
-                self._look_at_end()
-
     def _look_at_end(self) -> None:
         """The trainer leaves a finished run when what goes is said and deleted."""
-        self._done = self._finished_said and not self._trim_due and self._retention.may_leave()
-
-    def _checkpoint(self) -> None:
-        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
-        if name not in self._retention.names:
-            self._retention.write(name, self._on_backend_thread(self._backend.save), self._progress.to_state())
-            self._trim_due = True
-
-    def _trim(self) -> SingleTransaction | None:
-        """Says what goes after a checkpoint; deleted it is once that is on the log."""
-        trimmed = self._retention.plan(self._precious(), self._versions.in_force)
-        if trimmed is None:
-            self._trim_due = False
-            self._look_at_end()
-            return None
-        return SingleTransaction((Publish("control", 0, trimmed),))
-
-    def _precious(self) -> set[VersionName]:
-        """Checkpoints that are kept beside the newest: every so often, and the best."""
-        every, evaluation = self._settings.keep_every, self._settings.keep_best
-        if every is None and evaluation is None:
-            return set()
-        names = list(filter(self._versions.in_force, self._retention.names))
-        kept = {name for name in names if every is not None and name.version % every == 0}
-        return kept | (self._versions.best_or_due(evaluation, names) if evaluation is not None else set())
+        self._done = self._finished_said and not self._checkpoints.trim_due and self._retention.may_leave()
 
     # ------------------------------------------------------------------------------------------ the rest
-
-    def _on_backend_thread(self, what: Callable[Given, Answer]) -> Callable[Given, Answer]:
-        """The same in the thread of the backend."""
-
-        def ask(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
-            return self._compute.submit(what, *args, **kwargs).result()
-
-        return ask
 
     @property
     def _num_ready(self) -> int:
@@ -519,20 +427,12 @@ class TrainerStep(SingleStepDefaults):
 
     def leave(self) -> None:
         """Saves where it is, so that whoever goes on trains nothing again."""
-        version = self._progress.version
-        saved = any(one.version == version and self._versions.in_force(one) for one in self._retention.names)
-        if saved or not version or self._anchor_due or self._done or self._stop is not None:
-            return
-        try:
-            self._checkpoint()
-        except (WeightsError, TransportError) as error:
-            log.warning("leaves without a checkpoint of version %d: %s", version, error)
+        if self._progress.version and not self._anchor_due and not self._done and self._stop is None:
+            self._checkpoints.write_before_leaving(self._epoch, self._progress)
 
     def health(self) -> Mapping[str, object]:
         return {"version": self._progress.version, "batches_ready": self._num_ready}
 
     def close(self) -> None:
         self._abandon()
-        if self._opened:
-            self._on_backend_thread(self._backend.close)()
-        self._compute.shutdown()
+        self._backend.close()

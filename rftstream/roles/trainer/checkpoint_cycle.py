@@ -1,0 +1,97 @@
+"""Checkpoints of one trainer: which one it starts from, when one is written, and what goes afterwards."""
+
+from __future__ import annotations
+
+import logging
+
+from rftstream.config.sections import TrainerSection
+from rftstream.contracts.control import Trimmed
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import TransportError, WeightsError
+from rftstream.roles.trainer.backend_thread import BackendThread
+from rftstream.roles.trainer.checkpoint_retention import Keeping
+from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.versions import Versions
+from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointCycle:
+    """The checkpoints of one epoch of the trainer. The step makes it at each recovery and calls `load` once. Whenever
+    `is_due` says so it calls `write`; from then on `trim_due` holds until `plan` has nothing to say, or what it said
+    is on the log and `carry_out` was called."""
+
+    def __init__(
+        self,
+        retention: Keeping,
+        versions: Versions,
+        backend: BackendThread,
+        store: ObjectStore,
+        settings: TrainerSection,
+    ) -> None:
+        self._retention = retention
+        self._versions = versions
+        self._backend = backend
+        self._store = store
+        self._settings = settings
+        self.trim_due = False
+        """After a checkpoint, until it is said and done what goes."""
+
+    def load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
+        """Load the newest good checkpoint that is in force by `steps`, and whose positions lie between `begins` and
+        `ends` of `batches`. Returns its progress, or None if training begins with version 0."""
+        found = self._retention.newest(self._versions.in_force, begins, ends)
+        if found is not None:
+            name, progress = found
+            with self._store.scratch() as folder:
+                self._retention.read(name, folder)
+                self._backend.load(folder)
+            return progress
+        if self._versions.any_recorded:
+            log.warning("no usable checkpoint; training all recorded batches again from version 0")
+        self._backend.begin_anew()
+        return None
+
+    def is_due(self, progress: TrainerProgress) -> bool:
+        """Whether a checkpoint is to be made of this version."""
+        return progress.version % self._settings.checkpoint_every == 0
+
+    def write(self, epoch: int, progress: TrainerProgress) -> None:
+        """Write a checkpoint of the backend's state, which is that of `progress`, unless there is one."""
+        name = VersionName(trainer_epoch=epoch, version=progress.version)
+        if name not in self._retention.names:
+            self._retention.write(name, self._backend.asked(self._backend.backend.save), progress.to_state())
+            self.trim_due = True
+
+    def write_before_leaving(self, epoch: int, progress: TrainerProgress) -> None:
+        """As `write`, unless a checkpoint of any epoch says the same; one that fails is done without."""
+        version = progress.version
+        if any(name.version == version and self._versions.in_force(name) for name in self._retention.names):
+            return
+        try:
+            self.write(epoch, progress)
+        except (WeightsError, TransportError) as error:
+            log.warning("leaves without a checkpoint of version %d: %s", version, error)
+
+    def plan(self) -> Trimmed | None:
+        """Return what is to be said before anything goes, or None if nothing does."""
+        trimmed = self._retention.plan(self._precious(), self._versions.in_force)
+        if trimmed is None:
+            self.trim_due = False
+        return trimmed
+
+    def carry_out(self, trimmed: Trimmed) -> None:
+        """Delete what goes: it is on the log that it does."""
+        self._retention.absorb(trimmed)
+        self._retention.carry_out()
+        self.trim_due = False
+
+    def _precious(self) -> set[VersionName]:
+        """Checkpoints that are kept beside the newest: every so often, and the best."""
+        every, evaluation = self._settings.keep_every, self._settings.keep_best
+        if every is None and evaluation is None:
+            return set()
+        names = list(filter(self._versions.in_force, self._retention.names))
+        kept = {name for name in names if every is not None and name.version % every == 0}
+        return kept | (self._versions.best_or_due(evaluation, names) if evaluation is not None else set())
