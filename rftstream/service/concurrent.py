@@ -14,20 +14,27 @@ import logging
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from rftstream import metrics
 from rftstream.contracts import codec
-from rftstream.contracts.records import NewRecord, Record, TopicPartition
+from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import AssignmentLost, ContractError, ProducerLost, StopRule, TransportError
 from rftstream.service.restore_partials import PartialsRestore
+from rftstream.service.results import (
+    MAX_TRANSACTION_BYTES,
+    MAX_TRANSACTION_RECORDS,
+    InHand,
+    Result,
+    SavedRecords,
+    choose_results,
+    positions_with,
+)
 from rftstream.service.role import (
     FOREVER,
     ConcurrentStep,
     Done,
     Item,
-    Log,
     Role,
     RoleContext,
     Saved,
@@ -43,28 +50,6 @@ log = logging.getLogger(__name__)
 LINGER_S = 0.02
 """Finished results wait so long for others, so that a transaction is shared."""
 
-MAX_TRANSACTION_BYTES = 8 << 20
-MAX_TRANSACTION_RECORDS = 512
-
-
-@dataclass(slots=True)
-class _InHand:
-    place: TopicPartition
-    assignment: int
-    offset: int
-
-
-@dataclass(slots=True)
-class _Result:
-    number: int
-    work: _InHand
-    records: list[NewRecord]
-    num_bytes: int
-    finishes: bool = True
-    """False: it is saved, and in hand as before."""
-    leaves: bool = False
-    """It is saved, and given back."""
-
 
 class ConcurrentService(Service):
     def __init__(self, role: Role, context: RoleContext) -> None:
@@ -74,18 +59,17 @@ class ConcurrentService(Service):
         self._producer: Producer | None = None
         self._num_producers = 0
         self._trackers: dict[TopicPartition, tuple[int, PartitionTracker]] = {}
-        self._in_hand: dict[int, _InHand] = {}
+        self._in_hand: dict[int, InHand] = {}
         self._next_number = 0
         self._followed: list[Record] = []
         """Of `control` and what it follows: read, and not looked at."""
         self._polled: list[Record] = []
         """Delivered, and not begun."""
-        self._results: list[_Result] = []
+        self._results: list[Result] = []
         self._is_unsure = False
         """Whether results may be on the log already."""
         self._recall: PartialsRestore | None = None
-        self._ends: dict[TopicPartition, int] = {}
-        """Of what is kept, before the last commit with something to keep was tried."""
+        self._saved_records = SavedRecords(self.transport, self.spec.keeps)
         self._oldest_result_at = 0.0
         self._stop: StopRule | None = None
         """The run's own rule ends it as soon as what is finished is on the log: the reason is told there, too."""
@@ -272,7 +256,7 @@ class ConcurrentService(Service):
     def _begin(self, record: Record, assignment: int) -> None:
         number = self._next_number
         self._next_number += 1
-        work = _InHand(record.place, assignment, record.offset)
+        work = InHand(record.place, assignment, record.offset)
         received = self.decode(record)
         if not isinstance(received, ContractError) and received.message is None:
             received = ContractError("$: got no value (a tombstone), expected a message", where=str(record))
@@ -297,19 +281,18 @@ class ConcurrentService(Service):
     # ------------------------------------------------------------------------------------------ committing
 
     def _collect(self, done: Sequence[Done]) -> None:
-        for one in done:
-            work = self._in_hand.pop(one.number, None)
-            if work is None:
-                continue
-            self._add(one, work)
+        for finished in done:
+            work = self._in_hand.pop(finished.number, None)
+            if work is not None:
+                self._add(finished, work)
 
-    def _add(self, one: Done | Saved, work: _InHand) -> None:
+    def _add(self, one: Done | Saved, work: InHand) -> None:
         if not self._results:
             self._oldest_result_at = self.clock.now()
         records = self.encode(one.outputs)
         num_bytes = sum(record.num_bytes for record in records)
         leaves = isinstance(one, Saved) and one.leaves
-        self._results.append(_Result(one.number, work, records, num_bytes, isinstance(one, Done), leaves))
+        self._results.append(Result(one.number, work, records, num_bytes, isinstance(one, Done), leaves))
 
     def _save(self) -> bool:
         """One after the other: nothing is handed out to be saved while something that was may not be on the log."""
@@ -350,18 +333,11 @@ class ConcurrentService(Service):
 
     def _commit(self) -> bool:
         assert self._member is not None and self._producer is not None
-        self._look_at_ends()
+        self._saved_records.look_at_ends(self._results)
         snapshot = self._member.snapshot()
-        chosen: list[_Result] = []
-        num_bytes = 0
-        for result in self._results:
-            if snapshot.assignment.get(result.work.place) != result.work.assignment:
-                continue  # the next look at the assignment drops it
-            if chosen and num_bytes + result.num_bytes > MAX_TRANSACTION_BYTES:
-                break
-            chosen.append(result)
-            num_bytes += result.num_bytes
-        positions, taken = self._positions(chosen)
+        positions, taken = positions_with(
+            choose_results(self._results, snapshot.assignment), self._trackers, self._member
+        )
         if not taken:
             return False
         records = [record for result in taken for record in result.records]
@@ -389,26 +365,7 @@ class ConcurrentService(Service):
         self.progressed()
         return True
 
-    def _positions(self, chosen: Sequence[_Result]) -> tuple[dict[TopicPartition, Position], list[_Result]]:
-        """What to commit for these results, and those of them that fit into the metadata."""
-        assert self._member is not None
-        by_place: dict[TopicPartition, list[_Result]] = {}
-        for result in chosen:
-            by_place.setdefault(result.work.place, []).append(result)
-        positions: dict[TopicPartition, Position] = {}
-        taken: list[_Result] = []
-        for place, results in by_place.items():
-            tracker = self._trackers[place][1]
-            offsets = [result.work.offset for result in results if result.finishes]
-            position, held = tracker.position_after(offsets, self._member.position(place))
-            fitting = [result for result in results if not result.finishes or result.work.offset not in set(held)]
-            if fitting:
-                # With nothing finished the position as it stands: with it the log sees whose the partition is.
-                positions[place] = position if any(result.finishes for result in fitting) else tracker.position
-                taken.extend(fitting)
-        return positions, taken
-
-    def _acknowledge(self, taken: Sequence[_Result], positions: Mapping[TopicPartition, Position]) -> None:
+    def _acknowledge(self, taken: Sequence[Result], positions: Mapping[TopicPartition, Position]) -> None:
         """These are on the log, with these positions."""
         for place, position in positions.items():
             offsets = [result.work.offset for result in taken if result.finishes and result.work.place == place]
@@ -424,7 +381,7 @@ class ConcurrentService(Service):
         assert self._member is not None
         self._new_producer()
         positions = self._member.committed(list(self._trackers))
-        there = self._saved_there()
+        there = self._saved_records.there(self._results)
         known = {place: PartitionTracker(position) for place, position in positions.items()}
         done = [
             result
@@ -437,18 +394,3 @@ class ConcurrentService(Service):
         ]
         self._acknowledge(done, positions)
         self._is_unsure = False
-
-    def _look_at_ends(self) -> None:
-        """So that what is saved now can be looked for there, should nobody know whether it is."""
-        partitions = {result.work.place.partition for result in self._results if not result.finishes}
-        if partitions and self.spec.keeps is not None:
-            self._ends = self.transport.admin.end_offsets(self.spec.keeps, partitions=partitions)
-
-    def _saved_there(self) -> set[tuple[int, bytes | None]]:
-        """Partition and key of what stands on the log since it was tried last to save something."""
-        keeps = self.spec.keeps
-        if keeps is None or not self._ends or all(result.finishes for result in self._results):
-            return set()
-        numbers = {place.partition for place in self._ends}
-        records = Log(self.transport).read(keeps, start=self._ends, bodies=False, settled=True, partitions=numbers)
-        return {(record.partition, record.key) for record in records}

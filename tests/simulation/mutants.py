@@ -40,6 +40,7 @@ from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.service.concurrent import ConcurrentService
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.restore_partials import PartialsRestore
+from rftstream.service.results import SavedRecords
 from rftstream.service.role import Log, SingleTransaction
 from rftstream.service.single import SingleService
 from rftstream.testing import Faults
@@ -298,7 +299,7 @@ def pieces_read_too_early() -> Iterator[None]:
 
 def pieces_saved_again() -> Iterator[None]:
     """After a commit with an unknown result."""
-    with changed(ConcurrentService, "_saved_there", lambda self: set()):
+    with changed(SavedRecords, "there", lambda self, results: set()):
         yield
 
 
