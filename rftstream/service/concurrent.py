@@ -5,7 +5,7 @@ they were started in, publish, and commit low-water positions with what is finis
 lost takes its work with it; one that comes back starts afresh from the committed position.
 
 A role that `keeps` a topic saves there what is not finished, under the same rules: its owner publishes it together with
-the positions as they stand, and a new owner reads it before it begins (recall.py).
+the positions as they stand, and a new owner reads it before it begins (restore_partials.py).
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ LINGER_S = 0.02
 
 
 class ConcurrentService(Service):
+    """The loop of a worker of a concurrent role. A process (or the simulation) makes it and calls `start`, then `tick`
+    again and again; the worker joins its group once the run has a manifest. `drain` gives back what was not begun and
+    ends what was; `done` is true when that is on the log; `close` comes last."""
+
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
         self.step = cast(ConcurrentStep, role.step)
@@ -76,10 +80,12 @@ class ConcurrentService(Service):
         self._num_in_hand = metrics.IN_HAND.labels(self.role)
 
     def start(self) -> None:
+        """Open the reader of `control` and of what the role follows."""
         topics = ("control", *self.spec.follows)
         self._reader = self.transport.reader(begin_positions(self.transport, topics))
 
     def sources(self) -> Sequence[Reader | Member]:
+        """Return the readers, and the membership while there is room for more."""
         sources = list(super().sources())
         if self._member is not None and self.step.room > 0 and not self._draining:
             sources.append(self._member)
@@ -93,6 +99,7 @@ class ConcurrentService(Service):
         self._give_back(self.step.not_begun())
 
     def close(self) -> None:
+        """Close the step and the clients; what is in hand is another worker's."""
         self.step.close()
         if self._recall is not None:
             self._recall.close()
@@ -103,6 +110,7 @@ class ConcurrentService(Service):
         super().close()
 
     def health(self) -> dict[str, object]:
+        """Return what people see: what is in hand, and what the step reports."""
         return {
             **super().health(),
             "in_hand": len(self._in_hand),
@@ -111,6 +119,7 @@ class ConcurrentService(Service):
         }
 
     def done_up_to(self) -> Mapping[TopicPartition, int]:
+        """Return the low-water offsets of the partitions that this worker owns."""
         if self._member is None:
             return {}
         return {
@@ -122,6 +131,7 @@ class ConcurrentService(Service):
     # ------------------------------------------------------------------------------------------ the loop
 
     def slice(self) -> float:
+        """Follow, take records, let the step work, save and commit: each a little."""
         followed = self._follow()
         if self.finished is not None:
             self.done = True

@@ -39,6 +39,7 @@ class ControlView:
         return self.trimmed or Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
 
     def absorb(self, key: bytes | None, message: Message | None) -> None:
+        """Take the next record of `control`: its key, and its message or None for a tombstone."""
         match message:
             case RunManifest():
                 self.manifest = message
@@ -66,7 +67,7 @@ class ControlView:
 
 
 def read_control(transport: Transport, *, settled: bool = False) -> ControlView:
-    """`control` from its beginning to its end; `settled` as for `Admin.end_offsets`."""
+    """Read `control` from its beginning to its end; `settled` as for `Admin.end_offsets`."""
     view, log = ControlView(), Log(transport)
     for record, message in log.rule.messages(log.read("control", settled=settled)):
         view.absorb(record.key, message)

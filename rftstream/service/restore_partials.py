@@ -14,7 +14,9 @@ from rftstream.transport.base import Member, Position, Reader, Transport
 
 
 class PartialsRestore:
-    """For partitions that this worker owns, by the number of their assignment."""
+    """Reads what former owners of some partitions have saved. ConcurrentService makes it when it comes to own them,
+    calls `advance` until that returns True, takes `positions`, and calls `close`; it makes another if the partitions
+    change meanwhile. `places`: the partitions, with the numbers of their assignments."""
 
     def __init__(
         self, transport: Transport, member: Member, places: Mapping[TopicPartition, int], topic: str | None = None
@@ -31,15 +33,16 @@ class PartialsRestore:
             self.reader = transport.reader(dict.fromkeys(self._ends, 0))
 
     def advance(self, step: SavingStep) -> bool:
-        """Some of it; whether that was all. May fail for now, and go on later."""
+        """Hand the step some of it; return whether that was all. It may fail for now, and go on later."""
         if self.reader is None:
             return True
         if not self._has_begun:
             step.forget([place.partition for place in self._ends])
             self._has_begun = True
-        step.restore_partials([one for one in self.reader.poll() if one.offset < self._ends[one.place]])
+        step.restore_partials([record for record in self.reader.poll() if record.offset < self._ends[record.place]])
         return all(self.reader.position(place) >= end for place, end in self._ends.items())
 
     def close(self) -> None:
+        """Close the reader."""
         if self.reader is not None:
             self.reader.close()

@@ -61,6 +61,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
+    """A message that a step wants on the log. The service adds headers and encodes it."""
+
     topic: str
     partition: int
     message: Message | None
@@ -82,6 +84,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """An item that is finished, with what it yields; published together with its position."""
+
     number: int
     outputs: tuple[Publish, ...]
 
@@ -105,48 +109,70 @@ class Foreign:
 
 
 class ConcurrentStep(Protocol):
+    """The work of a concurrent role: many records in hand, finished in any order.
+
+    `workers/<role>.py` makes one for each process, and ConcurrentService alone calls it, from one thread. In each slice
+    it calls `follow` for what came on followed topics, `start` for as many records as there is `room`, `drop` for those
+    whose partitions were lost, then `advance`. What `advance` hands out is committed before anybody sees it; a step
+    never learns whether, since a lost commit means that the record is started again. Worked example: VerifierStep.
+    """
+
     @property
     def room(self) -> int:
-        """How many more items it takes."""
+        """How many more items it takes. Asked before each poll; the service starts at most so many."""
 
     def follow(self, received: Received) -> None:
-        """A record of a followed topic."""
+        """Take a record of a followed topic. Called for all of them in log order, from the first one on."""
 
-    def start(self, item: Item) -> None: ...
+    def start(self, item: Item) -> None:
+        """Take an item in hand. Called at most `room` times a slice, with a message of a consumed topic; afterwards the
+        item is in hand until `advance` hands out its Done or `drop` names it."""
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forgets items: they are another worker's now."""
+        """Forget items that are in hand: they are another worker's now, or given back. Nothing is handed
+        out for any of them afterwards."""
 
     def not_begun(self) -> Collection[int]:
-        """Items that wait for something and have nothing to be saved; a worker that is to leave gives them back."""
+        """Items that wait for something and have nothing to be saved. Called when the worker is to leave; the service
+        then drops them."""
 
     def advance(self) -> Sequence[Done]:
-        """A bounded slice of work; what finished in it. StopRule: the run cannot go on; what was handed out before is
-        committed first."""
+        """Do a bounded slice of work; return what finished in it, each item once. Called in every slice, also with
+        nothing in hand. StopRule: the run cannot go on; what was handed out before is committed first."""
 
     def idle_s(self) -> float:
-        """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some."""
+        """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some. Asked
+        after a slice in which nothing happened."""
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
-        """The one record that an undecodable one still yields downstream, and what goes with it."""
+        """Return the one record that an undecodable one still yields downstream, and what goes with it. Called instead
+        of `start`, if at least the ids could be read; the service adds the dead letter."""
 
-    def health(self) -> Mapping[str, object]: ...
+    def health(self) -> Mapping[str, object]:
+        """What people see of its state. Called at any time between two slices."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what it holds. Called once, last; nothing that is still in hand is published."""
 
 
 class SavingStep(ConcurrentStep, Protocol):
-    """Of a role that `keeps` a topic."""
+    """The work of a role that `keeps` a topic, on which it saves what is not finished.
+
+    For partitions that are new ConcurrentService calls `forget` once, then `restore_partials` until all is read, and
+    only then `start` for their records. Worked example: ExplorerStep.
+    """
 
     def forget(self, partitions: Collection[int]) -> None:
-        """What was known of these of the kept topic."""
+        """Forget what was known of these partitions of the kept topic. Called before they are read (again)."""
 
     def restore_partials(self, records: Sequence[Record]) -> None:
-        """What stands on the kept topic in partitions that this worker owns now: some of it, in order."""
+        """Take what stands on the kept topic in partitions that this worker owns now. Called after `forget`, several
+        times, in log order; tombstones included."""
 
     def save(self, *, leaving: bool) -> Sequence[Saved]:
-        """What is due to be saved. Asked only while everything that was saved before is on the log. `leaving`: the
-        worker is to leave, and what can be saved is given back."""
+        """Return what is due to be saved. Called after `advance`, and only while everything that was saved before is on
+        the log. `leaving`: the worker is to leave, and what can be saved is given back; the service drops it once the
+        commit has succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,52 +184,79 @@ class SingleTransaction:
 
 
 class SingleStep(Protocol):
+    """The work of a single role: the one process that is in force reads by position and publishes transactions.
+
+    `workers/<role>.py` makes one for each process, and SingleService alone calls it, from one thread. After the claim
+    is on the log comes `recover`; then, again and again, `absorb` for what was read and `advance` for the next
+    transaction, with `committed` once it is on the log. After a lost producer, or a question to the log that failed in
+    the middle, `recover` comes again and builds everything anew. `close` comes last. Worked example: FeederStep.
+    """
+
     @property
     def outlives_the_run(self) -> bool:
-        """Whether it has work left when the run is finished (`done` says when that is done, too)."""
+        """Whether it has work left when the run is finished (`done` says when that is done, too). Asked before the
+        claim, and after each slice of reading once the run is finished."""
 
     def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        """Builds its state from the log (again, after a lost producer); says from where it reads on."""
+        """Build the state from the log and return from where each partition is read on. Called when `claim` is on the
+        log and so no predecessor can write any more; whatever was known before is void. Afterwards the service reads
+        from these positions, and `control` from where it stands."""
 
     def absorb(self, received: Received) -> Sequence[Foreign] | None:
-        """A record in force. Returns those that turn out to be foreign, if any: this one, or some from before."""
+        """Take a record that is in force. Called in log order for each partition; while the step is `full`, nothing
+        more is polled of the topics that it consumes. Returns the records that turn out to be foreign, if any: this
+        one, or some from before; the service dead-letters them."""
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """A record of this topic whose body cannot be decoded; the loop dead-letters it with the next transaction.
+        """Take note of a record whose body cannot be decoded. Called in place of `absorb`; the service dead-letters it
+        with the next transaction.
 
         Foreign records (of no contract of the topic, or not in force) are dead-lettered without the step ever hearing
         of them."""
 
     @property
     def full(self) -> bool:
-        """Enough is in hand: what it consumes stays on the log for now."""
+        """Whether enough is in hand. Asked before each poll; while it is, what the role consumes stays on the log."""
 
     def advance(self) -> SingleTransaction | None:
-        """A bounded slice of work; the next transaction, if there is one. Called again after `committed`."""
+        """Do a bounded slice of work; return the next transaction, if there is one. Called only when the transaction
+        before is on the log (and `committed` was called), or after `recover`. If it raises TransportError, `recover`
+        comes next."""
 
     def committed(self, transaction: SingleTransaction) -> None:
-        """It is on the log."""
+        """Take note that the transaction is on the log: the one that `advance` returned last, perhaps with dead letters
+        added, or one with nothing but dead letters. Not called where the outcome is unknown: then `recover` comes."""
 
-    def idle_s(self) -> float: ...
+    def idle_s(self) -> float:
+        """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some. Asked
+        after a slice in which nothing was read or published."""
 
-    def paused(self, paused: bool) -> None: ...
+    def paused(self, paused: bool) -> None:
+        """Begin nothing new while `paused`; end what was begun. Called after `recover`, whenever `control` was read,
+        and when the process is to leave; the same value may come again."""
 
-    def draining(self) -> None: ...
+    def draining(self) -> None:
+        """Bring the run to its end: no new work is admitted. Called after `recover` and whenever `control` was read, as
+        long as the user asks for it."""
 
     @property
     def busy(self) -> bool:
-        """Whether it has begun something of which a transaction will come, even while it is paused."""
+        """Whether it has begun something of which a transaction will come, even while it is paused. Asked while the
+        process is to leave: it goes on until this is False."""
 
     def leave(self) -> None:
-        """The process was told to leave, and nothing is pending: the last chance to save a successor some work."""
+        """Save a successor some work. Called at most once, when the process was told to leave and nothing is pending;
+        `close` comes next."""
 
     @property
     def done(self) -> bool:
-        """Nothing is left to do, ever."""
+        """Whether nothing is left to do, ever. Asked in each slice; the process ends when it is."""
 
-    def health(self) -> Mapping[str, object]: ...
+    def health(self) -> Mapping[str, object]:
+        """What people see of its state. Called at any time between two slices, also before `recover`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what it holds. Called once, last, also where `recover` was never called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,9 +365,11 @@ class Log:
         return self.rule.messages(self.read(topic))
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:
+        """Return where the partitions of the topic end now."""
         return self.transport.admin.end_offsets(topic)
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
+        """Return the positions that a consumer group has committed."""
         return self.transport.admin.committed(group)
 
 

@@ -41,7 +41,9 @@ is gone takes."""
 
 
 class Service:
-    """One worker of one role. Its subclasses say how records become work and how work is committed."""
+    """The loop of one worker of one role: what both kinds share. Its driver calls `start`, then `tick` until `done`,
+    with `drain` in between if the worker is to leave, then `close`; all from one thread. The subclasses say how
+    records become work and how work is committed."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
         self.role = role.spec.name
@@ -94,10 +96,12 @@ class Service:
         self._draining = True
 
     def close(self) -> None:
+        """Close the clients; called once, last."""
         if self._reader is not None:
             self._reader.close()
 
     def health(self) -> dict[str, object]:
+        """Return what people see of the worker's state."""
         return {
             "role": self.role,
             "process": self.process,
@@ -129,6 +133,7 @@ class Service:
         return {}
 
     def progressed(self) -> None:
+        """Note that something was committed: the failures so far have passed."""
         self.last_progress_at = self.clock.now()
         self._progress_at.set(self.last_progress_at)
         self._failures = 0
@@ -147,6 +152,7 @@ class Service:
         return wait
 
     def backing_off_s(self) -> float:
+        """Return the seconds until the next try; 0 if nothing has failed."""
         return max(0.0, self._retry_at - self.clock.now())
 
     def control(self, received: Received) -> None:
@@ -184,6 +190,7 @@ class Service:
             return error
 
     def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
+        """Return the records of what a step wants published. `epoch`: that of a single role's claim."""
         run = self.context.folder.run_id
         return [
             NewRecord(output.topic, output.partition, output.key, None)
@@ -195,6 +202,7 @@ class Service:
         ]
 
     def count_out(self, records: Sequence[NewRecord]) -> None:
+        """Count records that are on the log, for the metrics."""
         counts: Counter[str] = Counter()
         num_bytes: Counter[str] = Counter()
         for record in records:

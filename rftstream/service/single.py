@@ -36,6 +36,10 @@ PRODUCER_TIMEOUT_S = 60.0
 
 
 class SingleService(Service):
+    """The loop of a single role. A process (or the simulation) makes it and calls `start`, then `tick` again and again:
+    it claims the role, recovers, and works until the run is finished, somebody else takes over (TakenOver), or `drain`
+    was called and nothing is pending. `close` comes last."""
+
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
         self.step = cast(SingleStep, role.step)
@@ -56,24 +60,29 @@ class SingleService(Service):
         self._fenced_starts = 0
 
     def start(self) -> None:
+        """Open the reader of `control`; the rest is read once the role is claimed."""
         self._reader = self.transport.reader(begin_positions(self.transport, ("control",)))
 
     def close(self) -> None:
+        """Close the step and the clients."""
         self.step.close()
         if self._producer is not None:
             self._producer.close()
         super().close()
 
     def health(self) -> dict[str, object]:
+        """Return what people see: the epoch, and what the step reports."""
         epoch = self.claim.epoch if self.claim else None
         return {**super().health(), "epoch": epoch, **self.step.health()}
 
     def done_up_to(self) -> Mapping[TopicPartition, int]:
+        """Return where the reader stands on the topics that the role consumes."""
         if not self._recovered or self._reader is None:
             return {}
         return {place: self._reader.position(place) for place in self._consumed}
 
     def drain(self) -> None:
+        """Leave now if nothing is begun, else as soon as what was begun is on the log."""
         super().drain()
         if self._is_free():
             self._leave()
@@ -91,6 +100,7 @@ class SingleService(Service):
     # ------------------------------------------------------------------------------------------ the loop
 
     def slice(self) -> float:
+        """Claim and recover if need be; then read, and publish transactions for a while."""
         if not self._recovered:
             wait = self._take_over()
             if wait:

@@ -17,7 +17,8 @@ _DIGITS = string.digits + string.ascii_lowercase
 
 
 class PartitionTracker:
-    """One assignment of one partition."""
+    """Which records of a partition are open and which are finished. ConcurrentService makes one for each assignment of
+    a partition, calls `deliver` for each record, and for each commit `position_after`, then `committed`."""
 
     def __init__(self, committed: Position) -> None:
         self.position = committed
@@ -29,6 +30,7 @@ class PartitionTracker:
 
     @property
     def low_water(self) -> int:
+        """The committed offset: everything below it is finished."""
         return self.position.offset
 
     def deliver(self, offset: int) -> bool:
@@ -40,6 +42,7 @@ class PartitionTracker:
 
     @property
     def num_open(self) -> int:
+        """Records that were delivered and are not committed as finished."""
         return len(self._open)
 
     def position_after(self, offsets: list[int], next_offset: int) -> tuple[Position, list[int]]:

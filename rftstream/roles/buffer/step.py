@@ -42,6 +42,18 @@ log = logging.getLogger(__name__)
 
 
 class BufferStep(SingleStepDefaults):
+    """The step of the buffer: it collects the siblings of groups, decides about each group once, and writes batches.
+    `workers/buffer.py` makes it; SingleService calls it, in this order:
+
+    - `recover` reads `outcomes` (what is decided) and takes the rest of its state from the committed positions.
+    - `absorb` adds a rollout to its group; a group that is complete is ready, filtered or dead at once.
+    - `advance` closes groups that are overdue, and returns a batch with its outcomes if there is one, else the
+      outcomes that are due, else None. StopRule: no batch came together out of too many groups.
+    - `committed` forgets the bodies of decided groups, and goes on to the next batch.
+
+    It ends with the run: the trainer says when that is.
+    """
+
     def __init__(
         self,
         *,

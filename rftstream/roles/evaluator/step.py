@@ -93,6 +93,19 @@ class _Running:
 
 
 class EvaluatorStep(SingleStepDefaults):
+    """The step of the evaluator: it samples held-out tasks with announced weights, one evaluation of one version at a
+    time. `workers/evaluator.py` makes it; SingleService calls it, in this order:
+
+    - `recover` reads `control` and `evals` (what has a result), and has `weights` read from the beginning.
+    - `absorb` takes announcements, results and requests.
+    - `advance` begins what is due next, samples and scores a slice of it, and returns its result when all is scored.
+      An evaluation that was interrupted is begun again.
+    - `committed` notes the result, and the next evaluation may begin.
+    - `done` is true when the run is finished and its last version has all its results.
+
+    `answer_only`, called before `recover`, restricts it to some requests.
+    """
+
     outlives_the_run = True
 
     def __init__(
@@ -383,6 +396,7 @@ class EvaluatorStep(SingleStepDefaults):
 def build_evaluation(
     name: str, section: EvaluationSection, taskset: Taskset, config: RunConfig, renderer: Renderer | None = None
 ) -> Evaluation:
+    """Return the evaluation of a section of the run file, with its sampling resolved."""
     sampling = sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling")
     return Evaluation(name, section, taskset, sampling, renderer)
 

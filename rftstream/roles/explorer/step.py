@@ -49,6 +49,17 @@ LOOK_EVERY_S = 0.25
 
 
 class ExplorerStep(ConcurrentStepDefaults):
+    """The step of an explorer: it samples rollouts, many at once, over one policy. `workers/explorer.py` makes it;
+    ConcurrentService calls it, in this order:
+
+    - `forget` and `restore_partials` bring what former owners of a partition have saved, before its tasks come.
+    - `follow` takes announcements of weights, and outcomes of groups: their tasks are skipped.
+    - `start` puts a task among those that wait. A rollout is waiting, then active; it may be paused and wait again.
+    - `advance` takes newer weights over, begins what may begin, samples a slice, and hands out what is finished.
+    - `save` returns pieces of what is not finished; with `leaving` what can be saved is given back.
+    - `drop` aborts rollouts of lost partitions. `close` ends the fetching and the policy.
+    """
+
     def __init__(
         self,
         *,

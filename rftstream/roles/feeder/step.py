@@ -65,6 +65,16 @@ class Source:
 
 
 class FeederStep(SingleStepDefaults):
+    """The step of the feeder: it makes the run, and admits groups of tasks. `workers/feeder.py` makes it; SingleService
+    calls it, in this order:
+
+    - `recover` reads `control`, `outcomes` and `steps`, and takes the cursor from the committed position.
+    - `absorb` counts outcomes and versions, which decide how many groups may be admitted.
+    - `advance` returns the manifest of a new run first, then transactions of tasks with the cursor after them, and at
+      last the word that there are no more. Nothing is admitted while the step is paused; draining ends the tasks.
+    - `committed` makes that cursor its own.
+    """
+
     def __init__(
         self,
         *,

@@ -3,7 +3,7 @@
 Order of writing: object durable -> announcement and StepRecord in one transaction -> every so often a checkpoint,
 before which the log is made durable. Order of starting: claim, read `steps` and `weights`, load the newest good
 checkpoint in force, publish its state as the anchor of the new epoch, train the recorded batches from there. What is
-deleted was named by a committed record before: `gone` of an announcement, or `Trimmed` (keeping.py).
+deleted was named by a committed record before: `gone` of an announcement, or `Trimmed` (checkpoint_retention.py).
 
 An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over the
 next update begins, unless a checkpoint is to be made of the version before: the object is written and announced beside
@@ -48,7 +48,6 @@ from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -65,6 +64,20 @@ LOOK_UP_S = 0.2
 
 
 class TrainerStep(SingleStepDefaults):
+    """The step of the trainer: it trains batches in order, and publishes versions. `workers/trainer.py` makes it;
+    SingleService calls it, in this order:
+
+    - `recover` reads `control`, `steps`, `weights` and `evals`, opens the backend, and loads the newest checkpoint in
+      force.
+    - `absorb` puts batches together, until one more than is trained is ready (`full`).
+    - `advance` returns the anchor of this epoch first. Then it begins an update, waits a moment for it, and returns its
+      step and its weights when it has ended; after a checkpoint what is trimmed; and at last the end of the run.
+    - `committed` makes the progress of that transaction its own, and writes a checkpoint when one is due.
+    - `leave` writes a checkpoint for the successor. `close` abandons the update and closes the backend.
+
+    When the run is finished it stays until what was given up is deleted (`outlives_the_run`, `done`).
+    """
+
     def __init__(
         self,
         *,
@@ -101,15 +114,13 @@ class TrainerStep(SingleStepDefaults):
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._retention = Keeping(self._config, self._store, self._clock)
         self._checkpoints = CheckpointCycle(self._retention, self._versions, self._backend, self._store, self._settings)
-        publisher = WeightsPublisher(
-            self._store,
-            self._model.name,
-            self._model.dtype,
-            anchor_every=self._config.weights.anchor_every,
-            threads=self._model.threads,
-        )
         self._publisher = VersionPublisher(
-            publisher, backend=self._backend, versions=self._versions, store=self._store, clock=self._clock
+            self._model,
+            anchor_every=self._config.weights.anchor_every,
+            backend=self._backend,
+            versions=self._versions,
+            store=self._store,
+            clock=self._clock,
         )
         self._finished_said = False
         self._assembly: BatchAssembly | None = None

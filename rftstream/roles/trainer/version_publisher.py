@@ -8,6 +8,7 @@ from collections.abc import Collection
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
+from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.backend_thread import BackendThread
 from rftstream.roles.trainer.versions import Versions
@@ -21,14 +22,17 @@ class VersionPublisher:
 
     def __init__(
         self,
-        publisher: WeightsPublisher,
+        model: ModelSpec,
         *,
+        anchor_every: int,
         backend: BackendThread,
         versions: Versions,
         store: ObjectStore,
         clock: Clock,
     ) -> None:
-        self._publisher = publisher
+        self._publisher = WeightsPublisher(
+            store, model.name, model.dtype, anchor_every=anchor_every, threads=model.threads
+        )
         self._backend = backend
         self._versions = versions
         self._store = store

@@ -85,6 +85,16 @@ class Deaths:
 
 
 class VerifierStep(ConcurrentStepDefaults):
+    """The step of a verifier: it has rollouts scored. `workers/verifier.py` makes it; ConcurrentService calls it, in
+    this order:
+
+    - `start` hands a rollout to the scorer, or passes it on at once if there is nothing to score.
+    - `advance` collects the scorer's replies and hands out one `verified` record each, with a dead letter where there
+      is no reward. StopRule: too many of the last rollouts have none.
+    - `drop` forgets rollouts of lost partitions; a reply that comes later is ignored.
+    - `close` ends the scorer.
+    """
+
     def __init__(self, *, scorer: Scorer, max_concurrent: int, max_dead_share: float, clock: Clock) -> None:
         self._scorer = scorer
         self._max_concurrent = max_concurrent
