@@ -25,7 +25,7 @@ from rftstream.service.results import (
     MAX_TRANSACTION_BYTES,
     MAX_TRANSACTION_RECORDS,
     InHand,
-    Result,
+    PendingResult,
     SavedRecords,
     choose_results,
     positions_with,
@@ -69,7 +69,7 @@ class ConcurrentService(Service):
         """Of `control` and what it follows: read, and not looked at."""
         self._polled: list[Record] = []
         """Delivered, and not begun."""
-        self._results: list[Result] = []
+        self._results: list[PendingResult] = []
         self._is_unsure = False
         """Whether results may be on the log already."""
         self._recall: PartialsRestore | None = None
@@ -302,7 +302,7 @@ class ConcurrentService(Service):
         records = self.encode(one.outputs)
         num_bytes = sum(record.num_bytes for record in records)
         leaves = isinstance(one, Saved) and one.leaves
-        self._results.append(Result(one.number, work, records, num_bytes, isinstance(one, Done), leaves))
+        self._results.append(PendingResult(one.number, work, records, num_bytes, isinstance(one, Done), leaves))
 
     def _save(self) -> bool:
         """One after the other: nothing is handed out to be saved while something that was may not be on the log."""
@@ -375,7 +375,7 @@ class ConcurrentService(Service):
         self.progressed()
         return True
 
-    def _acknowledge(self, taken: Sequence[Result], positions: Mapping[TopicPartition, Position]) -> None:
+    def _acknowledge(self, taken: Sequence[PendingResult], positions: Mapping[TopicPartition, Position]) -> None:
         """These are on the log, with these positions."""
         for place, position in positions.items():
             offsets = [result.work.offset for result in taken if result.finishes and result.work.place == place]

@@ -25,7 +25,7 @@ class InHand:
 
 
 @dataclass(slots=True)
-class Result:
+class PendingResult:
     """What came of a record in hand: to be published together with its position."""
 
     number: int
@@ -38,10 +38,10 @@ class Result:
     """It is saved, and given back."""
 
 
-def choose_results(results: Sequence[Result], assignment: Mapping[TopicPartition, int]) -> list[Result]:
+def choose_results(results: Sequence[PendingResult], assignment: Mapping[TopicPartition, int]) -> list[PendingResult]:
     """Return the results of one transaction: the oldest whose partitions are still under the assignment that they were
     taken by. The next look at the assignment drops the others."""
-    chosen: list[Result] = []
+    chosen: list[PendingResult] = []
     num_bytes = 0
     for result in results:
         if assignment.get(result.work.place) != result.work.assignment:
@@ -54,14 +54,14 @@ def choose_results(results: Sequence[Result], assignment: Mapping[TopicPartition
 
 
 def positions_with(
-    chosen: Sequence[Result], trackers: Mapping[TopicPartition, tuple[int, PartitionTracker]], member: Member
-) -> tuple[dict[TopicPartition, Position], list[Result]]:
+    chosen: Sequence[PendingResult], trackers: Mapping[TopicPartition, tuple[int, PartitionTracker]], member: Member
+) -> tuple[dict[TopicPartition, Position], list[PendingResult]]:
     """Return what to commit for these results, and those of them that fit into the metadata."""
-    by_place: dict[TopicPartition, list[Result]] = {}
+    by_place: dict[TopicPartition, list[PendingResult]] = {}
     for result in chosen:
         by_place.setdefault(result.work.place, []).append(result)
     positions: dict[TopicPartition, Position] = {}
-    taken: list[Result] = []
+    taken: list[PendingResult] = []
     for place, results in by_place.items():
         tracker = trackers[place][1]
         offsets = [result.work.offset for result in results if result.finishes]
@@ -85,13 +85,13 @@ class SavedRecords:
         self._ends: dict[TopicPartition, int] = {}
         """Ends of the topic before the last commit with something to save was tried."""
 
-    def look_at_ends(self, results: Collection[Result]) -> None:
+    def look_at_ends(self, results: Collection[PendingResult]) -> None:
         """Note where the topic ends now, if some of the results are to be saved there."""
         partitions = {result.work.place.partition for result in results if not result.finishes}
         if partitions and self._topic is not None:
             self._ends = self._transport.admin.end_offsets(self._topic, partitions=partitions)
 
-    def there(self, results: Collection[Result]) -> set[tuple[int, bytes | None]]:
+    def there(self, results: Collection[PendingResult]) -> set[tuple[int, bytes | None]]:
         """Return partition and key of what stands on the log since it was tried last to save something."""
         if self._topic is None or not self._ends or all(result.finishes for result in results):
             return set()
