@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from rftstream.config import registry
-from rftstream.config.sections import ExpertsSection, RunConfig, StageSection, TrainerSection, name_of_algorithm
+from rftstream.config.role_sections import StageSection, TrainerSection
+from rftstream.config.sections import ExpertsSection, RunConfig, name_of_algorithm
 from rftstream.contracts.batches import LossKind
 from rftstream.errors import ConfigError
 

@@ -192,7 +192,7 @@ class _Worker:
 
     def _prepare(self, manifest: RunManifest) -> None:
         """A made model that is not here yet is made as the run had it, also if it was begun long ago."""
-        from rftstream.models.folder import make_as_recorded
+        from rftstream.models.made import make_as_recorded
 
         make_as_recorded(self._config.model, self._folder.model, self._config.run.seed, manifest.digests)
 

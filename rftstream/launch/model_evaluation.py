@@ -29,7 +29,8 @@ from rftstream.contracts.versions import EvalResult, WeightsAnnounced
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.launch.evaluation import LOOK_S, SAY_S, Say, chosen_evaluations, progress_of
-from rftstream.models.folder import FAKE, for_section, model_digests, prepare_model, read_json, template_digest
+from rftstream.models.files import read_json
+from rftstream.models.folder import FAKE, for_section, model_digests, prepare_model, template_digest
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.trial_run import VERSION_0, claim_of_version_0, publish_version_0
 from rftstream.roles.evaluator import EVALUATOR

@@ -20,7 +20,8 @@ from rftstream.errors import ConfigError
 from rftstream.launch.host import add_import_paths
 from rftstream.launch.processes import Spawner
 from rftstream.launch.session import DEADLINE_S, RunResult, RunSession, result_of
-from rftstream.models.folder import make_as_recorded, prepare_model
+from rftstream.models.folder import prepare_model
+from rftstream.models.made import make_as_recorded
 from rftstream.preflight import readiness
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.runs.create import begin, say_aside, write_config

@@ -18,6 +18,7 @@ from rftstream.contracts.rollouts import Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
+from rftstream.models.files import read_json
 from rftstream.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class HfRenderer:
         template = model_folder.chat_template_text(spec)
         if template is None:
             raise ConfigError(f"model: {spec.folder} has no chat template; set model.chat_template to a Jinja file")
-        settings = model_folder.read_json(spec.folder / "tokenizer_config.json")
-        config = model_folder.read_json(spec.folder / "config.json")
+        settings = read_json(spec.folder / "tokenizer_config.json")
+        config = read_json(spec.folder / "config.json")
         fast = (spec.folder / "tokenizer.json").is_file()
         self._tokenizer = tokenizer = _fast_tokenizer(spec, settings) if fast else _auto_tokenizer(spec)
         self._special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
@@ -308,7 +309,7 @@ def _auto_tokenizer(spec: ModelSpec) -> _Tokenizer:
 
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:
     """What generation_config.json says, else config.json; and the tokenizer's own end of text."""
-    said = model_folder.read_json(spec.folder / "generation_config.json").get("eos_token_id")
+    said = read_json(spec.folder / "generation_config.json").get("eos_token_id")
     said = config.get("eos_token_id") if said is None else said
     ids = {*(said if isinstance(said, list) else [said]), eos} - {None}
     return frozenset(int(index) for index in ids)

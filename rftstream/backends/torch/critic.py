@@ -24,7 +24,7 @@ from rftstream.backends.torch.learner import Learner
 from rftstream.backends.torch.network import Network, NetworkSettings
 from rftstream.backends.torch.optimizer import Masters
 from rftstream.errors import ConfigError
-from rftstream.models import folder as model_folder
+from rftstream.models.files import read_json
 from rftstream.weights.tensors import raw, write_tensors
 
 MASTERS_FILE, OPTIMIZER_FILE = "critic.safetensors", "critic_optimizer.safetensors"
@@ -85,7 +85,7 @@ def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
     from transformers import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind = str((model_folder.read_json(folder / "config.json").get("architectures") or [""])[0])
+    kind = str((read_json(folder / "config.json").get("architectures") or [""])[0])
     loader: Any = AutoModel
     if kind.endswith("ForSequenceClassification"):
         loader = AutoModelForSequenceClassification

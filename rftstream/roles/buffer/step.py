@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from rftstream.clock import Clock
-from rftstream.config.sections import BufferSection, FeederSection
+from rftstream.config.role_sections import BufferSection, FeederSection
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience

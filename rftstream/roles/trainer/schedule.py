@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rftstream.config.sections import TrainerSection
+from rftstream.config.role_sections import TrainerSection
 from rftstream.config.stages import Stages
 
 

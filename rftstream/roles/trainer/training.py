@@ -11,7 +11,8 @@ from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands, critic_folder, critic_of, has_reference, the_critic
 from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
-from rftstream.config.sections import RunConfig, TrainerSection
+from rftstream.config.role_sections import TrainerSection
+from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts.batches import LossKind
 from rftstream.errors import ConfigError

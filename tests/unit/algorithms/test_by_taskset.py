@@ -15,7 +15,8 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.mix import Mix
 from rftstream.algorithms.rloo import Rloo
 from rftstream.config import loader, registry
-from rftstream.config.sections import RunConfig, TrainerSection
+from rftstream.config.role_sections import TrainerSection
+from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.errors import ConfigError
 from rftstream.preflight.advice import find_warnings

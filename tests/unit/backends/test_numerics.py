@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rftstream.backends.numerics import peak_tflops
-from rftstream.config.sections import TrainerSection
+from rftstream.config.role_sections import TrainerSection
 from rftstream.roles.trainer.training import Training
 
 

@@ -11,7 +11,8 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.errors import ConfigError
-from rftstream.models.folder import make_as_recorded, model_digests, model_here, prepare_model
+from rftstream.models.folder import model_digests, model_here, prepare_model
+from rftstream.models.made import make_as_recorded
 from rftstream.models.rendering import open_renderer
 from tests.unit import tiny
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rftstream.config import registry
-from rftstream.config.sections import TrainerSection
+from rftstream.config.role_sections import TrainerSection
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.rollouts import VersionSpan

@@ -1,0 +1,24 @@
+"""Types of settings with their ranges, shared by all sections of a run file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+AboveZero = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+RunName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9][a-z0-9_-]*$",
+        description="lower case letters, digits, - and _, and a letter or a digit first, e.g. 'words-2'",
+    ),
+]
+SectionName = Annotated[
+    str, Meta(pattern=r"^[a-z0-9_-]+$", description="lower case letters, digits, - and _, e.g. 'words-2'")
+]

@@ -1,0 +1,176 @@
+"""The sections of a run file that belong to one role each, and those of stages, which vary the trainer's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream.config.ranges import AboveZero, Count, Decay, Fraction, NotNegative, Positive, RunName
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeederSection:
+    groups_per_batch: Positive = 8
+    group_size: Positive = 8
+    max_staleness: Count = 2
+    on_stale: Literal["wait", "drop"] = "wait"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSection:
+    """What every role has."""
+
+    threads: Positive = 1
+    """CPU threads for array work, of each process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorerSection(WorkerSection):
+    count: Count = 1
+    """Processes that `run` starts; more can be started by hand at any time."""
+    policy: str = "hf"
+    devices: tuple[str, ...] = ("cpu",)
+    """Given to the processes in turn."""
+    max_concurrent: Positive = 64
+    """Rollouts in flight in one process."""
+    partial_every_s: NotNegative = 30.0
+    """Saves what is not finished so often, so that whoever takes over from a process that died goes on from there: at
+    most so many seconds of sampling are lost. Each piece holds only what is new, some 10 bytes a token and 1 KB; short
+    rollouts are mostly finished before they are saved. 0: only when a process is told to leave."""
+    yield_after_tokens: Count = 0
+    """A rollout that was given so many tokens in one go is saved and makes room for those that wait; it goes on when
+    they have had their turn. The process then takes twice `max_concurrent` tasks and samples as many at once as
+    before, or as many as the policy samples at once if that is less. 0: rollouts are finished in one go."""
+    repetition_tokens: Count = 0
+    """A rollout whose last so many tokens are one pattern over and over is cut short, as `truncated`. 0: never."""
+    repetition_period: Positive = 64
+    """Longest pattern, in tokens; it has to be there at least twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierSection(WorkerSection):
+    count: Count = 1
+    max_concurrent: Positive = 256
+    processes: Positive = 1
+    """Children that compute rewards, of each verifier."""
+    timeout_s: AboveZero = 10.0
+    """Of one call of a reward. A call for several rollouts that takes longer is made again for each alone."""
+    max_batch: Positive = 64
+    """Rollouts that a reward over lists (TRL's, verl's batch, async) gets at once, at most: what waits for it."""
+    tries: Positive = 3
+    """Of a rollout whose reward raises, hangs or takes its process along. Fewer where one after the other hangs: then
+    one at a time is tried, and the others are given up until one comes back."""
+    max_dead_share: Fraction = 0.5
+    """Stops with exit 6 when more than this share of the last 200 rollouts has no reward, whatever they died of:
+    environment, policy or reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferSection(WorkerSection):
+    zero_variance: Literal["keep", "replace"] = "keep"
+    """Groups whose rewards are all equal carry no gradient: keep them in the batch, or filter and refill."""
+    max_refill: Positive = 1000
+    """With `replace`: this many groups without a full batch end the run with the reason no_signal."""
+    min_siblings: Positive = 2
+    """Scored siblings that a group needs to be batched (never more than group_size)."""
+    group_deadline_s: AboveZero | None = None
+    """Closes a group so long after its first record on `verified`."""
+    max_body_bytes: Positive = 256 * 1024 * 1024
+    """Bodies of open groups held in memory; the rest is read again from the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSection(WorkerSection):
+    algorithm: str = "grpo"
+    backend: str = "torch"
+    device: str = "cpu"
+    lr: NotNegative = 1e-6
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Count = 0
+    min_lr_share: Fraction = 0.0
+    """Of lr, where linear and cosine end."""
+    weight_decay: NotNegative = 0.0
+    adam_betas: tuple[Decay, Decay] = (0.9, 0.95)
+    adam_eps: AboveZero = 1e-8
+    max_grad_norm: NotNegative = 1.0
+    """0: no clipping."""
+    minibatches: Positive = 1
+    updates_per_batch: Positive = 1
+    tokens_per_microbatch: Positive = 16384
+    """Tokens that go through the model at once, forward and backward; a longer row goes alone. Memory depends on it,
+    results do not. Where rows are not packed, padding counts."""
+    reference_every: Positive | None = None
+    """The reference of a divergence (`kl_coef`) or of DPO becomes the policy of each version that is a multiple of
+    this, before it is trained on. Unset: it is version 0 for the whole run."""
+    shares: Positive = 1
+    """Of `batches`, fixed for a run. The trainer reads them all, and trains the same whatever their number."""
+    checkpoint_every: Positive = 20
+    """Versions."""
+    keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
+    """The newest so many."""
+    keep_every: Positive | None = None
+    """Beside them each one whose version is a multiple of this; itself a multiple of `checkpoint_every`."""
+    keep_best: str | None = None
+    """Name of an evaluation: beside them the best one by its mean, of those versions that have a checkpoint. Let its
+    `every` be a multiple of `checkpoint_every`."""
+    publish_every: Positive = 1
+    """At most max_staleness + 1."""
+    peak_tflops: AboveZero | None = None
+    """What the device can do at most, in 10^12 operations a second, for the metric `mfu`, the share of it that the
+    model's own products make use of. Default: of the usual GPUs what their data sheets say; of others there is no such
+    metric."""
+    max_skips_in_a_row: Positive = 3
+    """NaN batches; then the run stops with exit 6."""
+    max_steps_without_signal: Count = 100
+    """Stops with exit 6 after so many steps in a row in which no group had a spread of rewards (`reinforce_plus_plus`
+    and `ppo`: the batch), and again after as many more if the run was resumed. Steps of algorithms that learn without
+    a spread (`sft`, `dpo`, `opd`, `topr`, `asymre`) do not count. 0: never."""
+    warn_mismatch: NotNegative = 0.05
+    """Warns, with the likely cause, when `mismatch_k3` of a step is above this: sampler and trainer then disagree about
+    the tokens' probabilities by more than some staleness explains. 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSection:
+    """A run in several parts, one after the other, with one lineage of versions: an SFT warm-up, then GRPO, then DPO. A
+    stage without rollouts (`sft`, `dpo`) takes `experts.per_batch` demonstrations or pairs a batch, and nothing is
+    sampled for it. Masters and optimizer go on from one stage to the next. Stages say how long the run is; `run.steps`
+    is left out."""
+
+    steps: Positive
+    """Batches, of which each makes a version."""
+    name: RunName | None = None
+    """In what is shown; default: its algorithm's."""
+    algorithm: str | dict[str, Any] | None = None
+    """A name, or a name with differences from the settings in [algorithms.NAME], `{ name = "sft", normalise =
+    "sequence" }`; default: `trainer.algorithm`. Tasksets with an algorithm of their own keep it."""
+    lr: NotNegative | None = None
+    """Default: `trainer.lr`."""
+    lr_schedule: Literal["constant", "linear", "cosine"] | None = None
+    """From the stage's first step to its last. Default: `trainer.lr_schedule`, likewise."""
+    warmup_steps: Count | None = None
+    """From its first step on. Default: `trainer.warmup_steps`, likewise."""
+    min_lr_share: Fraction | None = None
+    """Default: `trainer.min_lr_share`."""
+    minibatches: Positive | None = None
+    """Default: `trainer.minibatches`."""
+    updates_per_batch: Positive | None = None
+    """Default: `trainer.updates_per_batch`."""
+    reference: Literal["stage", "run"] = "stage"
+    """Of a divergence (`kl_coef`) or of DPO: the policy that the stage begins with, or what it was before the stage,
+    version 0 if no other stage renewed it. Of the first stage it is version 0 in any case."""
+    experts_ratio: Annotated[float, Meta(gt=0)] | None = None
+    """Where it takes demonstrations beside rollouts; default: `experts.ratio`."""
+    experts_per_batch: Positive | None = None
+    """Where it takes them alone; default: `experts.per_batch`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorSection(WorkerSection):
+    count: Annotated[int, Meta(ge=0, le=1)] = 1
+    policy: str | None = None
+    """Default: the explorers'."""
+    device: str = "cpu"
+    max_concurrent: Positive = 64

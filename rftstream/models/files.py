@@ -1,0 +1,46 @@
+"""Files of a model folder: JSON read and written, and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rftstream.errors import ConfigError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a model folder; empty if the file isn't there."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: got a {type(values).__name__}, expected an object")
+    return values
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.name in names]
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def digest_files(paths: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            inner = hashlib.file_digest(file, "sha256")
+        total.update(path.name.encode() + b"\0" + inner.digest())
+    return f"sha256:{total.hexdigest()}"
+
+
+def digest_bytes(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
