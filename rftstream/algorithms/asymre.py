@@ -16,12 +16,16 @@ from rftstream.core.advantages import center_on_group_mean
 
 
 class AsymRe(PolicyGradient):
+    """REINFORCE whose baseline is the group's mean reward plus `shift`."""
+
     name = "asymre"
     needs_spread = "none"
     normalise = "sum"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig):
+        """The settings in `[algorithms.asymre]`."""
+
         shift: float = -0.1
         """The baseline is the mean reward of the group plus this; negative: good weighs more than bad. -0.1: the
         paper's for language models."""

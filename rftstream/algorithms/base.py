@@ -160,6 +160,7 @@ class Algorithm(Protocol):
 
 
 def spread_needed(algorithm: Algorithm) -> Spread:
+    """Return which rewards have to differ for the algorithm to learn from them; `batch` unless it says otherwise."""
     spread: Spread = getattr(algorithm, "needs_spread", "batch")
     return spread
 

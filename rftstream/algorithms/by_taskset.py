@@ -59,6 +59,9 @@ class TasksetAlgorithm:
 
 
 class ByTaskset:
+    """Several algorithms as one Algorithm, each for the groups of its own tasksets. `build_algorithm` makes it, the
+    backend calls it."""
+
     def __init__(self, rest: TasksetAlgorithm, others: Sequence[TasksetAlgorithm]) -> None:
         """`rest`: also of demonstrations and pairs."""
         self.parts = (rest, *others)
@@ -104,6 +107,7 @@ class ByTaskset:
     def refine(
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """Let each algorithm that refines rows refine its own; the others' stay as they are."""
         refined, metrics = list(rows), dict[str, Mapping[str, float]]()
         for number, part in enumerate(self.parts):
             places = [place for place, row in enumerate(rows) if _number(row) == number]

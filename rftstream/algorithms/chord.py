@@ -18,6 +18,8 @@ from rftstream.algorithms.mix import Mix
 
 
 class Chord(Mix):
+    """MIX with a weight of imitation that follows a schedule, and with a weight for each token of a demonstration."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Grpo.Config):
         """Beside them, all of `grpo`'s settings."""
@@ -39,6 +41,7 @@ class Chord(Mix):
         self.phi = config.phi
 
     def mu(self, version: int) -> float:
+        """Return the weight of imitation for the batch that is trained at `version`."""
         schedule = self._schedule
         if version < schedule.mu_warmup_steps:
             return schedule.mu_peak * version / schedule.mu_warmup_steps

@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 
 
 class Cispo(GroupRelative, CorrectedPolicyGradient):
+    """REINFORCE on group-relative advantages, weighted by a ratio that is cut off and carries no gradient."""
+
     name = "cispo"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(CorrectedConfig, GroupRelativeConfig):
+        """The settings in `[algorithms.cispo]`."""
+
         max_ratio: Annotated[float, Meta(gt=0)] = 5.0
         """Largest weight of a token: its ratio to the policy before the batch, cut off here. 1 + the paper's upper
         epsilon, which it does not state; 5: TRL's recommendation, after ScaleRL (2510.13786)."""
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the losses of `core.losses` with the ratio cut off at `max_ratio`."""
         from rftstream.core.losses import cispo_losses
 
         return cispo_losses(policy_BT, old_BT, rows.advantages_BT, rows.loss_mask_BT, max_ratio=self.config.max_ratio)

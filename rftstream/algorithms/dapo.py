@@ -16,10 +16,14 @@ from rftstream.algorithms.settings import GrpoConfig
 
 
 class Dapo(Grpo):
+    """GRPO with DAPO's settings as defaults."""
+
     name = "dapo"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrpoConfig):
+        """The settings in `[algorithms.dapo]`."""
+
         clip_high: Annotated[float, Meta(gt=0)] = 0.28
         """Ratios above 1 + this are clipped. 0.28: DAPO."""
         overlong_share: Annotated[float, Meta(ge=0, le=1)] = 0.2

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 
 class Dpo:
+    """Direct preference optimisation. Chosen and rejected answer of a pair share a group, and each is a row."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        """The settings in `[algorithms.dpo]`."""
+
         beta: Annotated[float, Meta(gt=0)] = 0.1
         """How much a log-ratio to the reference counts: the larger, the closer the policy stays to it."""
         label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
@@ -65,6 +69,7 @@ class Dpo:
     def loss(
         self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
+        """Return the micro-batch's share of the loss over pairs, and its metrics as sums over pairs."""
         from rftstream.core.imitation import preference_loss
 
         if rows.reference_logprobs_BT is None:

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 
 class Dppo(GroupRelative, PolicyGradient):
+    """A policy gradient that drops tokens whose probability has moved too far since they were sampled."""
+
     name = "dppo"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig, GroupRelativeConfig):
+        """The settings in `[algorithms.dppo]`."""
+
         max_rise: Annotated[float, Meta(gt=0, le=1)] = 0.2
         """Good tokens that have become likelier by more than this, as a probability, are dropped. 0.2: prime-rl."""
         max_fall: Annotated[float, Meta(gt=0, le=1)] = 0.2
@@ -32,6 +36,7 @@ class Dppo(GroupRelative, PolicyGradient):
         """Weight of the squared log-ratio to who sampled, of all tokens. 1e-3: prime-rl."""
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the losses of `core.losses.binary_divergence_losses`, by the probability when sampled."""
         from rftstream.core.losses import binary_divergence_losses
 
         return binary_divergence_losses(

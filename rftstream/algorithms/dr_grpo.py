@@ -23,17 +23,22 @@ if TYPE_CHECKING:
 
 
 class DrGrpo(Clipped):
+    """PPO's clip on rewards that are only centred, summed over rows and divided by a constant."""
+
     name = "dr_grpo"
     needs_spread = "group"
     normalise = "sum"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):
+        """The settings in `[algorithms.dr_grpo]`."""
+
         row_tokens: Annotated[int, Meta(ge=1)] = 256
         """The sum over a row is divided by this instead of its tokens: the largest number that it may have, as in
         `sampling.max_tokens`, whose default this is."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Return R - mean_g for each rollout."""
         return center_on_group_mean(rewards_N, groups_N)
 
     def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:

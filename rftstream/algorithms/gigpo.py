@@ -22,11 +22,15 @@ from rftstream.core.advantages import compute_group_advantages
 
 
 class GiGpo(Grpo):
+    """GRPO whose turns have an advantage of their own beside their rollout's."""
+
     name = "gigpo"
     needs_spread = "batch"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrpoConfig):
+        """The settings in `[algorithms.gigpo]`."""
+
         turn_weight: Annotated[float, Meta(ge=0)] = 1.0
         """Weight of a turn's own advantage, which is added to the rollout's. 1: the paper."""
         discount: Annotated[float, Meta(gt=0, le=1)] = 0.95
@@ -40,6 +44,7 @@ class GiGpo(Grpo):
         rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:
+        """Add to the rollout's advantage that of each turn among the group's turns from the same state."""
         result = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
         turns = [
             (row, start, end)

@@ -15,11 +15,13 @@ from rftstream.algorithms.settings import GrpoConfig
 
 
 class Grpo(GroupRelative, Clipped):
+    """PPO's clip on advantages relative to the group."""
+
     name = "grpo"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrpoConfig):
-        pass
+        """The settings in `[algorithms.grpo]`."""
 
     def __init__(self, config: GrpoConfig) -> None:
         super().__init__(config)

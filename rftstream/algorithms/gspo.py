@@ -16,12 +16,16 @@ from rftstream.algorithms.settings import ClippedConfig, GroupRelativeConfig
 
 
 class Gspo(GroupRelative, Clipped):
+    """PPO's clip on the geometric mean of a row's ratios."""
+
     name = "gspo"
     normalise = "sequence"
     clip_level = "geometric"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig, GroupRelativeConfig):
+        """The settings in `[algorithms.gspo]`."""
+
         clip_low: Annotated[float, Meta(gt=0, lt=1)] = 3e-4
         """Rows whose ratio is below 1 - this are clipped. 3e-4: the paper."""
         clip_high: Annotated[float, Meta(gt=0)] = 4e-4

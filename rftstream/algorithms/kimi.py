@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 
 class Kimi(PolicyGradient):
+    """A squared error between a row's reward above its group's and its log-ratio to the start."""
+
     name = "kimi"
     needs_spread = "group"
     normalise = "sequence"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig):
+        """The settings in `[algorithms.kimi]`."""
+
         tau: Annotated[float, Meta(gt=0)] = 0.1
         """What a row's log-ratio to the start costs. The paper gives none; 0.1 lets a rollout that is 0.5 better than
         its siblings become e^5 times likelier."""
@@ -36,9 +40,11 @@ class Kimi(PolicyGradient):
         one optimizer step a batch nothing is pulled back."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Return R - mean_g for each rollout."""
         return center_on_group_mean(rewards_N, groups_N)
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the losses of `core.losses.squared_regression_losses`, from the policy of `start`."""
         from rftstream.core.losses import squared_regression_losses
 
         start_BT = rows.behavior_logprobs_BT if self.config.start == "behavior" else old_BT

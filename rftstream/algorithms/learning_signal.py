@@ -34,13 +34,16 @@ class NoSignal:
     """What the rewards were, and the likely causes."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return steps and cause as plain values, for `--json`."""
         return asdict(self)
 
     @property
     def headline(self) -> str:
+        """The first clause of what is said: for how many steps there was no signal."""
         return f"no signal for {self.steps:,} steps"
 
     def to_text(self) -> str:
+        """Return what is said about it, with the cause."""
         return f"{self.headline}: {self.cause}"
 
 

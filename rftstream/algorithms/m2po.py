@@ -27,10 +27,14 @@ KEPT = "second_moment_kept"
 
 
 class M2po(GroupRelative, PolicyGradient):
+    """A policy gradient that leaves out the tokens with the most extreme ratios of a batch."""
+
     name = "m2po"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig, GroupRelativeConfig):
+        """The settings in `[algorithms.m2po]`."""
+
         threshold: Annotated[float, Meta(gt=0)] = 0.04
         """Largest mean square of the log-ratios of the tokens that stay. 0.04: the paper, for all of its models."""
 
@@ -41,6 +45,7 @@ class M2po(GroupRelative, PolicyGradient):
     def refine(
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """Mark the tokens that stay, as the addition KEPT."""
         trained_R = [row.loss_mask > 0 for row in rows]
         ratios_R = [
             (logprobs.astype(np.float64) - row.behavior_logprobs)[trained]
@@ -56,9 +61,11 @@ class M2po(GroupRelative, PolicyGradient):
         return tuple(refined), {"second_moment_dropped": 1.0 - float(kept_N.mean()) if len(kept_N) else 0.0}
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the losses of `core.losses.ratio_losses`, by the ratio to who sampled."""
         from rftstream.core.losses import ratio_losses
 
         return ratio_losses(policy_BT, rows.behavior_logprobs_BT, rows.advantages_BT, rows.loss_mask_BT)
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
+        """Return 1 for each token that stays, and 0 for the others."""
         return rows.additions[KEPT], {}

@@ -17,12 +17,14 @@ from rftstream.errors import ConfigError
 
 
 class MaxRl(Clipped):
+    """PPO's clip on rewards above the group's mean, divided by that mean."""
+
     name = "maxrl"
     needs_spread = "group"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):
-        pass
+        """The settings in `[algorithms.maxrl]`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -34,6 +36,7 @@ class MaxRl(Clipped):
             )
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Return (R - mean_g) / mean_g for each rollout. ConfigError for a negative reward."""
         if (rewards_N < 0).any():
             raise ConfigError(
                 f"trainer.algorithm: maxrl got a reward of {rewards_N.min():g}, expected none below 0; "

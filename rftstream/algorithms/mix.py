@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 class Mix:
+    """GRPO on rollouts and cross entropy on demonstrations, as one loss."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Grpo.Config):
         """Beside it, all of `grpo`'s settings."""
@@ -76,6 +78,7 @@ class Mix:
     def loss(
         self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
+        """Return the micro-batch's share of both terms, with the metrics of each."""
         from rftstream.core.imitation import imitation_loss, phi_weights
 
         expert_BT, mu = rows.additions["expert"], rows.additions["mu"].max()

@@ -30,11 +30,15 @@ TEACHER = "teacher_logprobs"
 
 
 class Opd(Grpo):
+    """GRPO whose advantages come from a teacher's logprobs, with rewards beside them if wanted."""
+
     name = "opd"
     needs_spread = "none"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(GrpoConfig):
+        """The settings in `[algorithms.opd]`."""
+
         reward_weight: Annotated[float, Meta(ge=0)] = 0.0
         """Weight of the advantage that grpo would make of the rewards. 0: the teacher alone is followed."""
         max_gap: Annotated[float, Meta(gt=0)] = 20.0
@@ -54,11 +58,13 @@ class Opd(Grpo):
         rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:
+        """Return the clipped gap to the teacher for each token, plus `reward_weight` times GRPO's advantage."""
         base_R = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
         limit = self.config.max_gap
         return [base_T + np.clip(gaps_T, -limit, limit) for base_T, gaps_T in zip(base_R, _gaps(scored), strict=True)]
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
+        """Return how far the policy is from its teacher, over sampled tokens."""
         trained = [row.loss_mask > 0 for row in rows]
         gaps = np.concatenate([gaps_T[kept] for gaps_T, kept in zip(_gaps(scored), trained, strict=True)])
         given = np.concatenate([row.advantages[kept] for row, kept in zip(rows, trained, strict=True)])

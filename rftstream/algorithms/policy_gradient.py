@@ -170,6 +170,7 @@ class PolicyGradient:
     def loss(
         self, policy_logprobs_BT: Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
+        """Return the micro-batch's share of the loss in the module's formula, and its metrics as sums over tokens."""
         from rftstream.core.corrections import mismatch_sums
         from rftstream.core.kl import count_clamped_kl, estimate_kl
         from rftstream.core.masks import apply_mask
@@ -218,6 +219,7 @@ class PolicyGradient:
         return policy_BT.detach() if proximal_BT is None else proximal_BT
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Form the effective sample size, `ess`, from the means of rho and its square."""
         from rftstream.core.corrections import effective_sample_size
 
         metrics = {name: value for name, value in means.items() if name not in ("rho", "rho_square")}
@@ -259,6 +261,7 @@ class CorrectedPolicyGradient(PolicyGradient):
             self.added |= {PROXIMAL_SHARE}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
+        """Return what the chosen correction makes of each token's ratio to who sampled it."""
         from rftstream.core import corrections
 
         config, mask_BT = self.config, rows.loss_mask_BT
@@ -283,6 +286,7 @@ class CorrectedPolicyGradient(PolicyGradient):
         return weights_BT, metrics
 
     def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
+        """Return the proximal logprobs, or those interpolated by versions with `proximal = "log-linear"`."""
         if not self._interpolates:
             return super().old_logprobs(policy_BT, rows)
         from rftstream.core.corrections import interpolate_logprobs
@@ -292,6 +296,7 @@ class CorrectedPolicyGradient(PolicyGradient):
         )
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
+        """Add the share of the way that interpolated logprobs need."""
         more = super().additions(experience, segment)
         if self._interpolates:
             more[PROXIMAL_SHARE] = _proximal_shares(segment, experience.batch_sequence)
@@ -305,6 +310,7 @@ class GroupRelative:
     needs_spread: Spread = "group"
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Return (R - mean_g) / (std_g + eps) for each rollout."""
         return compute_group_advantages(rewards_N, groups_N, eps=self.config.advantage_eps)
 
 
@@ -324,6 +330,7 @@ class Clipped(CorrectedPolicyGradient):
             )
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """Return PPO's clipped losses, by ratios of the level `clip_level`."""
         from rftstream.core.losses import clipped_surrogate_losses
 
         config = self.config

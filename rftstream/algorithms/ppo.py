@@ -30,11 +30,15 @@ VALUES, RETURNS = "values", "returns"
 
 
 class Ppo(Clipped):
+    """PPO's clip on advantages that are estimated with a critic."""
+
     name = "ppo"
     takes_kl_by_token = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):
+        """The settings in `[algorithms.ppo]`."""
+
         gamma: Annotated[float, Meta(ge=0, le=1)] = 1.0
         """Discount of each sampled token. 1: InstructGPT, TRL, verl."""
         lam: Annotated[float, Meta(ge=0, le=1)] = 1.0
@@ -71,6 +75,7 @@ class Ppo(Clipped):
     def estimate(
         self, rows: Sequence[TrainingRow], values: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """Return the rows with generalised advantages, and with the values and returns that `value_loss` needs."""
         config = self.config
         advantages_R, returns_R = _by_row(rows, values, gamma=config.gamma, lam=config.lam)
         trained_R = [row.loss_mask > 0 for row in rows]

@@ -21,11 +21,15 @@ from rftstream.core.shaping import sum_of_later
 
 
 class ReinforcePlusPlus(Clipped):
+    """PPO's clip on returns per token, whitened over the batch."""
+
     name = "reinforce_plus_plus"
     takes_kl_by_token = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):
+        """The settings in `[algorithms.reinforce_plus_plus]`."""
+
         group_baseline: bool = False
         """Subtracts the mean reward of the group before whitening (REINFORCE++-baseline)."""
 
@@ -45,6 +49,7 @@ class ReinforcePlusPlus(Clipped):
         rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:
+        """Take the later divergence from each token's return, and whiten over all trained tokens."""
         returns_R = [
             np.full(len(row.token_ids), advantages_N[owner]) for row, owner in zip(rows, scored.owners_R, strict=True)
         ]

@@ -21,13 +21,15 @@ from rftstream.core.advantages import compute_baseline_advantages
 
 
 class ReMax(Clipped):
+    """PPO's clip on rewards above that of the group's greedy sibling."""
+
     name = "remax"
     needs_spread = "group"
     greedy_baseline: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):
-        pass
+        """The settings in `[algorithms.remax]`."""
 
     def rows(self, scored: ScoredBatch) -> tuple[TrainingRow, ...]:
         """Those of greedy siblings, and of groups without one, have nothing to train on."""
@@ -39,9 +41,11 @@ class ReMax(Clipped):
         )
 
     def rollout_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray) -> np.ndarray:
+        """Return each rollout's reward above its greedy sibling's; 0 where there is none."""
         return compute_baseline_advantages(rewards_N, scored.groups_N, _greedy(scored))
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
+        """Return the mean reward of greedy siblings, and how many groups had none."""
         greedy_N = _greedy(scored)
         without = set(scored.groups_N.tolist()) - set(scored.groups_N[greedy_N].tolist())
         metrics = {"groups_without_baseline": float(len(without))}

@@ -22,6 +22,7 @@ def critic_of(algorithm: Algorithm) -> CriticConfig | None:
 
 
 def has_reference(algorithm: Algorithm) -> bool:
+    """Return whether the algorithm needs the logprobs of a reference."""
     return any(name.startswith("reference_") for name in algorithm.needs)
 
 

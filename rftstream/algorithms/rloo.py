@@ -16,6 +16,8 @@ from rftstream.core.advantages import compute_leave_one_out_advantages
 
 
 class Rloo(Clipped):
+    """PPO's clip on whole rows, with the mean of the other siblings as the baseline."""
+
     name = "rloo"
     needs_spread = "group"
     normalise = "sequence"
@@ -23,7 +25,8 @@ class Rloo(Clipped):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):
-        pass
+        """The settings in `[algorithms.rloo]`."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Return each rollout's reward above the mean of its siblings."""
         return compute_leave_one_out_advantages(rewards_N, groups_N)

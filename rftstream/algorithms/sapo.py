@@ -20,17 +20,22 @@ if TYPE_CHECKING:
 
 
 class Sapo(GroupRelative, CorrectedPolicyGradient):
+    """Group-relative advantages with a smooth gate on each token's ratio."""
+
     name = "sapo"
     normalise = "sequence"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(CorrectedConfig, GroupRelativeConfig):
+        """The settings in `[algorithms.sapo]`."""
+
         tau_positive: Annotated[float, Meta(gt=0)] = 1.0
         """How fast the gate closes for what was good. 1.0: the paper."""
         tau_negative: Annotated[float, Meta(gt=0)] = 1.05
         """And for what was bad. 1.05: the paper."""
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
+        """Return the losses of `core.losses.soft_gate_losses`."""
         from rftstream.core.losses import soft_gate_losses
 
         return soft_gate_losses(

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 class Sft:
+    """Cross entropy on demonstrations, each by its weight."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        """The settings in `[algorithms.sft]`."""
+
         normalise: Literal["token", "sequence"] = "token"
         """Mean over all tokens of the batch, or over demonstrations of their means."""
 
@@ -37,6 +41,7 @@ class Sft:
     def loss(
         self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
+        """Return the micro-batch's share of the cross entropy, and its metrics."""
         from rftstream.core.imitation import imitation_loss
 
         return imitation_loss(
@@ -49,6 +54,7 @@ class Sft:
         )
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics as they are: they are means over tokens already."""
         return dict(means)
 
     def held_out(

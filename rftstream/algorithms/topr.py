@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 
 class Topr(PolicyGradient):
+    """REINFORCE whose bad rollouts count only as far as the policy would still sample them."""
+
     name = "topr"
     needs_spread = "none"
     normalise = "sum"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig):
+        """The settings in `[algorithms.topr]`."""
+
         baseline: float = 0.5
         """Rewards at or above it are imitated, those below avoided, each by how far they are from it. 0.5: rewards from
         0 to 1 (the paper's are -1 and 1, with 0). Lower: more weight on what was good."""
@@ -41,9 +45,11 @@ class Topr(PolicyGradient):
         return np.asarray(rewards_N - self.config.baseline)
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
+        """Return the share of rollouts that are imitated."""
         return {"imitated_share": float((advantages_N >= 0).mean())}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
+        """Return 1 for good rows, and for bad ones their ratio to who sampled, cut off at `max_weight`."""
         from rftstream.core.corrections import tapered_sequence_weights
 
         return tapered_sequence_weights(

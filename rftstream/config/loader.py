@@ -124,6 +124,7 @@ def from_toml(text: str) -> RunConfig:
 
 
 def to_toml(config: RunConfig) -> str:
+    """Return the config as the text of a run file, which `from_toml` reads back."""
     import tomli_w
 
     return tomli_w.dumps(to_dict(config))
@@ -145,6 +146,7 @@ def sampling_for(config: RunConfig, differences: Mapping[str, Any], *, where: st
 
 
 def to_dict_flat(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as a dict, one level deep."""
     return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
 
 

@@ -219,6 +219,8 @@ def _pairs(values: Any, target: Any) -> list[tuple[str, Any, Any]]:
 
 
 def import_path(path: str, *, what: str) -> Any:
+    """Import what `module:Thing` names. ConfigError if it is not there, or if its module fails; `what` says what was
+    sought."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)

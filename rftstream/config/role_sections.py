@@ -12,6 +12,8 @@ from rftstream.config.ranges import AboveZero, Count, Decay, Fraction, NotNegati
 
 @dataclass(frozen=True, kw_only=True)
 class FeederSection:
+    """The feeder admits groups of rollouts and bounds how far the explorers may be ahead of the trainer."""
+
     groups_per_batch: Positive = 8
     group_size: Positive = 8
     max_staleness: Count = 2
@@ -28,6 +30,8 @@ class WorkerSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorerSection(WorkerSection):
+    """Explorers sample rollouts with the newest weights."""
+
     count: Count = 1
     """Processes that `run` starts; more can be started by hand at any time."""
     policy: str = "hf"
@@ -51,6 +55,8 @@ class ExplorerSection(WorkerSection):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierSection(WorkerSection):
+    """Verifiers score rollouts in child processes, so that a reward may hang or crash."""
+
     count: Count = 1
     max_concurrent: Positive = 256
     processes: Positive = 1
@@ -69,6 +75,8 @@ class VerifierSection(WorkerSection):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSection(WorkerSection):
+    """The buffer decides about each group and makes batches of those that are complete."""
+
     zero_variance: Literal["keep", "replace"] = "keep"
     """Groups whose rewards are all equal carry no gradient: keep them in the batch, or filter and refill."""
     max_refill: Positive = 1000
@@ -83,6 +91,8 @@ class BufferSection(WorkerSection):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSection(WorkerSection):
+    """The trainer takes an optimizer step for each batch, publishes versions and keeps checkpoints."""
+
     algorithm: str = "grpo"
     backend: str = "torch"
     device: str = "cpu"
@@ -169,6 +179,8 @@ class StageSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorSection(WorkerSection):
+    """The evaluator samples and scores the evaluations of each version that is due."""
+
     count: Annotated[int, Meta(ge=0, le=1)] = 1
     policy: str | None = None
     """Default: the explorers'."""

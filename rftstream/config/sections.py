@@ -25,6 +25,8 @@ from rftstream.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
+    """This section says how the run is called, when it ends, and where its folder is made."""
+
     name: RunName
     """Lower case letters, digits, - and _; names the run folder and the topics."""
     steps: Positive | None = None
@@ -76,6 +78,9 @@ class LoraSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
+    """This section says which model is trained: a folder or a name (`path`), a small new one (`make`), or the weights
+    of another run (`init_from`)."""
+
     path: str | None = None
     """A Hugging Face model folder, relative to the run file, or a name on the hub."""
     make: MakeModel | None = None
@@ -95,12 +100,16 @@ class ModelSection:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedReward:
+    """One of several rewards of a taskset, with its weight in their sum."""
+
     name: str
     weight: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TasksetSection:
+    """A source of problems, with the reward that scores their completions. A run may mix several tasksets."""
+
     source: str
     """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, or `module:Class`."""
     columns: dict[str, str] = field(default_factory=dict)
@@ -168,11 +177,14 @@ class ExpertsSection:
 
     @property
     def sources(self) -> tuple[str, ...]:
+        """The sources as a tuple, however many there are."""
         return (self.source,) if isinstance(self.source, str) else self.source or ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSection:
+    """Problems that versions are evaluated on while the run goes on. Nothing is trained on them."""
+
     source: str
     columns: dict[str, str] = field(default_factory=dict)
     reward: str | list[WeightedReward] = "exact"
@@ -198,6 +210,8 @@ class EvaluationSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TransportSection:
+    """This section says what carries the log: one file (`embedded`), Kafka, or the memory of a process."""
+
     kind: str = "embedded"
     partitions: Positive = 64
     servers: str | None = None
@@ -215,6 +229,8 @@ class TransportSection:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsSection:
+    """This section says where versions are stored, how they are published, and how many are kept."""
+
     store: str = "file://weights"
     """URL of the object store; relative file:// ones lie in the run folder. `{run}` in it becomes the run's id: objects
     are never written twice, so a store elsewhere (`s3://BUCKET/{run}`) needs it, or another prefix for each run. Keys
@@ -260,12 +276,17 @@ class TrackersSection:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSection:
+    """This section says what the processes of a run write into their logs."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
+    """A whole run file, resolved and checked. `rftstream.config.loader.load` makes it; every process of the run gets
+    the same."""
+
     run: RunSection
     model: ModelSection
     tasksets: dict[SectionName, TasksetSection] = field(default_factory=dict)

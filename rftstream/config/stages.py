@@ -23,6 +23,8 @@ FROM_EXPERTS = frozenset({LossKind.sft, LossKind.dpo})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
+    """A part of the run that trains with one algorithm, from one version to another."""
+
     number: int = 0
     """From 0."""
     name: str = ""
@@ -50,6 +52,7 @@ class Stage:
         return None if self.steps is None else self.first + self.steps
 
     def to_text(self) -> str:
+        """Return its name and its versions, for people."""
         last = "" if self.end is None else f" to {self.end:,}"
         return f"{self.name}, versions {self.first:,}{last}"
 
@@ -96,6 +99,7 @@ class Stages:
 
     @property
     def always_explores(self) -> bool:
+        """Whether every stage takes rollouts."""
         return all(stage.takes_rollouts for stage in self.all)
 
     def at(self, version: int) -> Stage:

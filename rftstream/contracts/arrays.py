@@ -22,6 +22,7 @@ class Array:
 
     @staticmethod
     def of(values: Any, dtype: str) -> Array:
+        """Make the array that holds `values` as `dtype`, one of the names that `dtype` lists."""
         import numpy as np
 
         array = np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<"))

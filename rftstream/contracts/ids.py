@@ -6,6 +6,7 @@ import hashlib
 
 
 def group_id(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
+    """Return the id of a group: `taskset/pass/index/attempt`."""
     return f"{taskset}/{taskset_pass}/{index}/{attempt}"
 
 
@@ -25,6 +26,7 @@ def next_attempt(group: str) -> str:
 
 
 def rollout_id(group: str, sibling: int) -> str:
+    """Return the id of a rollout: `group_id/sibling`."""
     return f"{group}/{sibling}"
 
 

@@ -9,6 +9,8 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class TopicPartition(NamedTuple):
+    """A partition of a topic; its text is `topic[partition]`."""
+
     topic: str
     partition: int
 
@@ -31,9 +33,11 @@ class Record:
 
     @property
     def place(self) -> TopicPartition:
+        """The partition that the record stands in."""
         return TopicPartition(self.topic, self.partition)
 
     def header(self, name: str) -> bytes | None:
+        """Return the value of the first header of this name, or None if the record has none."""
         for key, value in self.headers:
             if key == name:
                 return value
@@ -56,4 +60,5 @@ class NewRecord:
 
     @property
     def num_bytes(self) -> int:
+        """The size of key, value and headers together, as MAX_RECORD_BYTES limits it."""
         return len(self.key or b"") + len(self.value or b"") + sum(len(k) + len(v) for k, v in self.headers)

@@ -26,6 +26,8 @@ class Width(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
+    """A topic of the run: who writes it, which messages it takes, and how it is partitioned and kept."""
+
     name: str
     messages: tuple[str, ...]
     """Contracts (keys of messages.MESSAGES) that may be on it."""

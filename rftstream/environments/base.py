@@ -42,7 +42,8 @@ class Environment(Protocol):
     def load(self, state: bytes) -> None:
         """Goes on from there, instead of `start`. If it raises, the rollout is begun anew with a fresh object."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what it holds. Called once, when its rollout is over or is given up."""
 
 
 __all__ = ["ChatMessage", "Environment", "Problem", "Reply"]

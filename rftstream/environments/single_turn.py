@@ -9,9 +9,11 @@ from rftstream.environments.base import Reply
 
 
 class SingleTurn:
+    """An environment that shows the problem's messages and is done after one reply."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        pass
+        """The settings in `[environments.single_turn]`."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         self._messages = problem.messages

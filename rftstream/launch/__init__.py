@@ -1,1 +1,16 @@
-"""launch."""
+"""How a run is started and kept going: plan -> session -> supervisor -> host -> role.
+
+In the order of reading:
+
+    launch                  `run` and `resume`: a run is begun or gone on with on this machine
+    session                 from the start of its processes to the end of the last of them, under the run's lock
+    supervisor, processes   the processes of all roles: started, watched, and started again when they die
+    zygote                  a process with the imports done, from which they are forked
+    host                    a process of one role: its port, signals and limits, and the loop round the service
+    progress, health, logging, targets
+                            what is shown and written meanwhile
+    evaluation, model_evaluation, rescore, replay_into
+                            sessions for other ends than training
+
+To add a kind of session: a module here that prepares a folder and a config, and calls `session`.
+"""

@@ -1,1 +1,15 @@
-"""models."""
+"""The model of a run: its folder, its tokenizer and chat template, and models that other servers hold.
+
+In the order of reading:
+
+    spec            what engines and backends are told about the model
+    folder          how a model folder is found or fetched, checked, and identified by digests
+    made, files     small models that are made on the spot; JSON files and digests of a folder
+    rendering       from messages to token ids and back
+    devices         whether a device is on this machine
+    server_client   a client of model servers that speak OpenAI's API
+    convert, hub    model folders from models inside packages, and onto a hub
+
+To add a kind of model that is made or converted: a module beside `made` or `convert`, and a branch in
+`folder.prepare_model`.
+"""

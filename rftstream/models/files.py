@@ -25,15 +25,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a model folder that a tokenizer is made of, by name."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
     return [path for path in sorted(folder.iterdir()) if path.is_file() and path.name in names]
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def digest_files(paths: list[Path]) -> str:
+    """Return `sha256:<hex>` over the names and contents of files, in the given order."""
     total = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -43,4 +46,5 @@ def digest_files(paths: list[Path]) -> str:
 
 
 def digest_bytes(data: bytes) -> str:
+    """Return `sha256:<hex>` of bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -20,6 +20,8 @@ HEADER = "X-Error-Message"
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
+    """A repository on a hub, and a branch of it."""
+
     name: str
     branch: str | None
     """None: the repository's own."""

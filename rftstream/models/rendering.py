@@ -36,6 +36,9 @@ Pieces = list[tuple[str, bool]]
 
 
 class Renderer(Protocol):
+    """What turns messages into token ids and back. `open_renderer` makes it; explorers, evaluators and readers of data
+    call it."""
+
     @property
     def stop_token_ids(self) -> frozenset[int]:
         """Any of these ends a completion."""
@@ -45,7 +48,8 @@ class Renderer(Protocol):
         """Longest prompt + completion."""
 
     @property
-    def vocabulary_size(self) -> int: ...
+    def vocabulary_size(self) -> int:
+        """How many ids there are: each lies below this number."""
 
     @property
     def digest(self) -> str:
@@ -105,10 +109,13 @@ def is_light(spec: ModelSpec) -> bool:
 
 
 def open_renderer(spec: ModelSpec) -> Renderer:
+    """Return the renderer of a model. ConfigError if its tokenizer or its template cannot be used."""
     return FakeRenderer(spec.context) if spec.name == model_folder.FAKE else HfRenderer(spec)
 
 
 class HfRenderer:
+    """The tokenizer of a Hugging Face model folder, with the chat template in effect."""
+
     def __init__(self, spec: ModelSpec) -> None:
         template = model_folder.chat_template_text(spec)
         if template is None:

@@ -57,6 +57,7 @@ class Call:
         self._connection: http.client.HTTPConnection | None = None
 
     def connect(self, connection: http.client.HTTPConnection) -> None:
+        """Note the connection that the request goes over, so that `cancel` can close it."""
         with self._lock:
             self._connection = connection
 

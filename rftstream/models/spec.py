@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
+    """Where a model is and how it is used. `prepare_model` makes it; engines and backends read it."""
+
     name: str
     """Goes into announcements; weights of another model are refused."""
     folder: Path

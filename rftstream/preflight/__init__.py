@@ -1,1 +1,14 @@
-"""preflight."""
+"""What can be known of a run before it starts: whether it will work, fit and learn.
+
+In the order of reading:
+
+    start, readiness          which run folder is meant, and what has to be there before a process starts
+    check, check_report       `rftstream check`: the run file, its data, prompts and rewards; and what is reported
+    check_rewards, check_demonstrations, template_turns, advice
+                              the single checks, and settings that are worth another look
+    trial, trial_run          `rftstream try`: a few problems that are sampled and scored for real
+    sizes, memory, estimate   how large the model is, and how much memory and disk the run takes
+    doctor                    `rftstream doctor`: whether this machine is fit for a run
+
+To add a check: a function that returns findings, called in `check`, and its test.
+"""

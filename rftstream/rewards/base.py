@@ -31,6 +31,7 @@ class TokenSegment:
 
     @property
     def token_ids(self) -> np.ndarray:
+        """The ids as an array, int32 [T]."""
         import numpy as np
 
         return np.frombuffer(self.token_data, "<i4")
@@ -44,6 +45,7 @@ class TokenSegment:
 
     @property
     def behavior_logprobs(self) -> np.ndarray:
+        """The logprobs as an array, float32 [T]."""
         import numpy as np
 
         return np.frombuffer(self.logprob_data, "<f4")
@@ -101,6 +103,8 @@ def needed_answer(item: RewardInput, reward: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
+    """What a reward makes of a rollout: the number that is trained on, its parts, and what was measured on the way."""
+
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -126,6 +130,8 @@ class Reward(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
+    """A rollout to be scored. The verifier and the evaluator submit it to a scorer."""
+
     request_id: str
     taskset: str
     """Which reward: the scorer holds one per taskset (and evaluation)."""
@@ -138,6 +144,8 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReply:
+    """The answer to a ScoreRequest: a score, or the reason why there is none."""
+
     request_id: str
     score: Score | None
     """None when it could not be computed; then `reason` is timeout, error or missing_checker."""
@@ -152,12 +160,15 @@ class ScoreReply:
 class Scorer(Protocol):
     """Scores many requests at once, without blocking the loop that uses it."""
 
-    def submit(self, request: ScoreRequest) -> None: ...
+    def submit(self, request: ScoreRequest) -> None:
+        """Take a request. The reply comes from a later `poll`."""
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
         """What finished; waits up to `wait_s` for the first."""
 
     @property
-    def num_active(self) -> int: ...
+    def num_active(self) -> int:
+        """How many requests were submitted and have no reply yet."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End all children. Requests without a reply get none."""

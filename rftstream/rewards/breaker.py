@@ -28,10 +28,12 @@ class Tried(Protocol):
     """What a breaker needs to know of a rollout."""
 
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """The number that the queue gave to its request."""
 
     @property
-    def group_id(self) -> str: ...
+    def group_id(self) -> str:
+        """The group of the rollout; siblings share a problem."""
 
 
 _Tried = TypeVar("_Tried", bound=Tried)
@@ -62,10 +64,12 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
+        """Whether everything may be tried."""
         return self.num_hung == 0
 
     @property
     def given_up(self) -> bool:
+        """Whether so many tries hung that nothing is tried twice."""
         enough = self.num_hung >= HUNG_IN_A_ROW and len(self._groups) >= GROUPS_IN_A_ROW
         return enough or self.num_hung >= HUNG_ANYHOW
 

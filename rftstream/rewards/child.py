@@ -35,6 +35,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """Score what comes in on stdin until it ends."""
     parent, page_fd = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
     requests, replies = _take_pipes()

@@ -15,6 +15,8 @@ class ExactMatch:
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        """The settings in `[rewards.exact]`."""
+
         strip: bool = True
         """White space around both is ignored."""
         casefold: bool = False
@@ -36,6 +38,7 @@ class ExactMatch:
         return float(found is not None and self._normalize(found) == self._normalize(answer))
 
     def check(self, item: RewardInput) -> None:
+        """RewardError if the problem has no answer."""
         needed_answer(item, "exact")
 
     def _extract(self, completion: str) -> str | None:

@@ -24,6 +24,8 @@ _PAGE = struct.Struct("<dqq")
 
 
 class Setup(msgspec.Struct, kw_only=True):
+    """The first message to a child: what it needs to build the rewards of the run."""
+
     config: dict[str, Any]
     """The resolved run file as plain values."""
     path: list[str]
@@ -33,6 +35,8 @@ class Setup(msgspec.Struct, kw_only=True):
 
 
 class Ready(msgspec.Struct, kw_only=True):
+    """The first message of a child: its rewards are built, or why they are not."""
+
     error: str | None = None
     """The run file's rewards cannot be built."""
     rewards: dict[str, tuple[str, str]] = {}
@@ -42,12 +46,16 @@ class Ready(msgspec.Struct, kw_only=True):
 
 
 class ScoreItem(msgspec.Struct, array_like=True):
+    """A rollout that a child is to score, with the number that its Result will name."""
+
     number: int
     reward: str
     input: RewardInput
 
 
 class Result(msgspec.Struct, array_like=True):
+    """What a child made of an item: a score, or a reason and its detail."""
+
     number: int
     score: Score | None
     reason: str | None = None
@@ -59,6 +67,7 @@ class Result(msgspec.Struct, array_like=True):
 
 
 def pack(value: Any) -> bytes:
+    """Return the frame that holds `value`."""
     body = msgspec.msgpack.encode(value)
     return len(body).to_bytes(4, "little") + body
 
@@ -97,9 +106,11 @@ class At(NamedTuple):
 
 
 def write_page(page: Any, at: At) -> None:
+    """Write into the shared page what the child is at."""
     _PAGE.pack_into(page, 0, at.since, at.number, at.num_items)
 
 
 def read_page(page: Any) -> At:
+    """Return what the child is at, from the shared page."""
     since, number, num_items = _PAGE.unpack_from(page, 0)
     return At(number, num_items, since)

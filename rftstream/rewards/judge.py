@@ -37,6 +37,8 @@ class JudgeReward(Concurrent):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ServedConfig):
+        """The settings in `[rewards.judge]`."""
+
         prompt: str | None = None
         """What it is asked; {prompt}, {completion} and {answer} are filled in. Default: how well the completion solves
         the problem, as `Score: N` from 0 to 10."""

@@ -20,6 +20,8 @@ class MathReward:
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        """The settings in `[rewards.math]`."""
+
         float_rounding: int = 6
         """Decimal places to which floats are compared."""
         strict: bool = True

@@ -46,14 +46,19 @@ class BatchSizes:
         self._item_s: dict[str, float] = {}
 
     def limit(self, reward: str) -> int:
+        """Return how many rollouts the reward may get at once."""
         return max(1, int(min(self._max_batch, self._patience_s / self._item_s.get(reward, 1e-9))))
 
     def took(self, reward: str, num_items: int, seconds: float) -> None:
+        """Note how long a call for so many rollouts took."""
         item_s = max(1e-9, seconds / num_items)
         self._item_s[reward] = 0.5 * self._item_s.get(reward, item_s) + 0.5 * item_s
 
 
 class RewardChild:
+    """A child process that computes rewards. A ProcessScorer starts it, lets it `take` from the queue, reads by
+    `receive`, and ends it by `kill`."""
+
     def __init__(self, setup: bytes, selector: selectors.BaseSelector, sizes: BatchSizes) -> None:
         self.held: dict[int, Pending] = {}
         """Sent and not yet answered."""
@@ -82,6 +87,7 @@ class RewardChild:
 
     @property
     def pid(self) -> int:
+        """The process id of the child."""
         return self._process.pid
 
     @property
@@ -94,6 +100,7 @@ class RewardChild:
 
     @property
     def exited(self) -> bool:
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     @property
@@ -170,6 +177,7 @@ class RewardChild:
         return results, False
 
     def hangs(self, now: float, timeout_s: float) -> bool:
+        """Return whether it has been at its item for longer than `timeout_s`, or takes too long to start."""
         if not self.versions:
             return now - self._started_at > START_TIMEOUT_S
         at = read_page(self._page)

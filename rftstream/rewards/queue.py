@@ -44,10 +44,12 @@ class Pending:
 
     @property
     def group_id(self) -> str:
+        """The group of the rollout; its own id if it is alone."""
         return self.request.group_id or self.request.request_id
 
     @property
     def rollout_id(self) -> str:
+        """The id of the rollout in the log."""
         return self.request.rollout_id or self.request.request_id
 
 
@@ -77,6 +79,7 @@ class ScoringQueue:
         return len(self._active)
 
     def find(self, number: int) -> Pending | None:
+        """Return the request of this number, or None if it has its reply."""
         return self._active.get(number)
 
     def submit(self, request: ScoreRequest, encode: Callable[[int], msgspec.Raw] | None = None) -> None:

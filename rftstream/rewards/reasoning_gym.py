@@ -17,6 +17,8 @@ class ReasoningGymReward:
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        """The settings in `[rewards.reasoning_gym]`."""
+
         tag: str | None = "answer"
         """The answer is what the last <tag>...</tag> holds, or the whole text when it has none."""
         require_tag: bool = False
@@ -42,6 +44,7 @@ class ReasoningGymReward:
         return Score(reward=reward, metrics={"answered": float(answer is not None)})
 
     def check(self, item: RewardInput) -> None:
+        """RewardError if the problem does not come from reasoning-gym."""
         for name in ("dataset", "config", "entry"):
             if name not in item.info:
                 raise RewardError(f"reasoning_gym: the problem has no {name!r}; its taskset must be reasoning_gym")

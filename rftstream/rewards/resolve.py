@@ -18,6 +18,8 @@ from rftstream.rewards.version import source_version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
+    """One reward of a sum, with its name and weight."""
+
     name: str
     weight: float
     reward: Reward
@@ -37,6 +39,7 @@ class CompositeReward:
 
     @property
     def rewards(self) -> list[Reward]:
+        """The rewards of all parts, in order."""
         return [part.reward for part in self._parts]
 
     def open(self) -> None:

@@ -16,6 +16,8 @@ from rftstream.rewards.base import RewardInput, Score
 
 @dataclass(frozen=True, kw_only=True)
 class ServedConfig:
+    """Settings of a reward that asks a served model."""
+
     url: str | None = None
     """Of the server, where the API begins: `http://127.0.0.1:8000/v1`."""
     model: str | None = None
@@ -76,6 +78,7 @@ class Concurrent:
         raise NotImplementedError
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
+        """Return the score of each item, or the exception that says why there is none; the calls run at once."""
         return list(self._threads.map(self._outcome, items))
 
     def _outcome(self, item: RewardInput) -> Score | BaseException:

@@ -28,6 +28,8 @@ ADDITION = "teacher_logprobs"
 
 
 class TeacherReward(Concurrent):
+    """The teacher's logprobs of a rollout as an addition, and their mean gap to the policy's as the reward."""
+
     takes_base = True
 
     @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class TeacherReward(Concurrent):
         super().__init__(1 if config.path else config.max_concurrent)
 
     def open(self) -> None:
+        """Open the teacher: load its model, where it is a folder."""
         self._teacher.open()
 
     def __call__(self, item: RewardInput) -> Score:
@@ -80,13 +83,18 @@ def _check(logprobs_T: np.ndarray, sampled_T: np.ndarray) -> None:
 
 
 class Teacher(Protocol):
-    def open(self) -> None: ...
+    """A model that says how likely tokens are. A TeacherReward opens it once and then asks it for each segment."""
+
+    def open(self) -> None:
+        """Load what it needs; called once, before the first rollout."""
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
         """Of each token, given those before it: float32 [T], 0 for the first. RewardError."""
 
 
 class ServedTeacher:
+    """A teacher behind vLLM's `/v1/completions`."""
+
     def __init__(self, config: TeacherReward.Config) -> None:
         self._model = AskedModel("teacher", config, "completions")
 
@@ -118,6 +126,8 @@ def _prompt_logprobs(answer: Mapping[str, Any], token_ids_T: np.ndarray) -> np.n
 
 
 class LocalTeacher:
+    """A teacher in a model folder, computed on the CPU of this process."""
+
     def __init__(self, folder: Path, dtype: str) -> None:
         if not (folder / "config.json").is_file():
             raise ConfigError(f"rewards.teacher.path: found no config.json in {folder}, expected a model folder")

@@ -11,6 +11,7 @@ def trained_numbers(size: int, held_out: float) -> np.ndarray:
 
 
 def held_out_numbers(size: int, held_out: float) -> np.ndarray:
+    """Return the numbers below `size` that are held out, int64, in order."""
     return np.flatnonzero(_is_held_out(size, held_out))
 
 

@@ -19,6 +19,7 @@ Sides = dict[str | None, tuple[Segment, ...]]
 
 
 def kind_of(demonstration: Demonstration) -> LossKind:
+    """Return which loss a demonstration goes into: `dpo` for a pair, else `sft`."""
     return LossKind.sft if demonstration.preference is None else LossKind.dpo
 
 

@@ -24,6 +24,8 @@ class ArithmeticTaskset:
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        """The settings in `[tasksets.NAME.options]`."""
+
         operation: Literal["+", "-", "*"] = "+"
         low: Annotated[int, Meta(ge=0)] = 0
         """Smallest term."""

@@ -135,6 +135,7 @@ class _Store:
 
 
 def import_pyarrow(source: str) -> Any:
+    """Import pyarrow. ConfigError, which names `source`, if it is not installed."""
     try:
         import pyarrow.ipc
         import pyarrow.parquet

@@ -97,6 +97,7 @@ class Columns:
         self._tools(row, where)
 
     def problem(self, row: Mapping[str, Any], where: str) -> Problem:
+        """Return the problem in a row. ConfigError, which names `where`, if there is none."""
         messages, answer, tools = self._messages(row, where), self._answer(row, where), self._tools(row, where)
         rest = {name: value for name, value in row.items() if self._goes_on(name)}
         plain = Plain(where)

@@ -36,6 +36,8 @@ Splits = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
+    """Which subset and split of a dataset are asked for."""
+
     subset: str | None
     split: str | None
     folders_are_subsets: bool = False
@@ -90,6 +92,7 @@ def find_splits(data: Sequence[str], card: str, wanted: Wanted, where: str) -> S
 
 
 def splits_by_names(data: Sequence[str]) -> Splits:
+    """Return the splits that the names of folders or files tell of; else all files as `train`."""
     found: Splits = {}
     for name in data:
         if match := _SHARDED.fullmatch(name):

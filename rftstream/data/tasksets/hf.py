@@ -22,8 +22,12 @@ CONVERTED = "refs/convert/parquet"
 
 
 class HfTaskset(RowTaskset):
+    """The rows of one split of a dataset, from a folder or from the hub."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config(TableConfig):
+        """The settings in `[tasksets.NAME.options]`."""
+
         subset: str | None = None
         """Of a dataset that has several; `datasets` calls it the name of a configuration."""
         split: str | None = None
@@ -95,6 +99,7 @@ def _listed(path: Path, key: str) -> Sequence[str]:
 
 
 def json_object(path: Path) -> dict[str, object]:
+    """Return the object in a JSON file. ConfigError if the file holds none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -12,9 +12,11 @@ from rftstream.data.tasksets.table import RowTaskset
 
 
 class JsonlTaskset(RowTaskset):
+    """The rows of one file of JSON lines."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config(TableConfig):
-        pass
+        """The settings in `[tasksets.NAME.options]`."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         path = Path(location)

@@ -14,9 +14,11 @@ from rftstream.errors import ConfigError
 
 
 class ParquetTaskset(RowTaskset):
+    """The rows of Parquet files, in the order of their names."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config(TableConfig):
-        pass
+        """The settings in `[tasksets.NAME.options]`."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         paths = find_files(location)

@@ -21,8 +21,12 @@ from rftstream.errors import ConfigError
 
 
 class ReasoningGymTaskset:
+    """The entries of one of reasoning-gym's tasks, by their number."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        """The settings in `[tasksets.NAME.options]`."""
+
         size: int = 10_000
         """Problems in one pass."""
         seed: int = 0

@@ -30,7 +30,8 @@ class RowReader(Protocol):
     def check_kept(self, names: Sequence[str], where: str) -> None:
         """Of the columns, once for each file."""
 
-    def check(self, row: Mapping[str, Any], where: str) -> None: ...
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Look at a row when its file is opened. ConfigError if nothing can be made of it."""
 
     def wanted(self, names: Sequence[str]) -> list[str]:
         """Of a file's columns those that have to be read."""
@@ -40,6 +41,8 @@ class RowReader(Protocol):
 
 
 class RowSource(Protocol):
+    """Rows of one or more files, found by their number."""
+
     @property
     def digest(self) -> str:
         """SHA-256 of the contents, as hex digits."""

@@ -12,6 +12,8 @@ from rftstream.errors import ConfigError
 
 
 class RowTaskset:
+    """A taskset whose problems are rows of a table. Subclasses open the rows of their kind of source."""
+
     def __init__(self, rows: RowSource, columns: Columns, config: TableConfig, source: str) -> None:
         self._rows, self._columns, self._source = rows, columns, source
         self._skip = config.skip

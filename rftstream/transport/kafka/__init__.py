@@ -1,1 +1,9 @@
-"""transport/kafka."""
+"""The Kafka transport: the log is a Kafka cluster. This folder is the sole importer of kafka-python.
+
+In the order of reading:
+
+    transport, connection  the Transport, and how clients are made
+    producer               transactions, and what is known of their result
+    member, feed           reading by position or as a member of a group, and what was fetched and not yet asked for
+    admin, cluster_check   topics, positions and retention, and what is right and wrong with a cluster
+"""
