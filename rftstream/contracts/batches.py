@@ -32,7 +32,7 @@ class Experience:
     inside one share of one batch."""
 
     ids: RolloutIds
-    """As the task had them; for expert data of the same form, made by the buffer."""
+    """The ids that the task had; those of expert data have the same form and are made by the buffer."""
     batch_sequence: int
     """The batch k, trained at version k."""
     share: int
@@ -50,17 +50,17 @@ class Experience:
     truncated: bool = False
     """A token limit ended the rollout."""
     expert: bool = False
-    """From `experts`, not from the policy."""
+    """Whether it comes from `experts`, not from the policy."""
     pair: str | None = None
-    """For preferences: `chosen` or `rejected`; the two share a group."""
+    """The side of a preference pair: `chosen` or `rejected`; the two share a group."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Of the verdict."""
+    """Parts of the verdict's reward."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of rollout and verdict; under a name that both have, the verdict's."""
+    """Metrics of rollout and verdict; where both have a name, the verdict's counts."""
     additions: dict[str, Array] = field(default_factory=dict)
-    """Of the verdict, e.g. teacher_logprobs [T]."""
+    """Arrays of the verdict, e.g. teacher_logprobs [T]."""
     attachments: dict[str, Media] = field(default_factory=dict)
-    """Of the rollout."""
+    """Payloads of the rollout, by reference."""
     weight: float = 1.0
     """Factor of its loss."""
 
@@ -74,7 +74,7 @@ class BatchManifest:
     share: int
     """Which of the shares; equal to the partition."""
     num_shares: int
-    """Of the run."""
+    """Number of shares of the run."""
     count: int
     """Experiences of this batch in this share."""
     digest: str
@@ -82,13 +82,13 @@ class BatchManifest:
     groups: tuple[str, ...]
     """Groups of this share, in order."""
     num_groups: int
-    """Of the batch, all shares."""
+    """Groups of the batch, over all shares."""
     total_groups: int
-    """Batched by all batches up to and including this one."""
+    """Groups in all batches up to and including this one."""
     last: bool = False
     """The run's last batch; it may be short or empty."""
     admitted: int | None = None
-    """Groups that the feeder had admitted in all, where `last`: a run that was given more to do has more later."""
+    """Groups that the feeder had admitted in all; set where `last`. A run that is given more to do has more later."""
     max_staleness: int = 0
     """batch_sequence minus the oldest version that sampled a token of the batch."""
     metrics: dict[str, float] = field(default_factory=dict)

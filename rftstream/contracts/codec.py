@@ -1,7 +1,7 @@
 """Message <-> record: msgpack maps on the wire, strict and bounded decoding, headers that tell without the body.
 
-The value of a record is a msgpack map of the message's fields; the types are those of `messages.py`, held to
-strictly (an int is no str), and `invariants.py` says what else must hold. Fields that a reader does not know are
+The value of a record is a msgpack map of the message's fields. The types are those of the modules beside this one and
+are held to strictly (an int is no str); `rules.py` says what else must hold. Fields that a reader does not know are
 skipped. Everything that can be wrong with bytes from outside comes out as a ContractError that names the record and
 the place inside it, and as nothing else:
 
@@ -54,13 +54,13 @@ CONTRACTS: dict[type, str] = {cls: contract for contract, cls in MESSAGES.items(
 """Type of a message -> its contract."""
 
 MAX_TOTAL_ITEMS = 1_000_000
-"""Of all lists and maps of one message together."""
+"""The most items that all lists and maps of one message may have together."""
 
 _COUNTED_FROM_BYTES = 65_536
 """A value below this size cannot hold enough to be worth counting."""
 
 MAX_ERROR = 300
-"""Characters of the header `error`."""
+"""The most characters of the header `error`."""
 
 _BYTES = (bytes,)
 _BROKEN = (
@@ -81,7 +81,7 @@ _BROKEN = (
 
 
 def encode(message: Message) -> bytes:
-    """The record value. ContractError if it is not what its contract says, so that no reader would take it."""
+    """Return the record value. ContractError if the message breaks its contract, so that no reader would take it."""
     cls = type(message)
     contract = CONTRACTS.get(cls)
     if contract is None:
@@ -99,7 +99,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(value: bytes, contract: str, where: str = "") -> Message:
-    """The message in a record value. `where` names the record in errors, e.g. `rollouts[3]@8172`."""
+    """Return the message in a record value. `where` names the record in errors, e.g. `rollouts[3]@8172`."""
     cls = MESSAGES.get(contract)
     if cls is None:
         known = ", ".join(MESSAGES)
@@ -115,7 +115,7 @@ def decode(value: bytes, contract: str, where: str = "") -> Message:
 
 
 def digest_of_experiences(encoded: Iterable[bytes]) -> str:
-    """BatchManifest.digest: over the encoded experiences of one share, in order."""
+    """Return BatchManifest.digest, over the encoded experiences of one share in order."""
     digest = hashlib.sha256()
     for value in encoded:
         digest.update(value)
@@ -123,9 +123,10 @@ def digest_of_experiences(encoded: Iterable[bytes]) -> str:
 
 
 def _unpack(value: bytes) -> Any:
-    """Bounded before anything is made of the bytes: by their number, and each length that they announce.
+    """Unpack within bounds, which are checked before anything is built: the number of bytes, and each length they
+    announce.
 
-    Depth is bounded by msgpack's own stack (1,024), below that by the types and `invariants.MAX_DEPTH`."""
+    Depth is bounded by msgpack's own stack (1,024), below that by the types and `rules.MAX_DEPTH`."""
     num_bytes = len(value)
     if num_bytes > MAX_DEAD_BYTES:
         raise ValueError(f"{num_bytes} bytes exceed the limit of {MAX_DEAD_BYTES}")
@@ -146,7 +147,8 @@ def _unpack(value: bytes) -> Any:
 
 
 def _counter() -> Callable[[Any], Any]:
-    """Eight million empty lists fit into a record, and would take fifty times its size in memory."""
+    """Return a function that counts items. Eight million empty lists fit into a record, and take fifty times its size
+    in memory."""
     total = 0
 
     def count(container: Any) -> Any:
@@ -180,11 +182,11 @@ _MSGPACK_ERRORS: dict[type[BaseException], str] = {
     msgpack.FormatError: "got a byte that begins nothing",
     msgpack.ExtraData: "got bytes behind the end of the message",
 }
-"""Those that come without a text, or with one that tells little."""
+"""Words for errors that come without a text, or with one that tells little."""
 
 
 def _refuse(error: BaseException, where: str) -> NoReturn:
-    """One wording for what msgspec, msgpack and Python say about bad input, of bounded length."""
+    """Raise one ContractError, of bounded length, for what msgspec, msgpack and Python say about bad input."""
     text = str(error) or type(error).__name__
     path, role = "$", ""
     if isinstance(error, msgspec.ValidationError):
@@ -247,7 +249,7 @@ _IDS: dict[type, Callable[[Any], str]] = {
     BatchManifest: lambda m: "manifest",
     GroupOutcome: _outcome_id,
 }
-"""Type of a message -> its own id, header `id`: the key, but where several records share one."""
+"""Type of a message -> its own id, for the header `id`. It is the key, except where several records share a key."""
 
 
 def _digest(*parts: str) -> str:
@@ -255,14 +257,14 @@ def _digest(*parts: str) -> str:
 
 
 def key_of(message: Message) -> bytes:
-    """The record key, as the table of topics names it."""
+    """Return the record key, as the table of topics names it."""
     return _KEYS[type(message)](message).encode()
 
 
 # --------------------------------------------------------------------------------------------- headers
 
 Facts = dict[str, str | int | bool | None]
-"""Header -> value; None and False are left out, True is written as 1."""
+"""Header -> value. None and False are left out, and True is written as 1."""
 
 
 def _rollout_facts(ids: RolloutIds) -> Facts:
@@ -326,7 +328,7 @@ _FACTS: dict[type, Callable[[Any], Facts]] = {
 
 
 def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
-    """What audit and index can read of the message without its body; ASCII."""
+    """Return what audit and index can read of the message without its body, in ASCII."""
     cls = type(message)
     contract = CONTRACTS[cls]
     facts: Facts = {
@@ -349,7 +351,7 @@ def _header(value: str | int) -> bytes:
 
 
 def ids_from_headers(record: Record) -> RolloutIds | None:
-    """The rollout's ids, also when the body cannot be decoded; None if not all are there, or make no sense."""
+    """Return the rollout's ids, also when the body cannot be decoded; None if one is missing or makes no sense."""
     try:
         texts = {name: (record.header(name) or b"").decode("ascii") for name in _ID_HEADERS}
         numbers = {name: int(texts.pop(name)) for name in ("sibling", "group_size", "sequence", "min_version")}
@@ -373,8 +375,8 @@ def to_record(
     extra: Headers = (),
     value: bytes | None = None,
 ) -> NewRecord:
-    """The record of a message; `key` is the one that the topic asks for unless given. `value`: what `encode` made of
-    the message, where the caller has it already."""
+    """Return the record of a message. `key` is the one that the topic asks for unless it is given. `value` is what
+    `encode` made of the message, where the caller has it already."""
     contract = CONTRACTS[type(message)]
     if topic not in TOPICS or contract not in TOPICS[topic].messages:
         raise ContractError(f"$: got {contract}, which the topic does not take", where=topic)
@@ -388,7 +390,7 @@ def to_record(
 
 
 def from_record(record: Record) -> Message:
-    """The message of a record. ContractError names `topic[partition]@offset` and the contract."""
+    """Return the message of a record. ContractError names `topic[partition]@offset` and the contract."""
     where = str(record)
     contract = _contract_of(record, where)
     if record.value is None:
@@ -397,14 +399,16 @@ def from_record(record: Record) -> Message:
 
 
 def is_foreign(record: Record) -> bool:
-    """Whether the record is none of the messages that its topic takes: somebody else's, to be passed over."""
+    """Return whether the record is no message that its topic takes. Such a record is somebody else's, and is passed
+    over."""
     topic = TOPICS.get(record.topic)
     contract = record.header("contract")
     return topic is None or contract is None or contract.decode("ascii", "replace") not in topic.messages
 
 
 def _contract_of(record: Record, where: str) -> str:
-    """Contract that the headers name, if this topic takes it and this code knows its version."""
+    """Return the contract that the headers name. ContractError if the topic does not take it, or its version is unknown
+    here."""
     contract = _text_header(record, "contract", where)
     topic = TOPICS.get(record.topic)
     allowed = topic.messages if topic is not None else ()

@@ -22,20 +22,20 @@ class RunManifest:
     digests: dict[str, str]
     """model, tokenizer, chat_template, config, and `taskset.<name>` for each."""
     partitions: int
-    """Of tasks, rollouts, partials and verified; fixed for the run."""
+    """Partitions of tasks, rollouts, partials and verified; fixed for the run."""
     shares: int
-    """Of batches; fixed for the run."""
+    """Shares of `batches`; fixed for the run."""
     seed: int
     """The run's seed; all others derive from it."""
     rftstream_version: str
-    """That created the run."""
+    """Version of rftstream that created the run."""
     changed: tuple[str, ...] = ()
-    """Of a run made of another one's records: `key before -> after` for each setting in which it differs from it."""
+    """Settings in which a run differs from the run whose records it was made of, each as `key before -> after`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who holds a single role. `control`, key `claim/<role>`. The one with the highest epoch is in force."""
+    """Who holds a single role. `control`, key `claim/<role>`. The claim with the highest epoch is in force."""
 
     role: str
     """feeder, buffer, trainer or evaluator."""
@@ -85,9 +85,9 @@ class TasksEnded:
     reason: str
     """taskset, steps, draining, experts."""
     experts: int = 0
-    """Of a run without tasks: demonstrations that there are, of which each pass takes those that are trained on."""
+    """Number of demonstrations of a run without tasks; each pass takes those that are trained on."""
     batches: int | None = None
-    """Of a run without tasks: how many batches all passes make."""
+    """Number of batches that all passes of a run without tasks make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,16 +135,16 @@ class Trimmed:
     at any time."""
 
     name: VersionName
-    """Of the newest checkpoint when this was written."""
+    """The version of the newest checkpoint when this was written."""
     checkpoints: tuple[VersionName, ...]
-    """Those that are kept; any other that is older than `name` is gone."""
+    """The checkpoints that are kept; any other that is older than `name` is gone."""
     offsets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Topic -> the first offset that is kept, per partition. Topics that are not named are whole."""
     version: int = 0
-    """Batches below are gone: the earliest version that can be trained on from."""
+    """The earliest version that training can go on from; batches below it are gone."""
     sequence: int = 0
-    """All groups below are through: each has its outcome, its siblings have been seen, its batch was trained. Records
-    of `tasks`, `rollouts` and `verified` that are gone belong to these."""
+    """All groups below this number are done: each has its outcome, its siblings have been seen, its batch was trained.
+    Records of `tasks`, `rollouts` and `verified` that are gone belong to these."""
     groups: dict[str, int] = field(default_factory=dict)
     """What became of the groups below `sequence`: trained, expired, filtered, dead -> how many."""
     rollouts: dict[str, int] = field(default_factory=dict)

@@ -16,15 +16,15 @@ class DeadLetter:
     offset: int
     """Where the record stands."""
     key: bytes | None
-    """Of the record."""
+    """Key of the record."""
     value: bytes | None
-    """Of the record, unchanged."""
+    """Value of the record, unchanged."""
     headers: tuple[tuple[str, bytes], ...]
-    """Of the record: names and values."""
+    """Headers of the record, as names and values."""
     role: str
-    """Who gave up."""
+    """Role that gave up."""
     reason: str
-    """In a word."""
+    """Why it gave up, in a word."""
     detail: str
     """The error, for people."""
     tries: int
@@ -35,8 +35,8 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadDropped:
-    """Dead letters and dead groups that somebody has done with: they stay where they stand, and are listed no more.
-    `control`, key `dropped/<digest of what is in it>`."""
+    """Dead letters and dead groups that somebody has dealt with: they stay where they stand, and are not listed any
+    more. `control`, key `dropped/<digest of what is in it>`."""
 
     letters: tuple[str, ...]
     """Ids of dead letters, `role/topic/partition/offset`."""

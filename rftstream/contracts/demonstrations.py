@@ -17,7 +17,7 @@ class Preference:
     chosen: tuple[ChatMessage, ...]
     """The better answer."""
     rejected: tuple[ChatMessage, ...]
-    """The worse one."""
+    """The worse answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ def group_id(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
 
 
 def split_group_id(group: str) -> tuple[str, int, int, int] | None:
-    """taskset, pass, index, attempt; None if it is no group_id."""
+    """Return taskset, pass, index and attempt; None if the text is no group_id."""
     taskset, *numbers = group.split("/")
     if not taskset or len(numbers) != 3 or not all(one.isdecimal() and one.isascii() for one in numbers):
         return None
@@ -20,7 +20,7 @@ def split_group_id(group: str) -> tuple[str, int, int, int] | None:
 
 
 def next_attempt(group: str) -> str:
-    """The id of a group that is tried again."""
+    """Return the id of the next attempt of a group."""
     base, _, attempt = group.rpartition("/")
     return f"{base}/{int(attempt) + 1}"
 
@@ -31,6 +31,6 @@ def rollout_id(group: str, sibling: int) -> str:
 
 
 def derive_seed(run_seed: int, *parts: object) -> int:
-    """A seed below 2**63 that depends on the run's seed and the parts alone."""
+    """Return a seed below 2**63 that depends on the run's seed and the parts alone."""
     text = "\x1f".join([str(run_seed), *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

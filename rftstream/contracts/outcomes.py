@@ -51,16 +51,16 @@ class GroupOutcome:
     sequence: int
     """The feeder's count of admitted groups."""
     result: GroupResult
-    """What became of the group; of a late record, what became of its siblings."""
+    """What became of the group; a late record says what became of its siblings."""
     reason: str
     """complete, zero_variance, deadline, stale, unscorable, ..."""
     rollouts: tuple[RolloutSummary, ...]
-    """The siblings that were there; of a late record, the late ones."""
+    """The siblings that were there; a late record lists the late siblings."""
     batch_sequence: int | None = None
     """Set exactly for batched groups."""
     late: bool = False
-    """For siblings that arrived after the outcome."""
+    """Whether the record is about siblings that arrived after the outcome."""
     decided_at: float = 0.0
     """When the buffer decided."""
     group_size: int = 0
-    """Siblings that the feeder admitted; 0: not told, before version 2."""
+    """Siblings that the feeder admitted; 0 in records before version 2, which do not say it."""

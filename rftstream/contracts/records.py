@@ -28,7 +28,7 @@ class Record:
     timestamp_s: float
     key: bytes | None
     value: bytes | None
-    """None for a tombstone, and where a reader was told to leave bodies out."""
+    """The body; None for a tombstone, and where a reader was told to leave bodies out."""
     headers: Headers
 
     @property
@@ -55,7 +55,7 @@ class NewRecord:
     partition: int
     key: bytes | None
     value: bytes | None
-    """None: a tombstone, which takes back what the key had on a compacted topic."""
+    """The body; None for a tombstone, which takes back what the key had on a compacted topic."""
     headers: Headers = ()
 
     @property

@@ -19,9 +19,9 @@ class VersionSpan:
     start: int
     """Position in the segment, from 0."""
     count: int
-    """At least 1."""
+    """Number of tokens, at least 1."""
     trainer_epoch: int
-    """Of the version."""
+    """Trainer epoch of the version."""
     version: int
     """The trainer step of the weights."""
 
@@ -37,7 +37,7 @@ class Segment:
     loss_mask: Array
     """uint8 [T]: 1 where the token was sampled by the policy and may be trained on."""
     versions: tuple[VersionSpan, ...]
-    """In order, not overlapping; together they cover the sampled tokens."""
+    """Spans in order, not overlapping; together they cover the sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,13 @@ class Turn:
     """One message of the conversation as a person reads it."""
 
     role: str
-    """As in ChatMessage."""
+    """Role of the speaker, as in ChatMessage."""
     content: str
     """The text."""
     num_tokens: int = 0
     """Sampled tokens of an assistant turn, 0 for the others."""
     finish_reason: str | None = None
-    """stop, length or repetition, for assistant turns."""
+    """Why an assistant turn ended: stop, length or repetition."""
 
 
 class RolloutStatus(StrEnum):
@@ -76,11 +76,11 @@ class Rollout:
     """One sampled attempt, without a reward. `rollouts`: explorer -> verifier."""
 
     ids: RolloutIds
-    """As the task had them."""
+    """The ids that the task had."""
     status: RolloutStatus
     """How it ended."""
     problem: Problem | None
-    """None exactly when the task was undecodable."""
+    """The problem; None exactly when the task was undecodable."""
     turns: tuple[Turn, ...]
     """The completion: what came after the problem's messages."""
     segments: tuple[Segment, ...]
@@ -88,7 +88,7 @@ class Rollout:
     num_tokens: int
     """Sampled tokens over all segments."""
     sampling: Sampling
-    """As the task had it."""
+    """The sampling settings of the task."""
     error: str | None = None
     """Why it failed, for people."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -106,13 +106,13 @@ class PartialRollout:
     """One piece of an unfinished rollout. `partials`: explorer -> explorer, keyed `rollout_id#piece`."""
 
     ids: RolloutIds
-    """As the task had them."""
+    """The ids that the task had."""
     piece: int
     """Dense from 0."""
     turns: tuple[Turn, ...]
-    """Of this piece only."""
+    """What this piece adds."""
     segments: tuple[Segment, ...]
-    """Of this piece only."""
+    """What this piece adds."""
     num_tokens: int
     """Sampled tokens of this piece."""
     environment_state: bytes | None = None
@@ -124,10 +124,10 @@ class PartialRollout:
     continues: bool = False
     """The first segment goes on where the last one of the piece before ended."""
     kept_messages: int = 0
-    """So many messages of the conversation as the piece before left it stand in front; before the first piece it is
-    the problem's messages."""
+    """How many messages stay of the conversation as the piece before left it; for the first piece that is the problem's
+    messages."""
     messages: tuple[ChatMessage, ...] = ()
-    """What follows them: together they are what the policy is shown now."""
+    """Messages after the kept ones. Together they are what the policy is shown now."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the environment measured so far, in all."""
     started_at: float = 0.0

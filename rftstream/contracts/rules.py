@@ -31,13 +31,13 @@ from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced, WeightsKind
 
 MAX_DEPTH = 32
-"""Of lists and maps inside a value of type Any; the depth of everything else is fixed by the types."""
+"""The deepest nesting of lists and maps in a value of type Any; the types fix the depth of everything else."""
 
 MAX_ITEMS = 65_536
-"""Of one list or map. (Tokens are not lists but bytes.)"""
+"""The most items of one list or map. (Tokens are not lists but bytes.)"""
 
 MAX_RANK = 4
-"""Dimensions of an Array."""
+"""The most dimensions of an Array."""
 
 ITEM_BYTES = {
     "int8": 1,
@@ -210,14 +210,15 @@ RULES: dict[type, Check] = {
     WeightsAnnounced: _weights_announced,
     StepRecord: _step_record,
 }
-"""Type of a message or of a part -> what it promises beyond its types. The shapes of its parts are theirs."""
+"""Type of a message or of a part -> the rule for what it promises beyond its types. Its parts have rules of their
+own."""
 
 
 # --------------------------------------------------------------------------------------------- rules from types
 
 
 def first_violation(message: object) -> Violation | None:
-    """The first promise that a message, or a part of one, does not keep; None if it keeps all."""
+    """Return the first promise that a message or a part of a message does not keep; None if it keeps all."""
     check = _CHECKS[type(message)]
     return None if check is None else check(message)
 
@@ -249,7 +250,8 @@ def _check_part(cls: type) -> Check | None:
 
 
 def _check_numbers(ints: tuple[str, ...], floats: tuple[str, ...]) -> Check | None:
-    """Two passes in C where all is well: half of the time of all checks would go there otherwise."""
+    """Return a check of numbers. Where all is well it takes two passes in C; in Python it would take half the time of
+    all checks."""
     if not ints and not floats:
         return None
     get_ints = operator.attrgetter(*ints, *ints[:1]) if ints else lambda part: (0,)
@@ -348,13 +350,13 @@ def _presence(value: object) -> str:
 
 
 def show(value: object) -> str:
-    """A foreign value for an error text: readable and of bounded length."""
+    """Return a foreign value as an error text shows it: readable and of bounded length."""
     text = repr(value[:80]) if isinstance(value, str) else repr(value)
     return text if len(text) <= 90 else text[:87] + "..."
 
 
 def parts_of(classes: list[type]) -> list[type]:
-    """These dataclasses and every dataclass inside them, each once, in order of first use."""
+    """Return these dataclasses and every dataclass inside them, each once, in order of first use."""
     found: dict[type, None] = {}
     queue = list(classes)
     while queue:

@@ -47,18 +47,19 @@ class ChatMessage:
     content: str
     """The text; empty where a message is tool calls only."""
     media: tuple[Media, ...] = ()
-    """Shown with the text, in order."""
+    """Images or other payloads that are shown with the text, in order."""
     name: str | None = None
-    """Of the speaker or of the tool, where the template uses it."""
+    """Name of the speaker or of the tool, where the template uses it."""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """As the model family writes them, one plain map each."""
+    """Tool calls as the model family writes them, one plain map each."""
     tool_call_id: str | None = None
     """The call that a tool message answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The full set. docs/algorithms.md says with which of them the recorded logprobs are exact."""
+    """Settings of sampling, the full set. docs/algorithms.md says with which of them the recorded logprobs are
+    exact."""
 
     temperature: float = 1.0
     """0 is greedy; the recorded logprobs are then those of temperature 1."""

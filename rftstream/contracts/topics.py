@@ -8,10 +8,10 @@ from enum import StrEnum
 from rftstream.contracts.role_names import RoleName
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Of one record, key, value and headers together."""
+"""The most bytes of one record: key, value and headers together."""
 
 MAX_DEAD_BYTES = MAX_RECORD_BYTES + 256 * 1024
-"""Of one on `dead`: it holds a whole record and says why it is there."""
+"""The most bytes of a record on `dead`, which holds a whole record and says why it is there."""
 
 
 class Width(StrEnum):
@@ -38,7 +38,7 @@ class Topic:
     compacted: bool = False
     max_record_bytes: int = MAX_RECORD_BYTES
     writer: str | None = None
-    """The single role whose claimed epochs its records must name to be in force (runtime/inforce.py); None: records
+    """The single role whose claimed epochs its records must name to be in force (service/in_force.py); None: records
     stand for themselves. On `control` it depends on the message."""
     description: str = ""
 
@@ -169,5 +169,5 @@ TOPICS: dict[str, Topic] = {
 
 
 def num_partitions(topic: Topic, *, partitions: int, shares: int) -> int:
-    """How many partitions the topic has in a run with these counts."""
+    """Return how many partitions the topic has in a run with these counts."""
     return {Width.partitions: partitions, Width.shares: shares, Width.one: 1}[topic.width]

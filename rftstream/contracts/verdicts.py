@@ -18,7 +18,7 @@ class Verdict:
     """A reward and how it came about."""
 
     reward: float
-    """Finite."""
+    """The reward, a finite number."""
     scorer: str
     """Name of the reward."""
     scorer_version: str
@@ -55,13 +55,13 @@ class VerifiedRollout:
     """A rollout with its verdict, or with the reason why it has none. `verified`: verifier -> buffer."""
 
     ids: RolloutIds
-    """As the task had them."""
+    """The ids that the task had."""
     rollout: Rollout | None
-    """None exactly when `reason` is undecodable."""
+    """The rollout; None exactly when `reason` is undecodable."""
     verdict: Verdict | None
-    """None: it could not be scored, which is not a reward of 0."""
+    """The verdict; None if the rollout could not be scored, which is not a reward of 0."""
     reason: UnscorableReason | None = None
-    """Set exactly when `verdict` is None."""
+    """Why there is no verdict; set exactly when `verdict` is None."""
     detail: str | None = None
     """More about the reason, for people."""
     verified_at: float = 0.0

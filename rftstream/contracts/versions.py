@@ -34,7 +34,7 @@ class DeltaObject:
     object: str
     """Name inside the object store."""
     num_bytes: int
-    """Of the object."""
+    """Size of the object."""
     digest: str
     """`sha256:<hex>` of the object."""
 
@@ -54,7 +54,7 @@ class WeightsAnnounced:
     object: str
     """Name inside the object store."""
     num_bytes: int
-    """Of the object."""
+    """Size of the object."""
     digest: str
     """`sha256:<hex>` of the object."""
     weights_digest: str
@@ -68,7 +68,7 @@ class WeightsAnnounced:
     gone: tuple[VersionName, ...] = ()
     """Older versions whose objects are deleted once this record stands here, by whomever and whenever."""
     delta: DeltaObject | None = None
-    """Of full snapshots: the same version once more as a delta, for those who have its parent."""
+    """The same version once more as a delta, beside a full snapshot, for readers that have its parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +78,15 @@ class StepRecord:
     name: VersionName
     """The version that resulted."""
     batch_sequence: int | None
-    """None on resumed records."""
+    """The batch that was trained; None on resumed records."""
     positions: tuple[int, ...]
     """Next offset to read on `batches`, per share."""
     trained_groups: int
-    """By all batches up to this version."""
+    """Number in all batches up to this version."""
     trained_rollouts: int
-    """By all batches up to this version."""
+    """Number in all batches up to this version."""
     weights_digest: str | None
-    """None when this version was not published."""
+    """Digest of the published weights; None when this version was not published."""
     metrics: dict[str, float]
     """Loss, gradient norm, reward, lengths, times, ...; may hold a NaN."""
     resumed: bool = False
@@ -100,9 +100,9 @@ class StepRecord:
     recorded_at: float = 0.0
     """When the step was done."""
     config: str = ""
-    """Of resumed records: the resolved config that this trainer works by, as TOML, secrets left out."""
+    """Set on resumed records: the resolved config that this trainer works by, as TOML, secrets left out."""
     computed_with: dict[str, str] = field(default_factory=dict)
-    """Of resumed records: what the bits of the weights depend on: versions of libraries, threads, device, cpu."""
+    """Set on resumed records: what the bits of the weights depend on (versions of libraries, threads, device, cpu)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class EvalResult:
     num_tasks: int
     """Tasks of the evaluation."""
     num_samples: int
-    """Per task (n)."""
+    """Samples per task (n)."""
     num_unscored: int
     """Samples without a reward; not in the means."""
     metrics: dict[str, float]
