@@ -1,4 +1,8 @@
-"""Algorithms.
+"""Algorithms: each binds a `Config` to the functions of `rftstream.core`.
+
+In the order of reading: `base` says what an algorithm is; `settings`, `scored` and `policy_gradient` are what most have
+in common; then one module for each algorithm, `grpo` first. `by_taskset` makes one algorithm of several, `requirements`
+says what they ask of the rest of a run, and `learning_signal` notices steps that taught nothing.
 
 To add one: a module with a class that has a `Config` and keeps `rftstream.algorithms.base.Algorithm`, and a line here.
 Most of it is in `rftstream.algorithms.policy_gradient`: inherit from there, and say advantages and losses of tokens.

@@ -46,14 +46,14 @@ class TrainingRow:
 
 
 def stratum_of(experience: Experience) -> str:
-    """Kind and taskset: rollouts, demonstrations and pairs are apart, and so are tasksets."""
+    """Return `KIND/TASKSET`: rollouts, demonstrations and pairs are kept apart, and so are tasksets."""
     return f"{experience.loss_kind}/{experience.ids.taskset}"
 
 
 def training_row(
     segment: Segment, advantage: float, temperature: float, group: int, rollout: int = 0, stratum: str = ""
 ) -> TrainingRow:
-    """A row of a segment all of whose sampled tokens have the same advantage."""
+    """Return the row of a segment whose sampled tokens all have the same advantage."""
     import numpy as np
 
     token_ids_T = segment.token_ids.numpy()
@@ -80,12 +80,13 @@ class MicroBatch:
     advantages_BT: Any
     additions: Mapping[str, Any] = field(default_factory=dict)
     entropy_BT: Any | None = None
-    """Of the policy; with a gradient where the algorithm needs `entropy`."""
+    """Entropy of the policy; it has a gradient where the algorithm needs `entropy`."""
     proximal_logprobs_BT: Any | None = None
-    """Of the parameters before the batch. There when the algorithm needs them, and always when a batch takes more than
-    one optimizer step, unless it makes do without; where they are not, they equal the policy's."""
+    """Logprobs by the parameters before the batch. They are there when the algorithm needs them, and always when a
+    batch takes more than one optimizer step, unless the algorithm makes do without. Where they are absent, they equal
+    the policy's."""
     reference_logprobs_BT: Any | None = None
-    """There when the algorithm needs them."""
+    """Logprobs by the reference; they are there when the algorithm needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +103,12 @@ class Denominators:
     num_groups: float = 0.0
     """Groups that have such a row."""
     num_expert_tokens: float = 0.0
-    """Of rows whose addition `expert` is 1."""
+    """Unmasked tokens of rows whose addition `expert` is 1."""
     num_expert_rows: float = 0.0
 
     @staticmethod
     def of(rows: Sequence[TrainingRow], minibatches: int = 1) -> Denominators:
-        """Of each of so many mini-batches that the rows are cut into."""
+        """Return the denominators of each of `minibatches` mini-batches that the rows are cut into."""
         kept = [row for row in rows if row.loss_mask.any()]
         experts = [row for row in kept if is_expert(row)]
         return Denominators(
@@ -120,7 +121,7 @@ class Denominators:
 
 
 def is_expert(row: TrainingRow) -> bool:
-    """Whether its addition `expert` is 1: it is a demonstration's, beside rollouts."""
+    """Return whether the row's addition `expert` is 1: it belongs to a demonstration beside rollouts."""
     return "expert" in row.additions and bool(row.additions["expert"].any())
 
 
@@ -149,14 +150,15 @@ class Algorithm(Protocol):
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Rows and metrics (advantage statistics, groups without signal, ...)."""
+        """Return rows and metrics (advantage statistics, groups without signal, ...)."""
 
     def loss(self, policy_logprobs_BT: Any, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
-        """The micro-batch's share of the loss (they add up), and metrics as sums over the micro-batch, each to be
-        divided by `denominators.num_tokens` in the end unless its name starts with `max_`."""
+        """Return the micro-batch's share of the loss (shares add up), and metrics as sums over the micro-batch, each to
+        be divided by `denominators.num_tokens` in the end unless its name starts with `max_`."""
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The batch's metrics from the token means of what `loss` summed: ratios of means (ESS) are formed here."""
+        """Return the batch's metrics from the token means of what `loss` summed; ratios of means (ESS) are formed
+        here."""
 
 
 def spread_needed(algorithm: Algorithm) -> Spread:
@@ -166,25 +168,25 @@ def spread_needed(algorithm: Algorithm) -> Spread:
 
 
 class RefiningAlgorithm(Algorithm, Protocol):
-    """One that needs to know of the whole batch what only the policy can tell."""
+    """An algorithm that needs the policy's logprobs of the whole batch before it trains on it."""
 
     def refine(
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """The rows that `prepare` gave once more, and more metrics. `row_logprobs`: of each row's unmasked tokens, by
-        the policy before the batch, float32 [T] with 0 elsewhere."""
+        """Return the rows that `prepare` gave, changed as needed, and more metrics. `row_logprobs` are those of each
+        row's unmasked tokens by the policy before the batch, float32 [T] with 0 elsewhere."""
 
 
 class CriticAlgorithm(Algorithm, Protocol):
-    """One with a critic, a network of its own that the backend holds and trains beside the policy."""
+    """An algorithm with a critic: a network of its own that the backend holds and trains beside the policy."""
 
     critic: CriticConfig
 
     def estimate(
         self, rows: Sequence[TrainingRow], values: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """The rows that `prepare` gave once more, with advantages, and more metrics. `values`: what the critic before
-        the batch says of each row's unmasked tokens, of what stands before each; float32 [T] with 0 elsewhere."""
+        """Return the rows that `prepare` gave, with advantages, and more metrics. `values` is what the critic before
+        the batch expects at each unmasked token of a row, given the tokens before it; float32 [T] with 0 elsewhere."""
 
     def value_loss(self, values_BT: Any, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
-        """The micro-batch's share of the critic's loss, and metrics, as `loss` has them."""
+        """Return the micro-batch's share of the critic's loss, and metrics, as `loss` does."""

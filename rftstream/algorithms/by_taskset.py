@@ -54,7 +54,7 @@ class TasksetAlgorithm:
 
     @property
     def label(self) -> str:
-        """In metrics, as `kl/LABEL`."""
+        """The label of its metrics, as in `kl/LABEL`."""
         return "+".join(self.tasksets) or "experts"
 
 
@@ -63,7 +63,7 @@ class ByTaskset:
     backend calls it."""
 
     def __init__(self, rest: TasksetAlgorithm, others: Sequence[TasksetAlgorithm]) -> None:
-        """`rest`: also of demonstrations and pairs."""
+        """`rest` is the algorithm of all other tasksets, and of demonstrations and pairs."""
         self.parts = (rest, *others)
         self._numbers = {name: number for number, part in enumerate(self.parts) for name in part.tasksets}
         self.needs = _union([part.algorithm.needs for part in self.parts])
@@ -83,7 +83,7 @@ class ByTaskset:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """The rows of each algorithm, one after the other."""
+        """Return the rows of each algorithm, one algorithm after the other."""
         rows: list[TrainingRow] = []
         metrics: dict[str, Mapping[str, float]] = {}
         num_groups = 0
@@ -134,7 +134,7 @@ class ByTaskset:
     def loss(
         self, policy_logprobs_BT: Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
-        """Each algorithm sees its own rows, and the denominators of the whole step."""
+        """Add up the losses: each algorithm sees its own rows, and the denominators of the whole step."""
         numbers_B = rows.additions[BY][:, 0]
         losses, metrics = [], dict[str, Any]()
         for number in sorted({int(one) for one in numbers_B.tolist()}):
@@ -151,7 +151,7 @@ class ByTaskset:
         return sum(losses[1:], losses[0]), metrics
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Each algorithm's metrics over its own tokens, as NAME/LABEL, and the means of these by tokens, as NAME."""
+        """Return each algorithm's metrics over its own tokens, as NAME/LABEL, and their means by tokens, as NAME."""
         rest = dict(means)
         found: dict[str, tuple[float, dict[str, float]]] = {}
         for part in self.parts:
@@ -167,8 +167,8 @@ class ByTaskset:
 
 
 def build_algorithm(config: RunConfig, where: str = "trainer.algorithm") -> Algorithm:
-    """Of all tasksets; those with the same algorithm and settings have one together. `where`: the place in the run file
-    that says what those without one of their own have."""
+    """Build the algorithm for all tasksets; those with the same algorithm and settings share it. `where` is the place
+    in the run file that names the algorithm of tasksets without one of their own."""
     kinds: list[tuple[Any, Any]] = []
     tasksets: list[list[str]] = []
     own = {name: f"tasksets.{name}.algorithm" for name, section in config.tasksets.items() if section.algorithm}
@@ -192,8 +192,8 @@ def _union(needs: Sequence[frozenset[str]]) -> frozenset[str]:
 
 
 def _alike(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, ...]:
-    """With the additions of all, 0 where an algorithm has none: what a row has travels where all of its micro-batch
-    have it."""
+    """Give each row the additions of all, 0 where its algorithm has none, since a micro-batch carries only what all of
+    its rows have."""
     names = {name for row in rows for name in row.additions}
     return tuple(
         replace(
@@ -233,8 +233,8 @@ def _without_experts(denominators: Denominators) -> Denominators:
 
 
 def _of_batch(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Of `prepare`: each algorithm's, as NAME/LABEL, and what they come to for the whole batch, as NAME: counts add up,
-    spreads are those of all rollouts, the rest are means over rollouts. `reward/LABEL` is the buffer's."""
+    """Return each algorithm's metrics of `prepare`, as NAME/LABEL, and those of the whole batch, as NAME: counts add
+    up, spreads are those of all rollouts, the rest are means over rollouts. `reward/LABEL` is the buffer's."""
     named = {
         f"{name}/{label}": value for label, own in metrics.items() for name, value in own.items() if name != "reward"
     }
@@ -254,7 +254,7 @@ def _of_batch(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _means(weighed: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """By weight, of those that have the metric; of maxima the largest."""
+    """Return the weighted mean of each metric over the algorithms that have it; of maxima the largest."""
     whole = {}
     for name in dict.fromkeys(name for _, own in weighed for name in own):
         values = [(weight, own[name]) for weight, own in weighed if name in own]

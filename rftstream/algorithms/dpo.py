@@ -40,7 +40,8 @@ class Dpo:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """One row per segment of each side; a pair is a group, its weight stands in the place of an advantage.
+        """Return a row for each segment of each side; a pair is a group, and its weight stands in the place of an
+        advantage.
 
         A pair that has nothing to train on at one of its sides says nothing of which is better: its masks are empty."""
         numbers: dict[str, int] = {}
@@ -88,7 +89,7 @@ class Dpo:
         )
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Sums over pairs come divided by tokens; each is a mean over pairs."""
+        """Return means over pairs; the sums over pairs come divided by tokens."""
         pairs = means.get("pairs", 0.0)
         own = ("accuracy", "margin", "chosen_reward", "rejected_reward")
         ratios = {name: means[name] / pairs if pairs else 0.0 for name in own if name in means}
@@ -97,7 +98,7 @@ class Dpo:
     def held_out(
         self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
     ) -> dict[str, float]:
-        """Loss and accuracy over pairs that are not trained on."""
+        """Return loss and accuracy over pairs that are not trained on."""
         assert reference is not None, "it is asked for"
         margins: dict[int, float] = {}
         weights: dict[int, float] = {}

@@ -42,6 +42,6 @@ class DrGrpo(Clipped):
         return center_on_group_mean(rewards_N, groups_N)
 
     def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:
-        """Sum over tokens and rows / (rows row_tokens)."""
+        """Return the sum over tokens and rows / (rows row_tokens)."""
         loss: Tensor = super().reduce(losses_BT, rows, denominators) / self.config.row_tokens
         return loss

@@ -67,12 +67,13 @@ class GiGpo(Grpo):
 
 
 def sampled_runs(loss_mask_T: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Start and end of each turn of a segment: tokens that were sampled one after the other."""
+    """Return start and end of each turn of a segment: tokens that were sampled one after the other."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], loss_mask_T != 0, [0]]).astype(np.int8)))
     return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _turns_after(owners_K: np.ndarray) -> np.ndarray:
-    """Of each turn: how many its rollout has after it. int [K]; turns of a rollout stand together, in order."""
+    """Return how many turns the rollout of each turn has after it. int [K]; turns of a rollout stand together, in
+    order."""
     ends = {owner: number for number, owner in enumerate(owners_K.tolist())}
     return np.asarray([ends[owner] - number for number, owner in enumerate(owners_K.tolist())], dtype=np.int64)

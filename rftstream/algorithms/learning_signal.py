@@ -17,9 +17,9 @@ from rftstream.config.sections import RunConfig
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
 """Metric of a step: so many steps in a row, itself included, had no learning signal."""
 WARN_AFTER_STEPS = 10
-"""In a row: fewer are told nowhere, since hard tasks begin like that."""
+"""Steps in a row before anything is said; fewer are not reported, since hard tasks begin like that."""
 MANY_CUT = 0.1
-"""Share of completions that a token limit ended from which on that is named as a cause."""
+"""From this share of completions on that a token limit ended, the limit is named as a cause."""
 FLAT = 1e-6
 """A standard deviation below this share of the mean is rounding."""
 
@@ -29,7 +29,7 @@ class NoSignal:
     """What is said about a run whose newest steps had no learning signal."""
 
     steps: int
-    """In a row, until now."""
+    """Steps in a row without a signal, until now."""
     cause: str
     """What the rewards were, and the likely causes."""
 

@@ -45,13 +45,13 @@ class Mix:
         self.needs: frozenset[str] = self._grpo.needs
 
     def mu(self, version: int) -> float:
-        """Of the batch that is trained at `version`."""
+        """Return the weight of imitation for the batch that is trained at `version`."""
         return self.config.mu
 
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """GRPO's rows, then those of the demonstrations, whose weights stand in the place of advantages."""
+        """Return GRPO's rows, then those of the demonstrations, whose weights stand in the place of advantages."""
         experts = demonstration_rows(batch)
         if reference_logprobs is not None:  # those of GRPO's rows, which come first
             reference_logprobs = reference_logprobs[: len(reference_logprobs) - len(experts)]
@@ -110,7 +110,7 @@ class Mix:
         return (1 - mu) * explored + mu * imitated, metrics
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """They come as means over all tokens; each is a mean over its own."""
+        """Turn means over all tokens into means over the tokens of each term."""
         share = means.get("usual_tokens", 0.0)
         explored, imitated = {}, {}
         for name, value in means.items():
@@ -125,7 +125,7 @@ class Mix:
     def held_out(
         self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
     ) -> dict[str, float]:
-        """Token mean over demonstrations that are not trained on."""
+        """Return the token mean of the loss over demonstrations that are not trained on."""
         return {"held_out_loss": token_mean_loss(rows, logprobs)}
 
 

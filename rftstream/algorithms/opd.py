@@ -45,7 +45,7 @@ class Opd(Grpo):
         """Gaps beyond are cut off: to tokens that it would never say a teacher gives whatever its engine has for 0."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Those of the rewards."""
+        """Return GRPO's advantages of the rewards, times `reward_weight`."""
         if not self.config.reward_weight:
             return np.zeros(len(rewards_N))
         return np.asarray(self.config.reward_weight * super().advantages(rewards_N, groups_N))
@@ -78,7 +78,7 @@ class Opd(Grpo):
 
 
 def _gaps(scored: ScoredBatch) -> list[np.ndarray]:
-    """Of each row, float64 [T], 0 where not sampled."""
+    """Return the gap to the teacher at each token of a row, float64 [T], 0 where not sampled."""
     gaps: list[np.ndarray] = []
     for experience in scored.experiences:
         teacher_T = _of_teacher(experience)

@@ -4,7 +4,7 @@ An algorithm inherits from `PolicyGradient`, or from `CorrectedPolicyGradient` i
 the batch (`Clipped`: PPO's), and says `advantages` and `token_losses`; the rest (penalties and divergence in the
 reward, weights, divergence and entropy in the loss, means, metrics) is done here, for all in the same way:
 
-    loss = weigh(w d l + kl_coef k - entropy_coefficient H)
+    loss = reduce(w d l + kl_coef k - entropy_coefficient H)
 
 with d = staleness_decay ** (versions since the token was sampled).
 
@@ -52,9 +52,9 @@ class PolicyGradient:
 
     Config: ClassVar[Any] = PolicyGradientConfig
     name: ClassVar[str]
-    """In errors, as `algorithms.NAME`; `module:Class` unless it says more."""
+    """The algorithm's name in errors, as `algorithms.NAME`; `module:Class` unless a class sets it."""
     normalise: str = "token"
-    """How the losses of tokens become one number: `core.masks.weigh`."""
+    """How `core.masks.reduce_loss` makes one number of the losses of tokens."""
     needs_spread: Spread = "batch"
     takes_kl_by_token: ClassVar[bool] = False
     """Whether `token_advantages` takes the divergence from the reward itself."""
@@ -75,29 +75,30 @@ class PolicyGradient:
     # ----------------------------------------------------------------------------- what an algorithm says
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Of each rollout, float64 [N]."""
+        """Return the advantage of each rollout, float64 [N]."""
         return rewards_N
 
     def rollout_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray) -> np.ndarray:
-        """The same, where more has to be known of a rollout than its group."""
+        """Return the same where more has to be known of a rollout than its group."""
         return self.advantages(rewards_N, scored.groups_N)
 
     def rows(self, scored: ScoredBatch) -> tuple[TrainingRow, ...]:
-        """One per segment, without advantages; with an empty loss mask where there is nothing to train on."""
+        """Return a row for each segment, without advantages; its loss mask is empty where there is nothing to train
+        on."""
         return scored.rows()
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        """Losses [B, T], 0 at masked positions, before weights; metrics as sums over unmasked tokens."""
+        """Return losses [B, T], 0 at masked positions, before weights; and metrics as sums over unmasked tokens."""
         from rftstream.core.losses import policy_gradient_losses
 
         return policy_gradient_losses(policy_BT, rows.advantages_BT, rows.loss_mask_BT), {}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
-        """Factors of these losses [B, T], constants; None: 1."""
+        """Return the factors of these losses [B, T], as constants; None stands for 1."""
         return None, {}
 
     def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:
-        """The micro-batch's share of the loss."""
+        """Return the micro-batch's share of the loss."""
         from rftstream.core.masks import reduce_loss
 
         return reduce_loss(
@@ -116,22 +117,22 @@ class PolicyGradient:
         rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:
-        """Of each row, [T]; `rewards_N`: what `advantages_N` were made of; `kl_R`: the divergence at each token, which
-        both have in them already unless `takes_kl_by_token`."""
+        """Return the advantages of each row's tokens, [T]. `rewards_N` is what `advantages_N` were made of. `kl_R` is
+        the divergence at each token; both have it in them already unless `takes_kl_by_token`."""
         return [
             np.full(len(row.token_ids), advantages_N[owner], dtype=np.float32)
             for row, owner in zip(rows, scored.owners_R, strict=True)
         ]
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
-        """More arrays [T] of a row, for `loss`: at least those that are `added`."""
+        """Return more arrays [T] of a row, for `loss`: at least those in `added`."""
         if AGE_WEIGHT not in self.added:
             return {}
         ages_T = _ages(segment, experience.batch_sequence)
         return {AGE_WEIGHT: (self.config.staleness_decay**ages_T).astype(np.float32)}
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
-        """More metrics of a batch, whose rows have their advantages."""
+        """Return more metrics of a batch, whose rows have their advantages by now."""
         return {}
 
     # ----------------------------------------------------------------------------- what follows from it
@@ -208,13 +209,14 @@ class PolicyGradient:
         return self.reduce(losses_BT, rows, denominators), metrics | parts
 
     def _trained_advantages(self, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> np.ndarray:
-        """What metrics speak of: of rollouts; where tokens are given others than their rollout's, of trained tokens."""
+        """Return the advantages that metrics describe: those of rollouts, or of trained tokens where tokens have their
+        own."""
         if type(self).token_advantages is PolicyGradient.token_advantages:
             return advantages_N
         return of_trained_tokens(rows)
 
     def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
-        """Of the policy before the batch, without gradient [B, T]."""
+        """Return the logprobs of the policy before the batch, without gradient [B, T]."""
         proximal_BT: Tensor | None = rows.proximal_logprobs_BT
         return policy_BT.detach() if proximal_BT is None else proximal_BT
 
@@ -227,7 +229,7 @@ class PolicyGradient:
         return metrics
 
     def _divergences(self, rows: Sequence[TrainingRow], reference_logprobs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """From the reference at each token, float64 [T] per row.
+        """Return the divergence from the reference at each token, float64 [T] per row.
 
         It is the divergence of the policy that sampled: its logprobs are recorded, and the tokens are its own."""
         import torch
@@ -248,7 +250,7 @@ class PolicyGradient:
 
 
 class CorrectedPolicyGradient(PolicyGradient):
-    """With a ratio to the policy before the batch, so that a weight makes up for who sampled."""
+    """A policy gradient with a ratio to the policy before the batch, so that a weight makes up for who sampled."""
 
     Config: ClassVar[Any] = CorrectedConfig
 
@@ -319,7 +321,7 @@ class Clipped(CorrectedPolicyGradient):
 
     Config: ClassVar[Any] = ClippedConfig
     clip_level: ClassVar[Level] = "token"
-    """Of whose ratios: `core.ratios`."""
+    """Whether the ratio is that of a token or of a row, as `core.ratios` has it."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -348,7 +350,7 @@ class Clipped(CorrectedPolicyGradient):
 
 
 def _ages(segment: Segment, version: int) -> np.ndarray:
-    """How many versions before `version` each token was sampled, at least 0. int64 [T]."""
+    """Return how many versions before `version` each token was sampled, at least 0. int64 [T]."""
     ages_T = np.zeros(len(segment.token_ids.numpy()), dtype=np.int64)
     for span in segment.versions:
         ages_T[span.start : span.start + span.count] = max(0, version - span.version)

@@ -62,7 +62,7 @@ class Ppo(Clipped):
         rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:
-        """The reward of each token, until `estimate` knows the values."""
+        """Return the reward of each token; `estimate` makes advantages of them when the values are known."""
         result = [
             np.zeros(len(row.token_ids)) if kl_R is None else -self.config.kl_coef * kl_R[number]
             for number, row in enumerate(rows)
@@ -104,7 +104,7 @@ class Ppo(Clipped):
         ), metrics
 
     def value_loss(self, values_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
-        """Mean over all trained tokens."""
+        """Return the critic's loss, a mean over all trained tokens."""
         from rftstream.core.losses import value_losses
         from rftstream.core.masks import reduce_loss
 
@@ -123,7 +123,7 @@ class Ppo(Clipped):
 def _by_row(
     rows: Sequence[TrainingRow], values: Sequence[np.ndarray], *, gamma: float, lam: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Advantages and returns of each row, float64 [T]; a rollout goes on from one of its rows to the next."""
+    """Return advantages and returns of each row, float64 [T]; a rollout goes on from one of its rows to the next."""
     first = [number for number, row in enumerate(rows) if not number or row.rollout != rows[number - 1].rollout]
     spans = list(zip(first, [*first[1:], len(rows)], strict=True))
     rewards_NT, values_NT, mask_NT = (

@@ -38,7 +38,7 @@ class ReinforcePlusPlus(Clipped):
         self.needs_spread = "group" if config.group_baseline else "batch"
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Before the divergence is taken and all are whitened."""
+        """Return the advantages before the divergence is taken and all are whitened."""
         return center_on_group_mean(rewards_N, groups_N) if self.config.group_baseline else rewards_N
 
     def token_advantages(
@@ -66,7 +66,8 @@ class ReinforcePlusPlus(Clipped):
 
 
 def _later_divergence(scored: ScoredBatch, kl_R: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """From each token to the end of its rollout, over all its rows, itself included; float64 [T] of each row."""
+    """Sum the divergence from each token, itself included, to the end of its rollout, over all its rows; float64 [T] of
+    each row."""
     later = []
     for rollout in range(len(scored.experiences)):
         own = [kl_R[row] for row in np.flatnonzero(scored.owners_R == rollout).tolist()]

@@ -32,7 +32,7 @@ class ReMax(Clipped):
         """The settings in `[algorithms.remax]`."""
 
     def rows(self, scored: ScoredBatch) -> tuple[TrainingRow, ...]:
-        """Those of greedy siblings, and of groups without one, have nothing to train on."""
+        """Return the rows; those of greedy siblings, and of groups without one, have nothing to train on."""
         greedy_N = _greedy(scored)
         trained_N = ~greedy_N & np.isin(scored.groups_N, scored.groups_N[greedy_N])
         return tuple(

@@ -17,7 +17,7 @@ from rftstream.models.spec import ModelSpec
 
 
 def critic_of(algorithm: Algorithm) -> CriticConfig | None:
-    """Its settings, if the algorithm has one."""
+    """Return the settings of the algorithm's critic, or None if it has none."""
     return cast(CriticAlgorithm, algorithm).critic if "values" in algorithm.needs else None
 
 
@@ -27,7 +27,8 @@ def has_reference(algorithm: Algorithm) -> bool:
 
 
 def the_critic(algorithms: Sequence[Algorithm]) -> CriticConfig | None:
-    """Of all stages, if any has one. ConfigError if they have different ones."""
+    """Return the settings of the critic that the stages share, if any has one. ConfigError if they have different
+    ones."""
     critics = [critic for one in algorithms if (critic := critic_of(one)) is not None]
     if any(one != critics[0] for one in critics):
         raise ConfigError("stages: critics of different settings, expected one for the whole run; set them alike")
@@ -66,7 +67,7 @@ def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_cl
 
 
 def critic_folder(config: RunConfig, critic: CriticConfig, spec: ModelSpec) -> Path:
-    """The model folder that it begins as."""
+    """Return the model folder that the critic begins as."""
     if critic.model is None:
         return spec.folder
     folder = (Path(config.base) / Path(critic.model).expanduser()).resolve()
@@ -79,8 +80,8 @@ def critic_folder(config: RunConfig, critic: CriticConfig, spec: ModelSpec) -> P
 
 
 def has_greedy_sibling(config: RunConfig) -> bool:
-    """Whether the first sibling of each group is sampled greedily, as a baseline. ConfigError where that leaves nothing
-    to train on, or where other groups of the run have none."""
+    """Return whether the first sibling of each group is sampled greedily, as a baseline. ConfigError where that leaves
+    nothing to train on, or where other groups of the run have none."""
     name = config.trainer.algorithm
     named = {where: name_of_algorithm(one, where) for where, one in config.algorithms_named().items()}
     greedy = [

@@ -34,11 +34,11 @@ class ScoredBatch:
 
     @property
     def segments(self) -> list[Segment]:
-        """Of each row."""
+        """The segment of each row."""
         return [segment for experience in self.experiences for segment in experience.segments]
 
     def rows(self) -> tuple[TrainingRow, ...]:
-        """One per segment, without advantages yet."""
+        """Return a row for each segment, without advantages yet."""
         return tuple(
             training_row(segment, 0.0, experience.sampling.temperature, int(group), rollout, stratum_of(experience))
             for rollout, (experience, group) in enumerate(zip(self.experiences, self.groups_N, strict=True))
@@ -46,7 +46,7 @@ class ScoredBatch:
         )
 
     def leave_out_truncated(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], float]:
-        """Rows of truncated rollouts with an empty loss mask, and how many rollouts that were."""
+        """Return the rows with empty loss masks for truncated rollouts, and how many rollouts those were."""
         masked = tuple(
             replace(row, loss_mask=np.zeros_like(row.loss_mask)) if self.experiences[owner].truncated else row
             for row, owner in zip(rows, self.owners_R, strict=True)
@@ -61,13 +61,13 @@ class ScoredBatch:
         return compute_overlong_penalties(lengths_N, limits_N, share=share)
 
     def sum_by_rollout(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Of the tokens [T] of each row; float64 [N]."""
+        """Sum the values of tokens, [T] for each row, over each rollout; float64 [N]."""
         sums_R = np.asarray([value.sum(dtype=np.float64) for value in values])
         return np.bincount(self.owners_R, weights=sums_R, minlength=len(self.experiences))
 
     def metrics(self, rewards_N: np.ndarray, advantages: np.ndarray, rows: Sequence[TrainingRow]) -> dict[str, float]:
-        """Of the step; `rewards_N`: those that the advantages were made of; `advantages`: of rollouts or tokens, as
-        they are trained on."""
+        """Return the metrics of the step. `rewards_N` are those that the advantages were made of; `advantages` are
+        those of rollouts or tokens, as they are trained on."""
         without_signal = count_groups_without_signal(rewards_N, self.groups_N)
         num_groups = int(self.groups_N.max()) + 1
         return {
@@ -83,7 +83,8 @@ class ScoredBatch:
 
 
 def collect_scored(batch: Sequence[Experience]) -> ScoredBatch | None:
-    """None if nothing is scored: what has no reward is left out, and never counts as a reward of 0."""
+    """Return the scored experiences of a batch, or None if nothing is scored. What has no reward is left out, and never
+    counts as a reward of 0."""
     scored = tuple(experience for experience in batch if experience.reward is not None)
     if not scored:
         return None
@@ -97,7 +98,7 @@ def collect_scored(batch: Sequence[Experience]) -> ScoredBatch | None:
 
 
 def describe_advantages(advantages: np.ndarray) -> dict[str, float]:
-    """Metrics of those of rollouts or tokens, [N] or [T]."""
+    """Return metrics of the advantages of rollouts or tokens, [N] or [T]."""
     return {
         "advantage": float(advantages.mean()) if len(advantages) else 0.0,
         "advantage_std": float(advantages.std()) if len(advantages) else 0.0,
@@ -106,7 +107,7 @@ def describe_advantages(advantages: np.ndarray) -> dict[str, float]:
 
 
 def of_trained_tokens(rows: Sequence[TrainingRow]) -> np.ndarray:
-    """The advantages of all trained tokens, float64."""
+    """Return the advantages of all trained tokens, float64."""
     return np.concatenate([row.advantages[row.loss_mask > 0] for row in rows] or [np.zeros(0)]).astype(np.float64)
 
 

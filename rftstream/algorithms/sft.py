@@ -34,7 +34,7 @@ class Sft:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """One row per segment; its weight stands in the place of an advantage."""
+        """Return a row for each segment; its weight stands in the place of an advantage."""
         rows = demonstration_rows(batch)
         return rows, {"num_demonstrations": float(len({row.group for row in rows}))}
 
@@ -60,12 +60,12 @@ class Sft:
     def held_out(
         self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
     ) -> dict[str, float]:
-        """Token mean over demonstrations that are not trained on, each by its weight."""
+        """Return the token mean of the loss over demonstrations that are not trained on, each by its weight."""
         return {"held_out_loss": token_mean_loss(rows, logprobs)}
 
 
 def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
-    """Of all demonstrations in the batch, each a group of its own."""
+    """Return the rows of all demonstrations in the batch, each demonstration a group of its own."""
     experts = [one for one in batch if one.expert and one.loss_kind is LossKind.sft]
     return tuple(
         replace(row, behavior_logprobs=np.zeros_like(row.behavior_logprobs))
@@ -75,7 +75,7 @@ def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
 
 
 def token_mean_loss(rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray]) -> float:
-    """float64."""
+    """Return the mean loss over all unmasked tokens, each row by its weight, computed in float64."""
     total = tokens = 0.0
     for row, logprobs_T in zip(rows, logprobs, strict=True):
         kept_T = row.loss_mask > 0

@@ -41,7 +41,7 @@ class Topr(PolicyGradient):
         """Largest weight of a bad rollout: how much likelier it is to the policy than it was to who sampled it."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """How far each rollout's reward is above the baseline: nothing is compared inside a group."""
+        """Return how far each rollout's reward is above the baseline; nothing is compared inside a group."""
         return np.asarray(rewards_N - self.config.baseline)
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:

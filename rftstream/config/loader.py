@@ -30,7 +30,7 @@ def load(
     sets: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> RunConfig:
-    """The resolved config of one or more run files. ConfigError says what is wrong and where."""
+    """Return the resolved config of one or more run files. ConfigError says what is wrong and where."""
     merged: dict[str, Any] = {}
     sources: list[tuple[str, Mapping[str, Any]]] = []
     for file in files:
@@ -60,8 +60,8 @@ def load(
 
 
 def _source_of(error: str, sources: Sequence[tuple[str, Mapping[str, Any]]], files: Sequence[str | Path]) -> str:
-    """Who gave what the error begins with, of those who know most of its path: a value whoever came last, a section
-    who began it. Of what nobody gave, the files."""
+    """Return which source gave the setting that the error names: for a value the last source that gave it, for a
+    section the first; the files, if no source gave it."""
     best, found = 0, ", ".join(map(str, files)) + ":"
     path = _split_key(error.partition(": ")[0])
     for name, values in sources:
@@ -78,7 +78,7 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """A config from plain values, checked as a whole."""
+    """Return a config from plain values, checked as a whole."""
     plain: dict[str, Any] = copy.deepcopy(dict(values))
     secrets.hide(plain)
     for section in ("run", "model", "experts" if "experts" in plain else "tasksets"):
@@ -97,7 +97,8 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Plain values, None and no stages left out: what is written beside the run and recorded in its manifest."""
+    """Return plain values, without None and empty stages, as they are written beside the run and recorded in its
+    manifest."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -115,7 +116,8 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def from_toml(text: str) -> RunConfig:
-    """What `to_toml` wrote, as a log or another run recorded it; nothing is taken from the environment."""
+    """Return the config that `to_toml` wrote, as a log or another run recorded it. Nothing is taken from the
+    environment."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -131,7 +133,7 @@ def to_toml(config: RunConfig) -> str:
 
 
 def replace(config: RunConfig, **settings: Any) -> RunConfig:
-    """A copy with `section__key=value` changed, checked anew: replace(config, trainer__lr=1e-5)."""
+    """Return a copy with `section__key=value` changed, checked anew: replace(config, trainer__lr=1e-5)."""
     values = to_dict(config)
     for key, value in settings.items():
         _set(values, key.split("__"), value, where=key)
@@ -139,7 +141,7 @@ def replace(config: RunConfig, **settings: Any) -> RunConfig:
 
 
 def sampling_for(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> Sampling:
-    """[sampling] with a taskset's or evaluation's own differences."""
+    """Return [sampling] with a taskset's or evaluation's own differences."""
     base = to_dict_flat(config.sampling)
     result: Sampling = registry.convert({**base, **differences}, Sampling, where=where)
     return result
@@ -151,8 +153,8 @@ def to_dict_flat(value: Any) -> dict[str, Any]:
 
 
 def _check_kind_of_log(given: Mapping[str, Any]) -> None:
-    """Who says where brokers are and not of what kind the log is most likely forgot it, and would get one in the run
-    folder. Who names the embedded one switches away from Kafka on purpose."""
+    """Refuse settings of brokers without a kind of log. The kind was most likely forgotten, and the log would be in the
+    run folder. A run file that names the embedded log switches away from Kafka on purpose."""
     for key in ("servers", "options"):
         if given.get(key) and "kind" not in given:
             raise ConfigError(
@@ -222,7 +224,7 @@ def _check_whole(config: RunConfig) -> None:
 
 
 def _check_stages(config: RunConfig) -> None:
-    """What needs no part to be looked up."""
+    """Check the stages as far as no part has to be looked up."""
     if not config.stages:
         return
     if config.run.steps is not None:
@@ -238,12 +240,12 @@ def _check_stages(config: RunConfig) -> None:
 
 
 def _check_differences(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> None:
-    """[sampling] is in order by itself, so what is wrong with both together is one of the differences."""
+    """Check the differences. [sampling] is in order by itself, so an error of both together is in the differences."""
     check_sampling(sampling_for(config, differences, where=where), where=where, given=differences)
 
 
 def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] | None = None) -> None:
-    """ConfigError for a value out of its range, naming the key that was `given`; default: all were."""
+    """Raise ConfigError for a value out of its range. The error names a key that was `given`; by default all were."""
     if given is not None and "min_tokens" not in given and sampling.min_tokens > sampling.max_tokens >= 1:
         raise ConfigError(
             f"{where}.max_tokens: got {sampling.max_tokens}, expected at least min_tokens = {sampling.min_tokens}, as "
@@ -267,8 +269,8 @@ FILE_SCHEMES = ("jsonl:", "parquet:", "file:")
 
 
 def _absolute(config: RunConfig) -> RunConfig:
-    """Relative file locations become absolute, against the folder of the run file; templates become their text, so
-    that all workers of the run have the same."""
+    """Make relative file locations absolute, from the folder of the run file, and replace paths of templates by their
+    text, so that all workers of the run have the same."""
     base = Path(config.base)
 
     def source(text: str) -> str:
@@ -305,7 +307,7 @@ def _absolute(config: RunConfig) -> RunConfig:
 
 
 def experts_source(text: str, base: Path) -> str:
-    """KIND:LOCATION for a path alone: by what there is, else by its ending."""
+    """Return KIND:LOCATION for a path alone, judged by what lies there, else by its ending."""
     if text.partition(":")[0] in ("jsonl", "parquet", "hf", "file"):
         return text
     if (base / Path(text).expanduser()).is_dir():
@@ -314,7 +316,7 @@ def experts_source(text: str, base: Path) -> str:
 
 
 def _template(value: str | None, base: Path, section: str) -> str | None:
-    """A template's text: `value` itself if it reads like one, else of the file that it names."""
+    """Return a template's text: `value` itself if it reads like a template, else the text of the file that it names."""
     if value is None or "{" in value or "\n" in value:
         return value
     where, path = f"{section}.chat_template", base / Path(value).expanduser()
@@ -352,7 +354,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def glance(path: Path) -> dict[str, Any]:
-    """What a file gives, unchecked; nothing if it cannot be read or is not TOML."""
+    """Return what a file gives, unchecked; nothing if it cannot be read or is not TOML."""
     try:
         return _read_toml(path)
     except (ConfigError, OSError):
@@ -384,12 +386,12 @@ def _set(target: dict[str, Any], path: Sequence[str], value: Any, *, where: str)
 
 
 def _split_key(key: str) -> list[str]:
-    """`tasksets."my set".weight` -> its parts, quotes honoured."""
+    """Return the parts of a key such as `tasksets."my set".weight`; quotes are honoured."""
     return [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^.]+)', key)]
 
 
 def _parse_value(text: str) -> Any:
-    """As TOML reads it; what is not TOML is taken as a string, so that quotes can be left out."""
+    """Return the value as TOML reads it. What is not TOML is taken as a string, so that quotes can be left out."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

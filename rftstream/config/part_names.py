@@ -11,7 +11,7 @@ from rftstream.errors import ConfigError
 
 
 def check_part_names(config: RunConfig) -> None:
-    """ConfigError for a part that is neither built in nor `module:Name`. Imports none of them."""
+    """Raise ConfigError for a part that is neither built in nor `module:Name`. No part is imported."""
     for kind, where, name in named_parts(config):
         known = registry.table(kind)
         if name not in known and ":" not in name:
@@ -24,7 +24,7 @@ def check_part_names(config: RunConfig) -> None:
 
 
 def check_shared(config: RunConfig) -> None:
-    """ConfigError for a log that workers cannot share."""
+    """Raise ConfigError for a log that workers cannot share."""
     if config.transport.kind == "memory":
         raise ConfigError(
             "transport.kind: 'memory' lives in one process, expected one that workers share; use 'embedded', "
@@ -33,8 +33,8 @@ def check_shared(config: RunConfig) -> None:
 
 
 def check_teacher(config: RunConfig) -> None:
-    """ConfigError for an algorithm that learns from a teacher whom a taskset's rewards do not ask; what users' own
-    rewards stamp nobody knows before."""
+    """Raise ConfigError for an algorithm that learns from a teacher if a taskset's rewards do not ask one. Rewards of
+    users' own pass, since nobody knows before what they add."""
     named = config.algorithms_named()
     usual = {name_of_algorithm(one, where) for where, one in named.items() if not where.startswith("tasksets.")}
     for name, section in config.tasksets.items():
@@ -50,7 +50,8 @@ def check_teacher(config: RunConfig) -> None:
 
 
 def check_server_updates(config: RunConfig) -> None:
-    """ConfigError for a server that two would give weights: one would sample by those of the other."""
+    """Raise ConfigError for a server that two roles would give weights: one would sample with the weights of the
+    other."""
     if not config.policies.get("openai", {}).get("update"):
         return
     counts = {}
@@ -67,7 +68,8 @@ def check_server_updates(config: RunConfig) -> None:
 
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """Kind, place in the run file, name; of sources only those that are a class of one's own."""
+    """Yield kind, place in the run file, and name of each part; of sources only those that are a class of the user's
+    own."""
     yield "transport", "transport.kind", config.transport.kind
     yield "policy", "explorer.policy", config.explorer.policy
     if config.evaluator.policy is not None:

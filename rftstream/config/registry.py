@@ -16,10 +16,10 @@ from rftstream.config import aliases
 from rftstream.errors import ConfigError, RftError
 
 MANY = 12
-"""More names than these are not all told to somebody to whom one can be proposed."""
+"""With more names than this, an error that can propose a name does not list them all."""
 
 _info_of_class = functools.cache(msgspec.inspect.type_info)
-"""It evaluates every annotation anew, which takes milliseconds for a whole run file."""
+"""Cached, since msgspec evaluates every annotation anew, which takes milliseconds for a whole run file."""
 
 KINDS = {
     "transport": "rftstream.transport:TRANSPORTS",
@@ -34,12 +34,12 @@ KINDS = {
 
 
 def table(kind: str) -> dict[str, str]:
-    """Built-in names of a kind -> where each is."""
+    """Return the built-in names of a kind, with the place of each."""
     return import_path(KINDS[kind], what=kind)  # type: ignore[no-any-return]
 
 
 def resolve(kind: str, name: str, *, where: str = "") -> Any:
-    """The class or function behind `name`. ConfigError names the nearest known one."""
+    """Return the class or function behind `name`. ConfigError names the nearest known name."""
     known = table(kind)
     where = where or kind
     if ":" in name:
@@ -50,7 +50,7 @@ def resolve(kind: str, name: str, *, where: str = "") -> Any:
 
 
 def build_config(part: Any, options: Mapping[str, Any] | None, *, where: str) -> Any:
-    """The part's frozen `Config` from its table in the run file; unknown keys and bad values are ConfigErrors."""
+    """Build the part's frozen `Config` from its table in the run file. Unknown keys and bad values are ConfigErrors."""
     config_type = getattr(part, "Config", None)
     if config_type is None:
         if options:
@@ -60,7 +60,7 @@ def build_config(part: Any, options: Mapping[str, Any] | None, *, where: str) ->
 
 
 def convert(values: Any, target: Any, *, where: str) -> Any:
-    """Plain values to a dataclass, strictly, with errors that name the key as the user wrote it."""
+    """Convert plain values to a dataclass, strictly. Errors name the key as the user wrote it."""
     check_keys(values, target, where)
     check_numbers(values, where)
     try:
@@ -76,7 +76,7 @@ def convert(values: Any, target: Any, *, where: str) -> Any:
 
 
 def _wrong_name(place: str, text: str, values: Any, target: Any, keys: list[str]) -> str:
-    """Of a table whose sections have names that users choose: which of them is not as it should be."""
+    """Say which section has a wrong name, in a table whose names users choose."""
     wanted: Any = _type_info(target)
     for key in keys:
         values, wanted = values[key], _fields(wanted)[key]
@@ -86,7 +86,7 @@ def _wrong_name(place: str, text: str, values: Any, target: Any, keys: list[str]
 
 
 def _form(wanted: Any, text: str) -> str:
-    """The form that a text must have, in words where the field has them."""
+    """Return the form that a text must have, in words where the field has them."""
     kinds = wanted.types if isinstance(wanted, msgspec.inspect.UnionType) else (wanted,)
     for kind in kinds:
         if isinstance(kind, msgspec.inspect.Metadata) and "description" in (kind.extra_json_schema or {}):
@@ -96,7 +96,7 @@ def _form(wanted: Any, text: str) -> str:
 
 
 def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
-    """What was found and what was expected, in the words of the run file."""
+    """Return what was found and what was expected, in the words of the run file."""
     wanted: Any = _type_info(target)
     found = values
     for key in keys:
@@ -127,7 +127,7 @@ IN_TOML = {"object": "a section", "array": "a list"}
 
 
 def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:
-    """ConfigError for keys that no dataclass along the way has. `root`: where else they may belong."""
+    """Raise ConfigError for keys that no dataclass along the way has. `root` is where else they may belong."""
     root = target if root is None else root
     for key, value, inner in _pairs(values, target):
         place = f"{where}.{key}" if where else key
@@ -139,8 +139,8 @@ def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:
 
 
 def check_numbers(values: Any, where: str) -> None:
-    """ConfigError for numbers that no setting can mean: TOML has nan and inf, and Python integers of any size, which no
-    record of the log can hold."""
+    """Raise ConfigError for numbers that no setting can mean: TOML has nan and inf, and Python integers of any size,
+    which no record of the log can hold."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             check_numbers(value, f"{where}.{key}" if where else str(key))
@@ -165,7 +165,7 @@ def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
 
 
 def _suggest_key(key: str, target: Any, root: Any) -> str:
-    """By what it means elsewhere, in this section or another one; else by how it is written."""
+    """Propose a key: by its meaning in other tools, in this section or another; else by its spelling."""
     known, meant = _fields(target), _meant(key, root)
     here = dict.fromkeys(one.rpartition(".")[2] for one in meant)
     if here and all(one in known for one in here):
@@ -176,13 +176,13 @@ def _suggest_key(key: str, target: Any, root: Any) -> str:
 
 
 def _suggest_section(key: str, target: Any) -> str:
-    """Of a setting without its section: where it may belong; else the section that is written alike."""
+    """Propose the section that a setting without a section may belong to; else the section with a like spelling."""
     places = _meant(key, target)
     return f"did you mean {' or '.join(places)}?" if places else suggest(key, _fields(target))
 
 
 def _meant(key: str, root: Any) -> list[str]:
-    """Settings of this name in other sections, and what goes by this name elsewhere."""
+    """Return settings of this name in other sections, and settings that other tools call so."""
     places = [f"{section}.{key}" for section, inner in _fields(root).items() if key in _fields(inner)]
     return places + list(aliases.SETTINGS.get(key.lower().replace("-", "_"), ()))
 

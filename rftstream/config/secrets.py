@@ -22,7 +22,7 @@ _PREFIX = "RFTSTREAM_SECRET"
 
 
 def hide(values: dict[str, Any], *, where: Sequence[str] = (), names: Mapping[str, str] | None = None) -> None:
-    """Replaces literal secrets in place. `names`: dotted key -> the environment variable that it came from."""
+    """Replace literal secrets in place. `names`: dotted key -> the environment variable that it came from."""
     for key, value in values.items():
         path = (*where, str(key))
         if isinstance(value, dict):
@@ -34,13 +34,13 @@ def hide(values: dict[str, Any], *, where: Sequence[str] = (), names: Mapping[st
 
 
 def reveal(options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """The options with their secrets in them. ConfigError for one that this process was not given."""
+    """Return the options with their secrets looked up. ConfigError for a secret that this process was not given."""
     return {key: _revealed(value, f"{where}.{key}") for key, value in options.items()}
 
 
 def hidden(text: str) -> str:
-    """Fit to be written down: without the values of environment variables that are named like secrets, and without the
-    user and password of a URL."""
+    """Return the text fit to be written down: without the values of environment variables that are named like secrets,
+    and without the user and password of a URL."""
     secrets = {value for name, value in os.environ.items() if _IS_SECRET_VARIABLE.search(name) and len(value) >= 4}
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "***")
@@ -66,7 +66,7 @@ def _is_named(value: object) -> bool:
 
 
 def _variable(path: Sequence[str], value: str) -> str:
-    """A free one, or the one that has this value already."""
+    """Return a free variable, or the one that has this value already."""
     base = "__".join((_PREFIX, *(re.sub(r"\W", "_", part).upper() for part in path)))
     name, number = base, 1
     while os.environ.get(name, value) != value:

@@ -315,7 +315,7 @@ class RunConfig:
 
     @property
     def without_tasks(self) -> bool:
-        """Whether there is nothing to explore: it learns from demonstrations or pairs alone."""
+        """Whether there is nothing to explore: the run learns from demonstrations or pairs alone."""
         return not self.tasksets
 
     @property
@@ -329,19 +329,19 @@ class RunConfig:
         return sum(stage.steps for stage in self.stages) if self.stages else self.run.steps
 
     def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
-        """The table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf], with secrets looked up."""
+        """Return the table `[<kind>s.<name>]`, e.g. ("policy", "hf") -> [policies.hf], with secrets looked up."""
         section = "policies" if kind == "policy" else f"{kind}s"
         tables: dict[str, dict[str, Any]] = getattr(self, section)
         return secrets.reveal(tables.get(name, {}), where=f"{section}.{name}")
 
     def build_part(self, kind: str, name: str) -> tuple[Any, Any]:
-        """A part's class and its Config. ConfigError also where the part says that it cannot be used here."""
+        """Return a part's class and its Config. ConfigError also where the part says that it cannot be used here."""
         part = _usable(kind, name)
         plural = "policies" if kind == "policy" else f"{kind}s"
         return part, registry.build_config(part, self.part_options(kind, name), where=f"{plural}.{name}")
 
     def algorithms_named(self) -> dict[str, str | dict[str, Any]]:
-        """Where in the run file algorithms are named -> each, as it stands there."""
+        """Return each place in the run file that names an algorithm, with what stands there."""
         own = {f"tasksets.{name}.algorithm": one.algorithm for name, one in self.tasksets.items() if one.algorithm}
         stages = {
             f"stages.{number}.algorithm": one.algorithm for number, one in enumerate(self.stages) if one.algorithm
@@ -349,7 +349,7 @@ class RunConfig:
         return {"trainer.algorithm": self.trainer.algorithm, **own, **stages}
 
     def build_algorithm(self, where: str) -> tuple[Any, Any]:
-        """As `build_part`, of the algorithm that is named there."""
+        """Return class and Config, as `build_part` does, of the algorithm that is named at `where`."""
         named = self.algorithms_named()[where]
         if isinstance(named, str):
             return self.build_part("algorithm", named)
@@ -359,7 +359,7 @@ class RunConfig:
 
 
 def name_of_algorithm(named: str | Mapping[str, Any], where: str) -> str:
-    """Without its settings. ConfigError if there is none."""
+    """Return the name of an algorithm, without its settings. ConfigError if there is none."""
     name = named if isinstance(named, str) else named.get("name")
     if not isinstance(name, str):
         raise ConfigError(f'{where}: found no name, expected one beside its settings, e.g. {{ name = "grpo", ... }}')

@@ -26,25 +26,26 @@ class Stage:
     """A part of the run that trains with one algorithm, from one version to another."""
 
     number: int = 0
-    """From 0."""
+    """Number of the stage, from 0."""
     name: str = ""
     first: int = 0
     """The version at which its first batch is trained."""
     steps: int | None = None
-    """Its batches; None: as many as there are."""
+    """Number of its batches; None: as many as there are."""
     where: str = "trainer.algorithm"
-    """Of its algorithm in the run file."""
+    """Where the run file names its algorithm."""
     trainer: TrainerSection
-    """With what it has otherwise."""
+    """The trainer's settings in this stage."""
     own_reference: bool = False
-    """Whether the reference, if its algorithm has one, becomes the policy that it begins with."""
+    """Whether the reference, if its algorithm has one, becomes the policy that the stage begins with."""
     takes_rollouts: bool = True
     kind: LossKind | None = None
-    """Of the demonstrations that it takes; None: none, or in a run without stages those of the algorithm."""
+    """Kind of the demonstrations that it takes; None: it takes none, or, in a run without stages, those of the
+    algorithm."""
     expert_ratio: float = 0.0
     """Demonstrations beside the rollouts of a batch, relative to their number."""
     experts_per_batch: int = 0
-    """Where there are no rollouts."""
+    """Demonstrations or pairs in a batch without rollouts."""
 
     @property
     def end(self) -> int | None:
@@ -59,15 +60,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """In order; there is at least one."""
+    """The stages of a run, in order; there is at least one. Every role makes them from the config, and asks by
+    version."""
 
     all: tuple[Stage, ...]
     named: bool
-    """Whether the run file has any."""
+    """Whether the run file has stages; without them, the run is one stage."""
 
     @staticmethod
     def of(config: RunConfig) -> Stages:
-        """ConfigError if an algorithm cannot be found, or takes chats and pairs alike."""
+        """Make the stages of a run. ConfigError if an algorithm cannot be found, or takes both chats and pairs."""
         experts = config.experts or ExpertsSection()
         common = Stage(
             trainer=config.trainer,
@@ -89,12 +91,12 @@ class Stages:
 
     @staticmethod
     def recorded(config: RunConfig) -> Stages:
-        """For who makes no batches, since they are there already."""
+        """Return the single stage of a reader whose batches are recorded already."""
         return Stages((Stage(trainer=config.trainer),), named=False)
 
     @property
     def steps(self) -> int | None:
-        """Of the whole run."""
+        """Batches of the whole run; None: as many as there are."""
         return self.all[-1].end
 
     @property
@@ -103,11 +105,11 @@ class Stages:
         return all(stage.takes_rollouts for stage in self.all)
 
     def at(self, version: int) -> Stage:
-        """Of the batch that is trained at `version`; beyond the end the last one."""
+        """Return the stage of the batch that is trained at `version`; beyond the end the last stage."""
         return next((stage for stage in self.all if stage.end is None or version < stage.end), self.all[-1])
 
     def batches_of_rollouts(self, first: int, end: int) -> int:
-        """How many of the batches `first` ... `end - 1` take rollouts."""
+        """Return how many of the batches `first` ... `end - 1` take rollouts."""
         if not self.named:
             return end - first
         return sum(
@@ -115,8 +117,8 @@ class Stages:
         )
 
     def batch_of_rollouts(self, first: int, number: int) -> int:
-        """The one with this number, from 0, among the batches from `first` on that take rollouts; where there are not
-        so many, the end of the run."""
+        """Return the batch with this number, from 0, among the batches from `first` on that take rollouts; the end of
+        the run, if there are not so many."""
         if not self.named:
             return first + number
         for stage in self.all:
@@ -152,7 +154,8 @@ def _stage(config: RunConfig, number: int, section: StageSection, first: int, co
 
 
 def stage_line(config: RunConfig, version: int) -> str | None:
-    """`2 of 3, grpo, versions 20 to 60`: in which stage a run at this version is; without looking up any part."""
+    """Return in which stage a run at this version is, as `2 of 3, grpo, versions 20 to 60`, without looking up any
+    part."""
     first = 0
     for number, section in enumerate(config.stages):
         end = first + section.steps
@@ -164,13 +167,13 @@ def stage_line(config: RunConfig, version: int) -> str | None:
 
 
 def loss_kinds(algorithm: str, where: str) -> frozenset[LossKind]:
-    """What it learns from."""
+    """Return which losses an algorithm has: what it learns from."""
     part = registry.resolve("algorithm", algorithm, where=where)
     return frozenset(map(LossKind, getattr(part, "loss_kinds", (LossKind.rl,))))
 
 
 def taken_kinds(config: RunConfig) -> frozenset[LossKind]:
-    """What the run learns from, in any of its stages."""
+    """Return what the run learns from, in any of its stages."""
     places = [stage.where for stage in Stages.of(config).all]
     named = config.algorithms_named()
     kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_algorithm(named[one], one), one) for one in places]

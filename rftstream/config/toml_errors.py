@@ -32,7 +32,7 @@ def explain_toml(text: str, error: str) -> str:
 
 
 def _given_twice(named: list[tuple[int, str, bool]]) -> str:
-    """The newest of the names was given before, or is a value and a section."""
+    """Say that the newest of the names was given before, or is both a value and a section."""
     number, name, is_header = named[-1]
     for first, other, was_header in named[:-1]:
         if other == name and was_header and is_header:
@@ -48,7 +48,7 @@ def _given_twice(named: list[tuple[int, str, bool]]) -> str:
 
 
 def _named(lines: list[str]) -> Iterator[tuple[int, str, bool]]:
-    """Line, full name of what begins there, and whether it is the header of a section."""
+    """Yield line, full name of what begins there, and whether it is the header of a section."""
     section = ""
     for number, line in enumerate(lines, start=1):
         if header := _HEADER.match(line):

@@ -1,6 +1,13 @@
 """Pure functions of arrays: no I/O, clock, logger, global randomness, config or in-place change of what they get.
 
 Shapes, as suffixes of names: N rows (or tokens) of a flat list, B rows of a micro-batch, T padded tokens, G groups,
-K spans, V vocabulary, D model width. Losses are those of tokens, of which `masks.weigh` makes one number; metrics are
-sums over unmasked tokens.
+K spans, V vocabulary, D model width. Losses are computed per token, and `masks.reduce_loss` makes one number of them;
+metrics are sums over unmasked tokens.
+
+In the order of reading: `advantages`, `values`, `shaping` and `distillation` make advantages of rewards; `ratios`,
+`masks` and `kl` are what `losses`, `imitation` and `corrections` are made of; `packing` cuts batches; `logprobs`
+computes logprobs without holding all logits; `samples`, `staleness` and `repetition` measure.
+
+To add a function: one that takes arrays and numbers, checks their shapes, and has the formula, the paper and the shapes
+in its docstring; its test computes the numbers by hand.
 """

@@ -18,7 +18,7 @@ def imitation_loss(
     num_rows: float,
     normalise: str = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross entropy of what the expert said: l = - w logp_theta, averaged as `masks.weigh` says.
+    """Cross entropy of what the expert said: l = - w logp_theta, averaged as `masks.reduce_loss` says.
 
     All arrays: float [B, T]; weights are taken as constants. Masked positions may hold anything. Returns the scalar
     loss (0 when everything is masked) and sums over unmasked tokens: nll, probability.

@@ -56,7 +56,7 @@ def count_clamped_kl(
     estimator: Estimator,
     old_logprobs_BT: Tensor | None = None,
 ) -> Tensor:
-    """At how many unmasked tokens `estimate_kl` clamps what it is given: d in k3, or the log-ratio to old."""
+    """Count the unmasked tokens at which `estimate_kl` clamps what it is given: d in k3, or the log-ratio to old."""
     d_BT = -exact_log_ratios(policy_logprobs_BT.detach(), reference_logprobs_BT, loss_mask_BT)
     beyond_BT = d_BT.clamp(min=0) if estimator == "k3" else d_BT * 0
     if old_logprobs_BT is not None:

@@ -1,4 +1,4 @@
-"""Losses of policy gradients, per token; `masks.weigh` makes one number of them.
+"""Losses of policy gradients, per token; `masks.reduce_loss` makes one number of them.
 
 Shapes: B rows, T padded tokens; position t speaks of token t given those before it. All arrays are float [B, T]; old,
 behaviour logprobs and advantages are taken as constants, and masked positions may hold anything. Returned are losses

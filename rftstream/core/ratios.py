@@ -57,6 +57,6 @@ def clamped(log_ratios_BT: Tensor) -> Tensor:
 
 
 def count_clamped(log_ratios_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """At how many unmasked tokens an exact log-ratio is beyond +-20; [B, 1] stands for all tokens of a row."""
+    """Count the unmasked tokens whose exact log-ratio is beyond +-20; [B, 1] stands for all tokens of a row."""
     beyond_BT = (log_ratios_BT.detach().abs() > MAX_LOG_RATIO) & (loss_mask_BT > 0)
     return beyond_BT.to(loss_mask_BT.dtype).sum()

@@ -29,7 +29,7 @@ def best_at_k(values: Sequence[float], k: int) -> float:
 
 
 def worst_at_k(values: Sequence[float], k: int) -> float:
-    """Expected smallest of k samples, likewise."""
+    """Expected smallest of k samples, estimated as `best_at_k` estimates the largest."""
     return -best_at_k([-value for value in values], k)
 
 

@@ -24,5 +24,5 @@ def compute_overlong_penalties(lengths_N: np.ndarray, limits_N: np.ndarray, *, s
 
 
 def sum_of_later(values_T: np.ndarray) -> np.ndarray:
-    """From each token on, itself included: y_t = sum_{s >= t} x_s. float [T] -> float64 [T]."""
+    """Sum the values from each token on, itself included: y_t = sum_{s >= t} x_s. float [T] -> float64 [T]."""
     return np.asarray(np.cumsum(values_T.astype(np.float64)[::-1])[::-1])

@@ -19,7 +19,7 @@ class Reply:
 
     done: bool
     messages: tuple[ChatMessage, ...] = ()
-    """To be shown to the policy before its next turn; empty when done."""
+    """Messages to show to the policy before its next turn; empty when done."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     rewrite: tuple[ChatMessage, ...] | None = None
     """The whole context from now on, for agents that rewrite theirs: a new segment begins."""
@@ -29,18 +29,19 @@ class Environment(Protocol):
     """Built as `Class(config: Class.Config, *, problem: Problem, seed: int)`."""
 
     def start(self) -> tuple[ChatMessage, ...]:
-        """What the policy sees first."""
+        """Return what the policy sees first. The explorer calls it once, before the first turn."""
 
     def reply(self, completion: str, finish_reason: str) -> Reply:
-        """`finish_reason`: stop, length or repetition; after the last two the rollout ends, whatever it replies."""
+        """Answer a completion. `finish_reason` is stop, length or repetition; after the last two the rollout ends,
+        whatever the reply is."""
 
     def save(self) -> bytes | None:
-        """Its state between two turns, for an object in another process to go on from; None if it can't be saved.
-        Asked only while it waits for a completion. A rollout that has had a turn is then not saved at all, and is
-        begun anew should its explorer die; before its first turn no state is needed."""
+        """Return the state between two turns, for an object in another process to go on from; None if it can't be
+        saved. Asked only while it waits for a completion. A rollout that has had a turn is then not saved at all, and
+        is begun anew should its explorer die; before its first turn no state is needed."""
 
     def load(self, state: bytes) -> None:
-        """Goes on from there, instead of `start`. If it raises, the rollout is begun anew with a fresh object."""
+        """Go on from a saved state, instead of `start`. If it raises, the rollout is begun anew with a fresh object."""
 
     def close(self) -> None:
         """Let go of what it holds. Called once, when its rollout is over or is given up."""

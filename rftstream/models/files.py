@@ -12,7 +12,7 @@ from rftstream.errors import ConfigError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a model folder; empty if the file isn't there."""
+    """Return the JSON object in a file; empty if the file isn't there."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

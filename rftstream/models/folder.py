@@ -28,7 +28,7 @@ FAKE = "fake"
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 INITIAL = "initial.json"
-"""In folders with another run's weights: which ones."""
+"""File in a folder with another run's weights: it says which weights."""
 CONVERTED = {"SmolLM2-135M-Instruct": "smollm2"}
 """Names of folders -> what `rftstream convert` calls the model that belongs there."""
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -37,7 +37,8 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 def prepare_model(
     section: ModelSection, folder: Path, seed: int, *, device: str = "cpu", threads: int = 1
 ) -> ModelSpec:
-    """The run's model. `folder` is where a `[model.make]` one is made, once; later calls find it there."""
+    """Find, fetch or make the run's model. `folder` is where a `[model.make]` model is made, once; later calls find it
+    there."""
     spec = _prepare(section, folder, seed, device=device, threads=threads)
     if section.lora is None:
         return spec
@@ -83,7 +84,7 @@ def _prepare(section: ModelSection, folder: Path, seed: int, *, device: str, thr
 
 
 def model_here(section: ModelSection, folder: Path) -> ModelSpec | None:
-    """The run's model for reading what it said, if it lies on this machine; nothing is made or fetched."""
+    """Return the run's model for reading what it said, if it lies on this machine; nothing is made or fetched."""
     found: Path | None = folder
     if section.make is not None:
         found = folder if (folder / RECIPE).is_file() else None
@@ -104,7 +105,7 @@ def model_here(section: ModelSection, folder: Path) -> ModelSpec | None:
 
 
 def _find_cached(name: str) -> Path | None:
-    """What was fetched from the hub before."""
+    """Return the folder that was fetched from the hub before, or None."""
     try:
         import huggingface_hub
 
@@ -114,8 +115,8 @@ def _find_cached(name: str) -> Path | None:
 
 
 def _check_weights(folder: Path) -> None:
-    """ConfigError where there are weights, and all of them in files that may run code when they are opened. A folder
-    without any serves for tokens alone."""
+    """Raise ConfigError if all weights are in files that may run code when they are opened. A folder without any serves
+    for tokens alone."""
     kinds = {path.suffix: path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES}
     if kinds and ".safetensors" not in kinds:
         raise ConfigError(
@@ -126,14 +127,14 @@ def _check_weights(folder: Path) -> None:
 
 
 def check_loadable(spec: ModelSpec) -> None:
-    """ConfigError unless a part that loads the model can: its weights are there and whole, and so is its device. Reads
-    no more than the headers of the weights."""
+    """Raise ConfigError unless the model can be loaded: its weights are there and whole, and its device is there. Only
+    the headers of the weights are read."""
     check_device(spec.device)
     check_complete(spec)
 
 
 def check_complete(spec: ModelSpec) -> None:
-    """ConfigError for a model folder without weights, or with a part of them."""
+    """Raise ConfigError for a model folder without weights, or with a part of them."""
     if spec.name == FAKE:
         raise ConfigError(
             "model.path: 'fake' is no model, expected a Hugging Face model folder or [model.make]; or set "
@@ -156,7 +157,7 @@ def check_complete(spec: ModelSpec) -> None:
 
 
 def tensor_headers(file: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors. ConfigError if it is none."""
+    """Return what a safetensors file says of its tensors. ConfigError if it is no such file."""
     return _read_header(file)[0]
 
 
@@ -166,7 +167,7 @@ def _end_of_tensors(file: Path) -> int:
 
 
 def _read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """And where the tensors begin."""
+    """Return the header of a safetensors file, and where its tensors begin."""
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
@@ -178,8 +179,8 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int]:
 
 @contextlib.contextmanager
 def loading(spec: ModelSpec) -> Iterator[None]:
-    """Around what loads the model: what its folder or its device is to blame for is a ConfigError, since trying again
-    would end the same. What the system refuses for now (memory, disk) goes on as it is."""
+    """Load a model inside of this context. Errors that come from its folder or its device become ConfigErrors, since
+    another try would end the same. What the system refuses for now (memory, disk) passes as it is."""
     check_loadable(spec)
     try:
         yield
@@ -192,7 +193,8 @@ def loading(spec: ModelSpec) -> Iterator[None]:
 
 
 def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) -> ModelSpec:
-    """The same model with the template that a taskset or an evaluation asks for; the spec itself if with none."""
+    """Return the same model with the template that a taskset or an evaluation asks for; the spec itself if it asks for
+    none."""
     if section.chat_template is None and not section.chat_template_kwargs:
         return spec
     return dataclasses.replace(
@@ -203,12 +205,12 @@ def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) ->
 
 
 def initial_of(folder: Path) -> dict[str, Any] | None:
-    """Which run's weights a model folder holds; None for one that is not from `init_from`."""
+    """Return which run's weights a model folder holds; None for a folder that is not from `init_from`."""
     return read_json(folder / INITIAL) or None
 
 
 def chat_template_text(spec: ModelSpec) -> str | None:
-    """The template in effect: the spec's, or the model folder's own; None if there is none."""
+    """Return the template in effect: the spec's, or the model folder's own; None if there is none."""
     if spec.chat_template is not None:
         return spec.chat_template
     file = spec.folder / "chat_template.jinja"
@@ -224,8 +226,8 @@ def chat_template_text(spec: ModelSpec) -> str | None:
 
 
 def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
-    """`sha256:<hex>` of the model (weights and config), its tokenizer and the template in effect; without `weights`,
-    which take long to read, of the latter two."""
+    """Return `sha256:<hex>` of the model (weights and config), its tokenizer and the template in effect. Without
+    `weights`, which take long to read, only the latter two are in it."""
     if spec.name == FAKE:
         return dict.fromkeys(("model", "tokenizer", "chat_template"), digest_bytes(FAKE.encode()))
     files = sorted(path for path in spec.folder.iterdir() if path.is_file())
@@ -238,7 +240,7 @@ def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
 
 
 def template_digest(spec: ModelSpec) -> str:
-    """Of the template in effect and what it is given."""
+    """Return the digest of the template in effect and what it is given."""
     if spec.name == FAKE:
         return digest_bytes(FAKE.encode())
     given = json.dumps(spec.chat_template_kwargs, sort_keys=True) if spec.chat_template_kwargs else ""
@@ -246,7 +248,8 @@ def template_digest(spec: ModelSpec) -> str:
 
 
 def copy_companions(spec: ModelSpec, target: Path) -> None:
-    """All of a model folder but its weights: config, tokenizer, template (the one in effect), generation config."""
+    """Copy all of a model folder but its weights: config, tokenizer, template (the one in effect), generation
+    config."""
     for path in sorted(spec.folder.iterdir()):
         weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name not in (RECIPE, INITIAL):
@@ -261,7 +264,8 @@ def copy_companions(spec: ModelSpec, target: Path) -> None:
 
 
 def _with_defaults(template: str, kwargs: Mapping[str, Any]) -> str:
-    """The template with what it was given as its defaults: who serves the model would not know of them."""
+    """Return the template with what it was given as its defaults, since a server of the model would not know of
+    them."""
     lines = (
         f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
         for name, value in kwargs.items()

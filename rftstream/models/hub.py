@@ -15,7 +15,7 @@ from rftstream.errors import ConfigError, WeightsError
 
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HEADER = "X-Error-Message"
-"""In which a hub says what it does not like."""
+"""Header in which a hub says why it refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class HubPlace:
 
     name: str
     branch: str | None
-    """None: the repository's own."""
+    """Branch; None: the repository's default."""
 
 
 def places_of(text: str, versions: Sequence[int], *, where: str) -> list[HubPlace]:

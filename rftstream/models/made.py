@@ -31,14 +31,14 @@ none for padding, which is done with the end, and none for unknown characters, w
 
 MADE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 RECIPE = "rftstream.json"
-"""In made folders: what they were made from."""
+"""File in a made folder: what the model was made from."""
 LAYOUT = max(SPECIAL_TOKENS)
-"""Of models that are made now; goes up when the same settings give other weights. Runs keep the one that they began
-with."""
+"""Layout of models that are made now; it goes up when the same settings give other weights. Runs keep the one that they
+began with."""
 
 
 def make_model(make: MakeModel, folder: Path, seed: int) -> str:
-    """Makes the folder if it isn't there; the model's name, which depends on recipe and seed."""
+    """Make the folder if it isn't there, and return the model's name, which depends on recipe and seed."""
     if make.width % make.heads or (make.width // make.heads) % 2:
         raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
     if len(set(make.characters)) != len(make.characters) or not make.characters:
@@ -56,7 +56,7 @@ def make_model(make: MakeModel, folder: Path, seed: int) -> str:
 
 
 def make_as_recorded(section: ModelSection, folder: Path, seed: int, digests: Mapping[str, str]) -> None:
-    """Make a `[model.make]` one that is not in `folder` yet in the layout of the run that has these digests."""
+    """Make the `[model.make]` model that is not in `folder` yet, in the layout of the run that has these digests."""
     if section.make is None or (folder / RECIPE).is_file():
         return
     for layout in SPECIAL_TOKENS:

@@ -28,7 +28,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """What only the renderer decides."""
 SHOWN_CHARACTERS = 8
-"""Of those that have no token, in an error."""
+"""The most characters without a token that an error shows."""
 
 
 Pieces = list[tuple[str, bool]]
@@ -41,11 +41,11 @@ class Renderer(Protocol):
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """Any of these ends a completion."""
+        """Ids that end a completion, each of them."""
 
     @property
     def context(self) -> int | None:
-        """Longest prompt + completion."""
+        """The most tokens of prompt and completion together."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -57,29 +57,29 @@ class Renderer(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """What the template takes from outside."""
+        """Names of what the template takes from outside."""
 
     @property
     def dated(self) -> bool:
         """Whether a prompt that was rendered has the date in it."""
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Prompt ids, up to where the assistant's turn begins."""
+        """Return the prompt ids, up to where the assistant's turn begins."""
 
     def render_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of messages that end with one of the assistant's: the prompt ids, as `render` has them, and the ids of that
-        message, up to and including what ends it, as if the policy had said it."""
+        """Return, for messages that end with one of the assistant's, the prompt ids as `render` has them, and the ids
+        of that message as if the policy had said it, including what ends it."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text as it is, with the special tokens that it names."""
+        """Return the ids of a text as it is, with the special tokens that it names."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """Return the text without special tokens."""
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
-        """The text of all tokens, for people: of those that `decode` leaves out, too."""
+        """Return the text of all tokens, for people; those that `decode` leaves out are in it, too."""
 
 
 def pieces_of_turns(renderer: Renderer | None, turns: Sequence[Turn], segments: Sequence[Segment]) -> list[Pieces]:
@@ -99,12 +99,12 @@ def pieces_of_turns(renderer: Renderer | None, turns: Sequence[Turn], segments: 
 
 
 def joined(pieces: Pieces) -> str:
-    """The text alone."""
+    """Return the text alone."""
     return "".join(text for text, _ in pieces)
 
 
 def is_light(spec: ModelSpec) -> bool:
-    """Whether its renderer is opened in a moment, without transformers."""
+    """Return whether the model's renderer is opened in a moment, without transformers."""
     return spec.name == model_folder.FAKE or (spec.folder / "tokenizer.json").is_file()
 
 
@@ -248,7 +248,7 @@ class FakeRenderer:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """As templates expect it: keys that do not apply are absent."""
+    """Return the message as templates expect it: keys that do not apply are absent."""
     values: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         values["name"] = message.name
@@ -263,7 +263,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 class _Tokenizer:
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[list[int]], str]
-    """Text without special tokens."""
+    """Return the text without special tokens."""
     ids: Mapping[str, int]
     """Text -> id, at least of the tokens that have a name."""
     special: Mapping[int, str]
@@ -327,7 +327,7 @@ def _token_text(value: Any) -> str | None:
 
 
 def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """ConfigError for what is not the user's to give."""
+    """Raise ConfigError for arguments that only the renderer gives."""
     for name in kwargs:
         if name in GIVEN:
             raise ConfigError(f"chat_template_kwargs.{name}: every template is given its own; remove it")

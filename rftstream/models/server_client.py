@@ -16,7 +16,7 @@ from rftstream.config import secrets
 from rftstream.errors import ConfigError
 
 PAUSE_S = 0.5
-"""Before the second try; twice as long before each further one."""
+"""Seconds before the second try; twice as long before each further try."""
 
 BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Answers after which another try may help."""
@@ -25,7 +25,7 @@ MISTAKEN = frozenset({401, 403, 404})
 """Answers that every request would get."""
 
 MAX_ANSWER_BYTES = 256 << 20
-"""Many times what logprobs of the longest prompts take."""
+"""The most bytes of an answer: many times what logprobs of the longest prompts take."""
 
 
 class RetryableError(Exception):
@@ -62,7 +62,7 @@ class Call:
             self._connection = connection
 
     def cancel(self) -> None:
-        """Its thread gives up; the server sees that nobody listens any more."""
+        """Cancel the request: its thread gives up, and the server sees that nobody listens any more."""
         self.cancelled.set()
         with self._lock:
             if self._connection is not None and self._connection.sock is not None:
@@ -71,7 +71,8 @@ class Call:
 
 
 class ModelServer:
-    """May be used by many threads at once."""
+    """A client of one resource of a model server. Many threads may use it at once; each `ask` is a request with its
+    tries."""
 
     def __init__(
         self, url: str, resource: str, *, api_key: str | None, timeout_s: float, tries: int, section: str
@@ -95,7 +96,7 @@ class ModelServer:
         self._api_key, self._timeout_s, self._tries, self._section = api_key, timeout_s, tries, section
 
     def ask(self, body: dict[str, Any], call: Call | None = None) -> dict[str, Any]:
-        """The answer to a POST. Refused, or Unreachable after all tries."""
+        """Return the answer to a POST. Raises Refused, or Unreachable after all tries."""
         call = call or Call()
         pause_s, last = PAUSE_S, RetryableError("")
         for number in range(self._tries):
@@ -110,7 +111,7 @@ class ModelServer:
         )
 
     def ask_once(self, body: dict[str, Any], call: Call) -> dict[str, Any]:
-        """Without a second try: Again, where one may help."""
+        """Return the answer without a second try. Raises RetryableError where another try may help."""
         try:
             status, answer = self._post(body, call)
         except (OSError, http.client.HTTPException) as error:
@@ -127,7 +128,7 @@ class ModelServer:
         raise Refused(f"the server answered {said}")
 
     def _hidden(self, text: str) -> str:
-        """Servers repeat keys that they refuse."""
+        """Return the text without the key: servers repeat keys that they refuse."""
         return secrets.hidden(text if not self._api_key else text.replace(self._api_key, "***"))
 
     def _post(self, body: dict[str, Any], call: Call) -> tuple[int, bytes]:

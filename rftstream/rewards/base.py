@@ -27,7 +27,7 @@ class TokenSegment:
     mask_data: bytes
     """uint8 [T]: 1 where the policy sampled it."""
     logprob_data: bytes
-    """float32 [T]: of who sampled it."""
+    """float32 [T]: logprobs by the policy that sampled the tokens."""
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -38,7 +38,7 @@ class TokenSegment:
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """A copy."""
+        """The loss mask as an array, a copy."""
         import numpy as np
 
         return np.frombuffer(self.mask_data, "u1").copy()
@@ -68,7 +68,7 @@ class RewardInput:
     num_tokens: int
     truncated: bool
     num_prompt_messages: int = 1
-    """So many of `messages` are the problem; the rest is what policy and environment said."""
+    """How many of `messages` are the problem; the rest is what policy and environment said."""
     segments: tuple[TokenSegment, ...] = ()
     """Prompt and completion as the policy saw them."""
 
@@ -79,7 +79,7 @@ class RewardInput:
 
 
 def problem_input(problem: Problem) -> RewardInput:
-    """What a reward sees of a problem that nobody has said anything to."""
+    """Return what a reward sees of a problem without a completion."""
     asked = [message for message in problem.messages if message.role == "user"]
     return RewardInput(
         completion="",
@@ -95,7 +95,7 @@ def problem_input(problem: Problem) -> RewardInput:
 
 
 def needed_answer(item: RewardInput, reward: str) -> str:
-    """RewardError if there is none."""
+    """Return the answer of the problem. RewardError, which names `reward`, if there is none."""
     if item.answer is None:
         raise RewardError(f"{reward}: the problem has no answer; name its column in the taskset's columns")
     return item.answer
@@ -134,12 +134,12 @@ class ScoreRequest:
 
     request_id: str
     taskset: str
-    """Which reward: the scorer holds one per taskset (and evaluation)."""
+    """Name of the taskset or evaluation whose reward is meant."""
     item: RewardInput
     rollout_id: str = ""
-    """What it is called in the log; empty: its request_id."""
+    """Id of the rollout in the log; empty: its request_id."""
     group_id: str = ""
-    """Rollouts of one problem, which may hang together; empty: it is alone."""
+    """Group of the rollout: rollouts of one problem may hang together; empty: it is alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +148,13 @@ class ScoreReply:
 
     request_id: str
     score: Score | None
-    """None when it could not be computed; then `reason` is timeout, error or missing_checker."""
+    """The score; None when it could not be computed, and then `reason` is timeout, error or missing_checker."""
     scorer: str
     scorer_version: str
     reason: str | None = None
     detail: str = ""
     tries: int = 1
-    """0: it was given up without one, as all others hung."""
+    """How often it was tried; 0 if it was given up without a try, as all others hung."""
 
 
 class Scorer(Protocol):
@@ -164,7 +164,7 @@ class Scorer(Protocol):
         """Take a request. The reply comes from a later `poll`."""
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
-        """What finished; waits up to `wait_s` for the first."""
+        """Return what has finished; wait up to `wait_s` seconds for the first."""
 
     @property
     def num_active(self) -> int:
