@@ -22,7 +22,7 @@ class FeederSection:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSection:
-    """What every role has."""
+    """Settings that every role has."""
 
     threads: Positive = 1
     """CPU threads for array work, of each process."""
@@ -62,12 +62,13 @@ class VerifierSection(WorkerSection):
     processes: Positive = 1
     """Children that compute rewards, of each verifier."""
     timeout_s: AboveZero = 10.0
-    """Of one call of a reward. A call for several rollouts that takes longer is made again for each alone."""
+    """Time limit of one call of a reward. A call for several rollouts that takes longer is made again for each
+    alone."""
     max_batch: Positive = 64
     """Rollouts that a reward over lists (TRL's, verl's batch, async) gets at once, at most: what waits for it."""
     tries: Positive = 3
-    """Of a rollout whose reward raises, hangs or takes its process along. Fewer where one after the other hangs: then
-    one at a time is tried, and the others are given up until one comes back."""
+    """How often a rollout is tried whose reward raises, hangs or takes its process along. There are fewer tries where
+    one after the other hangs: then one at a time is tried, and the others are given up until one comes back."""
     max_dead_share: Fraction = 0.5
     """Stops with exit 6 when more than this share of the last 200 rollouts has no reward, whatever they died of:
     environment, policy or reward."""
@@ -100,7 +101,7 @@ class TrainerSection(WorkerSection):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Count = 0
     min_lr_share: Fraction = 0.0
-    """Of lr, where linear and cosine end."""
+    """Share of lr where linear and cosine end."""
     weight_decay: NotNegative = 0.0
     adam_betas: tuple[Decay, Decay] = (0.9, 0.95)
     adam_eps: AboveZero = 1e-8
@@ -115,11 +116,12 @@ class TrainerSection(WorkerSection):
     """The reference of a divergence (`kl_coef`) or of DPO becomes the policy of each version that is a multiple of
     this, before it is trained on. Unset: it is version 0 for the whole run."""
     shares: Positive = 1
-    """Of `batches`, fixed for a run. The trainer reads them all, and trains the same whatever their number."""
+    """Partitions of `batches`, fixed for a run. The trainer reads them all, and trains the same whatever their
+    number."""
     checkpoint_every: Positive = 20
-    """Versions."""
+    """Versions between two checkpoints."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
-    """The newest so many."""
+    """How many of the newest checkpoints are kept."""
     keep_every: Positive | None = None
     """Beside them each one whose version is a multiple of this; itself a multiple of `checkpoint_every`."""
     keep_best: str | None = None
@@ -183,6 +185,6 @@ class EvaluatorSection(WorkerSection):
 
     count: Annotated[int, Meta(ge=0, le=1)] = 1
     policy: str | None = None
-    """Default: the explorers'."""
+    """The policy that evaluates; default: the explorers'."""
     device: str = "cpu"
     max_concurrent: Positive = 64

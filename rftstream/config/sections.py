@@ -30,11 +30,11 @@ class RunSection:
     name: RunName
     """Lower case letters, digits, - and _; names the run folder and the topics."""
     steps: Positive | None = None
-    """Ends after so many batches."""
+    """The run ends after so many batches."""
     hours: AboveZero | None = None
-    """Ends at the first step after so long."""
+    """The run ends at the first step after so many hours."""
     stop_reward: float | None = None
-    """Ends when the mean reward of the last `stop_reward_over` steps reaches this."""
+    """The run ends when the mean reward of the last `stop_reward_over` steps reaches this."""
     stop_reward_over: Positive = 10
     seed: Count = 0
     folder: str = "runs"
@@ -137,7 +137,7 @@ class TasksetSection:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The source's own."""
+    """Settings of the source's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class ExpertsSection:
     system: str | None = None
     """System prompt put in front."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The source's own."""
+    """Settings of the source's own."""
     ratio: Annotated[float, Meta(gt=0)] = 0.2
     """Demonstrations in each batch, beside its rollouts: this share of `groups_per_batch` times `group_size`, rounded
     up. 0.2: MIX."""
@@ -171,7 +171,7 @@ class ExpertsSection:
     held_out_every: Positive = 20
     """Versions between two looks at what is held out; after the last step there is always one."""
     held_out_most: Positive = 256
-    """Looks at no more of them."""
+    """The most held-out demonstrations that are looked at."""
     too_long: Literal["error", "skip"] = "error"
     """Longer than the context: refuse to load them all, or leave them out."""
 
@@ -191,7 +191,7 @@ class EvaluationSection:
     every: Positive = 50
     """Versions between two evaluations; version 0 and the final one are always evaluated."""
     num_tasks: Positive | None = None
-    """The first so many problems; default: all."""
+    """How many of the first problems are evaluated; default: all."""
     n: Positive = 1
     """Samples per problem."""
     k: tuple[Positive, ...] = (1,)

@@ -59,7 +59,7 @@ class Breaker:
         """Tries that hung in a row; those that were under way together count as one."""
         self.reason = ""
         self.detail = ""
-        """Of the last try that hung."""
+        """Detail of the last try that hung."""
         self._groups: set[str] = set()
 
     @property

@@ -29,7 +29,7 @@ from rftstream.rewards.functions import BatchFailed
 
 READ_BYTES = 1 << 20
 FLUSH_S = 0.005
-"""Results are kept back at most so long, to be sent together."""
+"""Seconds for which results are kept back at most, to be sent together."""
 MAX_DETAIL = 2000
 PR_SET_PDEATHSIG = 1
 
@@ -58,7 +58,7 @@ def main() -> None:
 def score_items(
     reward: Any, items: Sequence[RewardInput], begin: Callable[[int, int], None] = lambda place, count: None
 ) -> list[tuple[Score | None, str | None, str]]:
-    """For each a score, or the reason and the detail why there is none.
+    """Return for each item a score, or the reason and the detail why there is none.
 
     What fails as a whole is tried one by one, so that the bad one alone has no score. `begin` is told before each try
     with which item it begins and how many it takes."""
@@ -120,7 +120,7 @@ def _score_all(
 
 
 def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:
-    """Those of one batched reward that came together; all others alone."""
+    """Yield items of one batched reward that came together; all others alone."""
     for name, group in itertools.groupby(items, key=lambda item: item.reward):
         if getattr(rewards[name], "batched", False):
             yield list(group)

@@ -38,7 +38,7 @@ class ExactMatch:
         return float(found is not None and self._normalize(found) == self._normalize(answer))
 
     def check(self, item: RewardInput) -> None:
-        """RewardError if the problem has no answer."""
+        """Raise RewardError if the problem has no answer."""
         needed_answer(item, "exact")
 
     def _extract(self, completion: str) -> str | None:

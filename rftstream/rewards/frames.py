@@ -61,7 +61,7 @@ class Result(msgspec.Struct, array_like=True):
     reason: str | None = None
     detail: str = ""
     seconds: float = 0.0
-    """What it took, with those that it was scored with."""
+    """Seconds that the call took, with all items that were scored in it."""
     tried: bool = True
     """False: it comes back as it was, since one before it gave nothing for long."""
 
@@ -99,7 +99,7 @@ class At(NamedTuple):
     """What a child is at."""
 
     number: int
-    """Of the item, or of the first of several; IDLE: none."""
+    """Number of the item, or of the first of several; IDLE: none."""
     num_items: int
     since: float
     """time.monotonic."""

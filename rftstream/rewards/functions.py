@@ -40,7 +40,7 @@ from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.version import source_version
 
 MAX_NUMBERS = 200
-"""Parts and metrics of one score."""
+"""The most parts and metrics of one score."""
 
 NOT_PASSED = ("num_prompt_messages", "segments")
 INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
@@ -49,7 +49,7 @@ OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "l
 
 Convention = Literal["ours", "verl", "verl batch", "TRL"]
 Outcome = Score | None | BaseException
-"""Of one rollout: None where the reward does not apply."""
+"""What a reward makes of one rollout: a score, an error, or None where the reward does not apply."""
 
 
 class BatchFailed(RewardError):
@@ -109,7 +109,7 @@ class FunctionReward:
         return outcome
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Outcome]:
-        """For each its score, or what went wrong with it."""
+        """Return for each item its score, or what went wrong with it."""
         if not self._over_lists:
             return self._one_by_one(items)
         forms = [self._conversational or _is_conversation(item) for item in items]
@@ -122,11 +122,11 @@ class FunctionReward:
 
     @property
     def gets_texts(self) -> bool:
-        """Whether it is one of TRL's that is given texts for prompts of a single message."""
+        """Return whether it has TRL's signature and is given texts for prompts of a single message."""
         return self.convention == "TRL" and not self._conversational
 
     def check(self, item: RewardInput) -> None:
-        """RewardError if the problem lacks a column that the function names."""
+        """Raise RewardError if the problem lacks a column that the function names."""
         known = self._row(item, self._conversational) if self._over_lists else self._one(item)
         if not self._takes_item(known):
             self._check_there(known)
@@ -285,7 +285,7 @@ class FunctionReward:
 
 
 def find_convention(names: Collection[str]) -> Convention:
-    """Whose signature it is, by the names of its parameters."""
+    """Return whose signature it is, by the names of its parameters."""
     if "solution_strs" in names:
         return "verl batch"
     if "solution_str" in names:
@@ -296,7 +296,7 @@ def find_convention(names: Collection[str]) -> Convention:
 
 
 def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
-    """What a reward returned, checked. RewardError unless it is a finite number with finite parts and metrics.
+    """Return what a reward returned as a Score. RewardError unless it is a finite number with finite parts and metrics.
 
     `key` is where a dict has the reward; default: `reward`, else `score`."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):

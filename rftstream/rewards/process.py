@@ -23,19 +23,20 @@ from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result
 from rftstream.rewards.queue import Pending
 
 TARGET_S = 0.05
-"""Work that is sent to a child ahead of time."""
+"""Seconds of work that are sent to a child ahead of time."""
 MAX_HELD = 512
 MAX_CHUNK_BYTES = 8 << 20
 START_TIMEOUT_S = 600.0
-"""A reward may load a model first."""
+"""Seconds that a child may take to start: a reward may load a model first."""
 DYING_S = 0.5
-"""Between the end of a child's pipe and its exit code."""
+"""Seconds to wait for a child's exit code after the end of its pipe."""
 
 _RESULTS = msgspec.msgpack.Decoder(list[Result])
 
 
 class BatchSizes:
-    """How many rollouts a batched reward gets at once: what it does in half of the time limit, by what it took so far.
+    """Decides how many rollouts a batched reward gets at once: what it does in half of the time limit, by what it took
+    so far.
 
     So one that goes through its list in a loop is not killed for it, and one that takes as long for many as for one
     gets many."""
@@ -61,7 +62,7 @@ class RewardChild:
 
     def __init__(self, setup: bytes, selector: selectors.BaseSelector, sizes: BatchSizes) -> None:
         self.held: dict[int, Pending] = {}
-        """Sent and not yet answered."""
+        """Requests that were sent and are not yet answered."""
         self.versions: dict[str, tuple[str, str]] = {}
         """Name of the reward -> scorer and version; empty until the child is ready."""
         self.batched: frozenset[str] = frozenset()
@@ -92,7 +93,7 @@ class RewardChild:
 
     @property
     def current(self) -> list[Pending]:
-        """What it is at: one item, or those of a batch."""
+        """Return what the child is at: one item, or those of a batch."""
         at = read_page(self._page)
         if at.num_items > 1:
             return [pending for pending in self.held.values() if pending.batch == at.number]
@@ -109,7 +110,7 @@ class RewardChild:
         return len(self.held) * self._item_s if self.versions else float("inf")
 
     def take(self, waiting: deque[Pending], selector: selectors.BaseSelector) -> bool:
-        """Takes what it should be sent now, if anything, from the front of the queue."""
+        """Take what the child should be sent now, if anything, from the front of the queue."""
         if not self.versions or self._out:
             return False
         chosen = self._choose(waiting)
@@ -148,7 +149,7 @@ class RewardChild:
         return chosen
 
     def flush(self, selector: selectors.BaseSelector) -> None:
-        """Writes what the pipe takes; the selector says when it takes more."""
+        """Write what the pipe takes; the selector says when it takes more."""
         try:
             while self._out:
                 del self._out[: os.write(self._stdin, memoryview(self._out)[: 1 << 18].tobytes())]
@@ -164,7 +165,7 @@ class RewardChild:
                 selector.unregister(self._stdin)
 
     def receive(self) -> tuple[list[Result], bool]:
-        """Results that have come, and whether the child is still there and makes sense."""
+        """Return the results that have come, and whether the child is still there and makes sense."""
         results: list[Result] = []
         try:
             while data := os.read(self._stdout, 1 << 20):
@@ -184,7 +185,7 @@ class RewardChild:
         return at.number != IDLE and now - at.since > timeout_s and read_page(self._page) == at
 
     def kill(self, selector: selectors.BaseSelector, *, dying: bool = False) -> str:
-        """Ends the child and all that it started; says how it ended. One that is dying may do so by itself."""
+        """End the child and all that it started, and return how it ended. A dying child may end by itself."""
         if self._writing:
             selector.unregister(self._stdin)
             self._writing = False
@@ -242,7 +243,7 @@ class RewardChild:
 
 
 def _fit(pending: Iterable[Pending]) -> list[Pending]:
-    """As many as fit into one chunk; at least one."""
+    """Return as many requests as fit into one chunk; at least one."""
     chosen: list[Pending] = []
     num_bytes = 0
     for one in pending:

@@ -17,7 +17,7 @@ from rftstream.rewards.breaker import SLOW_SHARE, Breaker, is_slow
 logger = logging.getLogger(__name__)
 
 HELD_SHARE = 0.25
-"""Of the time limit: so long a rollout waits at most for the probe of a reward that was given up."""
+"""Share of the time limit that a rollout waits at most for the probe of a reward that was given up."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,12 +27,12 @@ class Pending:
     number: int
     request: ScoreRequest = field(repr=False)
     item: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False)
-    """As it is sent to a child."""
+    """The item as it is sent to a child."""
     tries: int = 0
     detail: str = ""
-    """Of the last try."""
+    """Detail of the last try."""
     alone: bool = False
-    """It may have spoilt a batch: to be sent by itself."""
+    """Whether it is sent by itself, since it may have spoilt a batch."""
     batch: int = -1
     """Number of the first item that it was sent with."""
     held_at: float = 0.0
@@ -60,7 +60,7 @@ class ScoringQueue:
     def __init__(self, *, tries: int, timeout_s: float, now: Callable[[], float]) -> None:
         """`now`: seconds of any clock that only goes forward."""
         self.waiting: deque[Pending] = deque()
-        """To be begun now, in order."""
+        """Requests to begin now, in order."""
         self.finished: list[ScoreReply] = []
         self.scorers: dict[str, tuple[str, str]] = {}
         """Name of the reward -> scorer and version."""
@@ -75,7 +75,7 @@ class ScoringQueue:
 
     @property
     def num_active(self) -> int:
-        """Without a reply."""
+        """How many requests have no reply."""
         return len(self._active)
 
     def find(self, number: int) -> Pending | None:
@@ -83,7 +83,7 @@ class ScoringQueue:
         return self._active.get(number)
 
     def submit(self, request: ScoreRequest, encode: Callable[[int], msgspec.Raw] | None = None) -> None:
-        """`encode`: makes what is sent to a child, from the number."""
+        """Take a request. `encode` makes what is sent to a child, from the number."""
         number = self._next_number
         self._next_number += 1
         item = encode(number) if encode is not None else msgspec.Raw()
@@ -91,7 +91,7 @@ class ScoringQueue:
         self._queue(pending)
 
     def prepare(self) -> None:
-        """Lets a probe begin where a reward is suspected, and replies to what waited too long for one."""
+        """Let a probe begin where a reward is suspected, and reply to requests that waited too long for a probe."""
         for reward, held in self._held.items():
             breaker = self._breakers[reward]
             if held and breaker.probe is None:
@@ -104,20 +104,21 @@ class ScoringQueue:
                 self._give_up(pending, breaker)
 
     def next_at(self) -> float | None:
-        """When `prepare` has something to do at the latest; None: not before something ends."""
+        """Return when `prepare` has something to do at the latest; None: not before something ends."""
         given_up = [held for reward, held in self._held.items() if self._breakers[reward].given_up]
         return min((self._give_up_at(pending) for held in given_up for pending in held), default=None)
 
     # ------------------------------------------------------------------------------------------ how a try ended
 
     def came_back(self, pending: Pending, score: Score | None, reason: str | None, detail: str) -> None:
-        """With a score, or with a reason for which no other try is worth it."""
+        """Note that a try ended with a score, or with a reason for which no other try is worth it."""
         pending.tries += 1
         self._close(pending.reward)
         self._reply(pending, score, reason, detail)
 
     def failed(self, pending: Pending, reason: str, detail: str, *, seconds: float = math.inf) -> None:
-        """Without a score. `seconds`: what an error took; by default there was none, its process was lost with it."""
+        """Note that a try ended without a score. `seconds` is what an error took; by default there was no error, and
+        the process was lost."""
         pending.tries += 1
         pending.detail = detail
         pending.alone = True
@@ -144,7 +145,8 @@ class ScoringQueue:
             self._give_up_held(pending.reward)
 
     def spoilt(self, batch: Sequence[Pending], reason: str, detail: str) -> None:
-        """Several that were tried together, and were lost with their process: none has had a try of its own yet."""
+        """Note that several requests were tried together and lost with their process: none has had a try of its own
+        yet."""
         logger.warning(
             "%s and %d more: %s: %s; each is tried alone",
             batch[0].rollout_id,
@@ -158,7 +160,7 @@ class ScoringQueue:
         self._suspect(batch, reason, detail)
 
     def not_tried(self, pendings: Iterable[Pending]) -> None:
-        """They come first now."""
+        """Put requests back that were not tried; they come first now."""
         for pending in reversed(list(pendings)):
             breaker = self._breakers.get(pending.reward)
             if breaker is None or breaker.closed:

@@ -44,7 +44,7 @@ class ReasoningGymReward:
         return Score(reward=reward, metrics={"answered": float(answer is not None)})
 
     def check(self, item: RewardInput) -> None:
-        """RewardError if the problem does not come from reasoning-gym."""
+        """Raise RewardError if the problem does not come from reasoning-gym."""
         for name in ("dataset", "config", "entry"):
             if name not in item.info:
                 raise RewardError(f"reasoning_gym: the problem has no {name!r}; its taskset must be reasoning_gym")

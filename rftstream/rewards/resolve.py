@@ -43,7 +43,7 @@ class CompositeReward:
         return [part.reward for part in self._parts]
 
     def open(self) -> None:
-        """Costly preparation."""
+        """Open all rewards that need costly preparation."""
         for part in self._parts:
             if (opens := getattr(part.reward, "open", None)) is not None:
                 opens()
@@ -55,7 +55,7 @@ class CompositeReward:
         return outcome
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
-        """For each its score, or what went wrong with it."""
+        """Return for each item its score, or what went wrong with it."""
         if len(self._parts) == 1:
             return [self._weighed(outcome) for outcome in _outcomes(self._parts[0], items)]
         columns = [_outcomes(part, items) for part in self._parts]
@@ -103,8 +103,8 @@ def build_reward(
     where: str = "reward",
     section: TasksetSection | EvaluationSection | None = None,
 ) -> CompositeReward:
-    """The reward that `spec` names, for the taskset of `section`. ConfigError for unknown ones, MissingChecker for
-    absent packages."""
+    """Build the reward that `spec` names, for the taskset of `section`. ConfigError for unknown rewards, MissingChecker
+    for absent packages."""
     wanted = [WeightedReward(name=spec)] if isinstance(spec, str) else list(spec)
     if not wanted:
         raise ConfigError(f"{where}: an empty list; name at least one reward")
@@ -116,7 +116,8 @@ def build_reward(
 
 
 def reward_specs(config: RunConfig) -> dict[str, str | list[WeightedReward]]:
-    """What ScoreRequest.taskset may name -> its reward: each taskset, and `eval:<name>` for each evaluation."""
+    """Return what ScoreRequest.taskset may name, with its reward: each taskset, and `eval:<name>` for each
+    evaluation."""
     return {name: section.reward for name, section in _sections(config).items()}
 
 
@@ -125,7 +126,7 @@ def _sections(config: RunConfig) -> dict[str, TasksetSection | EvaluationSection
 
 
 def build_rewards(config: RunConfig) -> dict[str, CompositeReward | MissingChecker]:
-    """All rewards of a run; in place of one whose package is absent, the error that says so."""
+    """Build all rewards of a run. In place of a reward whose package is absent stands the error that says so."""
     rewards: dict[str, CompositeReward | MissingChecker] = {}
     for name, section in _sections(config).items():
         place = f"evaluations.{name.removeprefix('eval:')}" if name.startswith("eval:") else f"tasksets.{name}"

@@ -30,7 +30,7 @@ from rftstream.rewards.queue import Pending, ScoringQueue
 from rftstream.rewards.resolve import build_rewards, reward_specs
 
 CHECK_S = 0.05
-"""How often children are looked at while waiting."""
+"""Seconds between two looks at the children while waiting."""
 MAX_BAD_STARTS = 3
 
 
@@ -61,7 +61,7 @@ class ProcessScorer:
 
     @property
     def num_active(self) -> int:
-        """Submitted and not yet handed out by `poll`."""
+        """Requests that were submitted and not yet handed out by `poll`."""
         return self._queue.num_active + len(self._queue.finished)
 
     def submit(self, request: ScoreRequest) -> None:
@@ -73,7 +73,8 @@ class ProcessScorer:
         )
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
-        """What finished; waits up to `wait_s` for the first. ConfigError if the rewards cannot be built."""
+        """Return what has finished; wait up to `wait_s` seconds for the first. ConfigError if the rewards cannot be
+        built."""
         deadline, queue = time.monotonic() + wait_s, self._queue
         while True:
             self._feed()

@@ -21,7 +21,7 @@ class ServedConfig:
     url: str | None = None
     """Of the server, where the API begins: `http://127.0.0.1:8000/v1`."""
     model: str | None = None
-    """What the server calls it."""
+    """Name of the model on the server."""
     api_key: str | None = None
     """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
     max_concurrent: Annotated[int, Meta(ge=1)] = 32
@@ -39,7 +39,7 @@ UNSEEN = {"api_key": None, "max_concurrent": 1, "timeout_s": 1.0, "tries": 1}
 
 
 class AskedModel:
-    """`resource` of a server. RewardErrors begin with `name`."""
+    """A served model, asked through `resource` of its server. RewardErrors begin with `name`."""
 
     def __init__(self, name: str, config: ServedConfig, resource: str) -> None:
         if not config.url or not config.model:
@@ -57,7 +57,8 @@ class AskedModel:
         )
 
     def ask(self, body: dict[str, Any], *, hint: str = "") -> dict[str, Any]:
-        """`hint`: what to look at where the server refuses."""
+        """Return the server's answer. RewardError if there is none; `hint` says what to look at where the server
+        refuses."""
         try:
             return self._server.ask({**self._fixed, **body, **self._extra})
         except Refused as error:

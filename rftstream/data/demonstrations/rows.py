@@ -41,10 +41,12 @@ class RowPlace:
 
 
 class Demonstrations:
-    """Those of files, folders or datasets, by their number; every row was looked at when it was opened."""
+    """The demonstrations of files, folders or datasets, by their number. Every row was looked at when its file was
+    opened."""
 
     def __init__(self, section: ExpertsSection) -> None:
-        """ConfigError names the file and line of the first row that is none."""
+        """Open the sources of `section`. ConfigError names the file and line of the first row that is no
+        demonstration."""
         self._sources = []
         for source in section.sources:
             reader = ExpertColumns(section.columns, system=section.system, source=_name(source))
@@ -102,7 +104,8 @@ class ExpertColumns:
     # what it makes of a row
 
     def demonstration(self, row: Mapping[str, Any], where: str) -> Demonstration:
-        """ConfigError if it is neither a chat with something to learn from, nor a pair."""
+        """Return the demonstration in a row. ConfigError if it is neither a chat with something to learn from, nor a
+        pair."""
         preference: Preference | None = None
         messages: Chat = ()
         chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
@@ -197,7 +200,7 @@ def _answer(value: Any, where: str, what: str) -> Chat:
 
 
 def _plain_roles(chat: Any) -> Any:
-    """ShareGPT's messages with our names; all else as it is."""
+    """Return ShareGPT's messages with our names, and all else as it is."""
     if not isinstance(chat, list) or not all(
         isinstance(one, dict) and "from" in one and "value" in one for one in chat
     ):
@@ -212,7 +215,7 @@ def _plain_roles(chat: Any) -> Any:
 
 
 def _identity(messages: Chat, preference: Preference | None, weight: float, tools: Any) -> str:
-    """By all that is learned from it, wherever it stands."""
+    """Return an id made from all that is learned from it, wherever it stands."""
     text = json.dumps(msgspec.to_builtins([messages, preference, weight, tools]), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -6,7 +6,8 @@ import numpy as np
 
 
 def trained_numbers(size: int, held_out: float) -> np.ndarray:
-    """Of the numbers below `size`, int64, in order. `held_out`: the share that is left out."""
+    """Return the numbers below `size` that are trained on, int64, in order. `held_out` is the share that is left
+    out."""
     return np.flatnonzero(~_is_held_out(size, held_out))
 
 
@@ -16,6 +17,6 @@ def held_out_numbers(size: int, held_out: float) -> np.ndarray:
 
 
 def _is_held_out(size: int, held_out: float) -> np.ndarray:
-    """Number n is, where the share of n + 1 rounds down to more than that of n."""
+    """Return which numbers are held out: n is, where the share of n + 1 rounds down to more than that of n."""
     counts = np.floor(np.arange(size + 1, dtype=np.float64) * held_out)
     return np.diff(counts) > 0

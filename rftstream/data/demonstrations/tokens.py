@@ -15,7 +15,7 @@ from rftstream.models.rendering import Renderer
 
 CHOSEN, REJECTED = "chosen", "rejected"
 Sides = dict[str | None, tuple[Segment, ...]]
-"""Of a chat one, None; of a pair `chosen` and `rejected`."""
+"""Side -> its segments: a chat has one side, None; a pair has `chosen` and `rejected`."""
 
 
 def kind_of(demonstration: Demonstration) -> LossKind:
@@ -24,7 +24,8 @@ def kind_of(demonstration: Demonstration) -> LossKind:
 
 
 def tokenise(demonstration: Demonstration, renderer: Renderer) -> Sides:
-    """ConfigError if the template refuses it, or if there is nothing to learn from."""
+    """Return the segments of each side. ConfigError if the template refuses it, or if there is nothing to learn
+    from."""
     pair, tools = demonstration.preference, demonstration.info.get("tools", ())
     if pair is None:
         sides: Sides = {None: _segments(demonstration.messages, 0, renderer, tools)}
@@ -40,15 +41,15 @@ def tokenise(demonstration: Demonstration, renderer: Renderer) -> Sides:
 
 
 def length_of(sides: Sides) -> int:
-    """Tokens of its longest segment."""
+    """Return the number of tokens of the longest segment."""
     return max((segment.token_ids.shape[0] for segments in sides.values() for segment in segments), default=0)
 
 
 def _segments(
     messages: Sequence[ChatMessage], trained_from: int, renderer: Renderer, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[Segment, ...]:
-    """Only what the assistant says from message `trained_from` on is trained on. A prompt that does not begin with
-    what was said before, as its template writes that, opens another segment."""
+    """Return the segments. Only what the assistant says from message `trained_from` on is trained on. A prompt that
+    does not begin with what was said before, as its template writes that, opens another segment."""
     segments: list[tuple[list[int], list[int]]] = []
     for place, message in enumerate(messages):
         if message.role != "assistant" or place < trained_from:

@@ -20,7 +20,7 @@ DEFAULT_SIZE = 10_000
 
 
 class ArithmeticTaskset:
-    """All combinations of terms in shuffled order, so that no two problems of `skip` + `size` are the same."""
+    """Sums of terms, all combinations in shuffled order, so that no two problems of `skip` + `size` are the same."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

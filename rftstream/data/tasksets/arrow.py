@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SLICE_ROWS = 256
-"""Read together; neighbours are often asked for one after the other."""
+"""Rows that are read together, since neighbours are often asked for one after the other."""
 READ_BYTES = 1024 * 1024
-"""Of a column at a time, so that a row group is never held as a whole."""
+"""Bytes of a column that are read at a time, so that a row group is never held as a whole."""
 
 
 class ArrowRows:
     """The rows of some files, one file after the other."""
 
     def __init__(self, paths: Sequence[Path], columns: RowReader, source: str) -> None:
-        """`source` names them all. ConfigError names the file and the row."""
+        """Read all files. `source` names them in errors; ConfigError names the file and the row."""
         import_pyarrow(source)
         self._paths = list(paths)
         self._ends: list[int] = []
-        """Of each file, as number of rows before the next."""
+        """Number of rows before the end of each file."""
         self._slices: list[tuple[_Store, int]] = []
         self._starts: list[int] = []
         """First row of each slice."""
@@ -77,7 +77,7 @@ class ArrowRows:
         return f"{self._paths[file]}: row {index - (self._ends[file - 1] if file else 0)}"
 
     def _take_in(self, path: Path, columns: RowReader, store: _Store | None) -> _Store | None:
-        """The file's slices, into the store of the files before if these have the same schema."""
+        """Add the file's slices to the store of the files before, if these have the same schema."""
         start = self._num_rows
         for batch in _batches(path, columns):
             names = batch.schema.names
@@ -147,7 +147,7 @@ def import_pyarrow(source: str) -> Any:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """What pyarrow raises over a damaged file, as a ConfigError."""
+    """Turn what pyarrow raises over a damaged file into a ConfigError."""
     import pyarrow as pa
 
     try:
@@ -161,7 +161,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _batches(path: Path, columns: RowReader) -> Iterator[pa.RecordBatch]:
-    """Slices with the wanted columns, as plain types. ConfigError if a column is missing."""
+    """Yield slices with the wanted columns, as plain types. ConfigError if a column is missing."""
     import pyarrow as pa
 
     whole = _parquet_batches(path, columns) if path.suffix != ".arrow" else _arrow_batches(path)
@@ -194,7 +194,7 @@ def _parquet_batches(path: Path, columns: RowReader) -> Iterator[pa.RecordBatch]
 
 
 def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """As a stream (datasets' own) or as a file."""
+    """Read the file as a stream (datasets' own form) or as an Arrow file."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:

@@ -8,14 +8,15 @@ from rftstream.contracts.tasks import Problem
 
 
 class Taskset(Protocol):
-    """Built by `tasksets.open_taskset(spec, folder)`."""
+    """Problems by their index. `tasksets.open.open_taskset` makes it; the feeder and the evaluator ask it for
+    problems."""
 
     @property
     def digest(self) -> str:
         """`sha256:<hex>` of what the problems are; a resumed run refuses another one."""
 
     def __len__(self) -> int:
-        """Problems in one pass. Generators have a configured size."""
+        """Return the number of problems in one pass. Generators have a configured size."""
 
     def problem(self, index: int) -> Problem:
-        """ConfigError naming file and line if the problem is not there."""
+        """Return the problem of an index. ConfigError, which names file and line, if it is not there."""

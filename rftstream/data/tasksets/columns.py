@@ -23,17 +23,18 @@ from rftstream.errors import ConfigError
 
 OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source")
 CHATS = ("prompt", "messages")
-"""Either of them is what the model is asked. Unless one is named, the first: the other often holds the solution."""
+"""Columns of which one holds what the model is asked. Unless a column is named, it is the first; the other often holds
+the solution."""
 
 MAX_DEPTH = 24
-"""Of lists and objects in a row; a record has levels of its own around them."""
+"""The deepest nesting of lists and objects in a row; a record has levels of its own around them."""
 MAX_PROBLEM_BYTES = MAX_RECORD_BYTES // 2
-"""Its rollouts need the rest."""
+"""The most bytes of a problem; its rollouts need the rest of a record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableConfig:
-    """What every source with columns takes."""
+    """Settings of every source with columns."""
 
     answer_after: str | None = None
     """The answer is what follows the last of these in its column: "####" for GSM8K."""
@@ -65,18 +66,18 @@ class Columns:
 
     @property
     def identity(self) -> list[Any]:
-        """All that makes other problems of the same rows."""
+        """All settings that make other problems of the same rows."""
         return [self._paths, self._system, self._config.answer_after, self._config.keep]
 
     def wanted(self, names: Sequence[str]) -> list[str]:
-        """Of a file's columns those that have to be read."""
+        """Return those of a file's columns that have to be read."""
         if self._config.keep is None:
             return list(names)
         ours = set(self._paths.values()) | {path.partition(".")[0] for path in self._paths.values()}
         return [name for name in names if name in ours or name in self._config.keep]
 
     def check_names(self, names: Sequence[str], where: str) -> None:
-        """ConfigError for a mapped column that is not among these."""
+        """Raise ConfigError for a mapped column that is not among these."""
         for ours in self._mapped:
             path = self._paths[ours]
             if path not in names and path.partition(".")[0] not in names:
@@ -85,13 +86,14 @@ class Columns:
             raise ConfigError(_missing(where, "prompt", "prompt", names))
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        """ConfigError for a column to keep that is not among these: of a file, or of its first row."""
+        """Raise ConfigError for a column to keep that is not among these, which are those of a file or of its first
+        row."""
         for name in self._config.keep or ():
             if name not in names:
                 raise ConfigError(f"{where}: no column {name!r} to keep; {_found(name, names)}")
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
-        """What `problem` refuses, as far as it can be seen quickly."""
+        """Refuse what `problem` refuses, as far as it can be seen quickly."""
         self._messages(row, where)
         self._answer(row, where)
         self._tools(row, where)
@@ -119,12 +121,12 @@ class Columns:
         return problem
 
     def chat_path(self, names: Sequence[str]) -> str:
-        """Where the prompt stands in a file with these columns."""
+        """Return the path of the prompt in a file with these columns."""
         paths = [self._paths[name] for name in self._chats]
         return next((path for path in paths if path in names or path.partition(".")[0] in names), paths[-1])
 
     def chat_column(self, row: Mapping[str, Any]) -> str | None:
-        """The column with the prompt, if it is a list of messages there; None of a text."""
+        """Return the column with the prompt if that is a list of messages; None if it is a text."""
         for name in self._chats:
             found, value, _ = look_up(row, self._paths[name])
             if found and value is not None:
@@ -137,7 +139,7 @@ class Columns:
         return name not in self._paths.values() and (self._config.keep is None or name in self._config.keep)
 
     def _value(self, row: Mapping[str, Any], ours: str, where: str) -> Any:
-        """None where a column that nobody named is missing."""
+        """Return the value of a column; None where a column that nobody named is missing."""
         path = self._paths[ours]
         found, value, names = look_up(row, path)
         if not found and ours in self._mapped:
@@ -178,7 +180,7 @@ class Columns:
 
 
 def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]]:
-    """Whether a column or a field by its path is there, its value, and else the names found where it should be.
+    """Return whether a column, or a field by its path, is there; its value; and the names found where it should be.
 
     Below a null every field is null."""
     if path in row:
@@ -202,7 +204,7 @@ def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]
 
 
 def read_chat(chat: Any, where: str, *, what: str = "prompt", role: str = "user") -> tuple[ChatMessage, ...]:
-    """A text, which `role` says, or a list of messages. `what`: its name in errors."""
+    """Read a text, which `role` says, or a list of messages. `what` is its name in errors."""
     if isinstance(chat, str):
         return (ChatMessage(role=role, content=chat),)
     if not isinstance(chat, list) or not chat:
@@ -212,7 +214,7 @@ def read_chat(chat: Any, where: str, *, what: str = "prompt", role: str = "user"
 
 
 def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:
-    """A list of functions, as objects or as JSON."""
+    """Read a list of functions, as objects or as JSON."""
     if isinstance(tools, str):
         tools = _from_json(tools, f"{where}: the tools are a text that is not JSON", "a list of functions")
     if tools is None or tools == []:
@@ -269,7 +271,8 @@ def _text_or_none(message: Mapping[str, Any], key: str, where: str) -> str | Non
 
 
 def without_nulls(value: Any) -> Any:
-    """Tables with a fixed schema give every object the fields of all others, as nulls; templates would print them."""
+    """Return the value without nulls. Tables with a fixed schema give every object the fields of all others, as nulls,
+    and templates would print them."""
     if isinstance(value, dict):
         return {name: without_nulls(one) for name, one in value.items() if one is not None}
     return [without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -279,7 +282,8 @@ def without_nulls(value: Any) -> Any:
 
 
 class Plain:
-    """Values as messages carry them. What has no such form becomes text; counts the bytes of texts on its way."""
+    """Turn values into what messages carry. What has no such form becomes text. The bytes of texts are counted on the
+    way."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -323,7 +327,7 @@ def _as_text(value: Any) -> str:
 
 
 def a_kind(value: Any) -> str:
-    """`a text`, `an object`: what was found, in the words of the data."""
+    """Return what was found, in the words of the data: `a text`, `an object`."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
     return "a null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 

@@ -18,7 +18,7 @@ from rftstream.config import registry
 from rftstream.errors import ConfigError
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-"""What is read; of equally many files with different ones, the first counts."""
+"""Suffixes of files that are read; of equally many files with different suffixes, the first suffix counts."""
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".lz4", ".7z")
 NOT_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
@@ -41,11 +41,12 @@ class Wanted:
     subset: str | None
     split: str | None
     folders_are_subsets: bool = False
-    """As in the hub's own conversions to Parquet: `SUBSET/SPLIT/0000.parquet`."""
+    """Whether folders name subsets, as in the hub's own conversions to Parquet: `SUBSET/SPLIT/0000.parquet`."""
 
 
 def find_split(names: Sequence[str], card: str, wanted: Wanted, where: str) -> tuple[str, list[str]]:
-    """The split's name and its files, in order. `names`: all files, relative, with slashes; `card`: of README.md.
+    """Return the split's name and its files, in order. `names`: all files, relative, with slashes; `card`: of
+    README.md.
 
     ConfigError lists what there is."""
     data = sorted(name for name in names if _is_data(name))
@@ -61,7 +62,7 @@ def find_split(names: Sequence[str], card: str, wanted: Wanted, where: str) -> t
 
 
 def choose_split(found: Sequence[str], split: str | None, where: str) -> str:
-    """`train` where none is asked for, or the only one."""
+    """Return the split that is asked for; else `train`, or the only split."""
     if split is None:
         if "train" in found or len(found) == 1:
             return "train" if "train" in found else found[0]
@@ -79,7 +80,7 @@ def choose_split(found: Sequence[str], split: str | None, where: str) -> str:
 
 
 def find_splits(data: Sequence[str], card: str, wanted: Wanted, where: str) -> Splits:
-    """All splits of the subset."""
+    """Return all splits of the subset."""
     subsets = read_card(card, where)
     if subsets:
         subset = _choose_subset(subsets, wanted.subset, where)
@@ -108,7 +109,7 @@ def splits_by_names(data: Sequence[str]) -> Splits:
 
 
 def read_card(card: str, where: str) -> dict[str, dict[str, Any]]:
-    """`configs` of the YAML at the top of a README.md, by name. Empty where there are none."""
+    """Return `configs` of the YAML at the top of a README.md, by name; empty where there are none."""
     head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", card, re.DOTALL)
     if head is None or "configs" not in head[1]:
         return {}
@@ -159,7 +160,8 @@ def _by_card(config: dict[str, Any], data: Sequence[str]) -> Splits:
 
 
 def _data_files(wanted: Any) -> list[tuple[str, list[str]]]:
-    """A pattern, several, or those of each split; each as the card may write it."""
+    """Return the patterns of each split, in all forms that a card may have: a pattern, several, or those of each
+    split."""
     if isinstance(wanted, dict):
         return [(str(split), _listed_patterns(patterns)) for split, patterns in wanted.items()]
     if isinstance(wanted, list) and any(isinstance(one, dict) for one in wanted):
@@ -177,7 +179,7 @@ def _listed_patterns(patterns: Any) -> list[str]:
 
 
 def _pattern(glob: str) -> str:
-    """A glob with `**` as a regular expression; `*` stays within a folder."""
+    """Return a glob with `**` as a regular expression; `*` stays within a folder."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", glob)
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(
@@ -200,14 +202,14 @@ def _is_data(name: str) -> bool:
 
 
 def _one_format(files: list[str]) -> list[str]:
-    """Those with the most usual suffix: the others are most often the same rows once more."""
+    """Return the files with the most usual suffix; the others are most often the same rows once more."""
     counts = Counter(PurePosixPath(name).suffix for name in files)
     suffix = max(SUFFIXES, key=lambda one: (counts[one], -SUFFIXES.index(one)))
     return [name for name in files if name.endswith(suffix)]
 
 
 def _check_complete(files: Sequence[str], where: str) -> None:
-    """`-00000-of-00005` says how many there are."""
+    """Raise ConfigError if a shard is missing: `-00000-of-00005` says how many there are."""
     shards: dict[str, set[int]] = {}
     totals: dict[str, int] = {}
     for name in files:

@@ -18,7 +18,7 @@ from rftstream.data.tasksets.table import RowTaskset
 from rftstream.errors import ConfigError
 
 CONVERTED = "refs/convert/parquet"
-"""Where the hub keeps its own conversions, a folder for each subset."""
+"""Revision in which the hub keeps its own conversions, with a folder for each subset."""
 
 
 class HfTaskset(RowTaskset):
@@ -43,7 +43,7 @@ class HfTaskset(RowTaskset):
 
 
 def find_data(config: HfTaskset.Config, location: str, source: str) -> list[Path]:
-    """The split's files."""
+    """Return the files of the split."""
     folder = Path(location).expanduser()
     if folder.is_dir():
         if config.revision is not None:
@@ -69,7 +69,7 @@ def _in_folder(folder: Path, config: HfTaskset.Config, source: str) -> list[Path
 
 
 def _saved(folder: Path, config: HfTaskset.Config, source: str) -> list[Path]:
-    """What `save_to_disk` wrote: its state names the files. Empty if it is no such folder."""
+    """Return the files that `save_to_disk` wrote, which its state names; empty if it is no such folder."""
     splits, state = folder / "dataset_dict.json", folder / "state.json"
     if not splits.is_file() and not state.is_file():
         return []
@@ -110,7 +110,7 @@ def json_object(path: Path) -> dict[str, object]:
 
 
 def open_data(paths: Sequence[Path], columns: RowReader, source: str) -> RowSource:
-    """All of one format (`find_split`)."""
+    """Open the files as one source of rows. They are all of one format (`find_split` sees to it)."""
     suffix = paths[0].suffix
     if suffix in (".parquet", ".arrow"):
         return ArrowRows(paths, columns, source)

@@ -19,7 +19,7 @@ CARD = "README.md"
 
 
 def fetch_split(name: str, revision: str | None, wanted: Wanted) -> tuple[str, Path, list[str]]:
-    """The split, the folder that its files were fetched to, and their names there."""
+    """Return the split, the folder that its files were fetched to, and their names there."""
     hub = _import_hub(name)
     where = f"hf:{name}" + (f" at {revision}" if revision else "")
     try:
@@ -70,7 +70,7 @@ def _card(folder: Path | None) -> str:
 
 
 def _literal(name: str) -> str:
-    """As a pattern that matches it alone."""
+    """Return a pattern that matches this name alone."""
     return "".join(f"[{one}]" if one in "*?[" else one for one in name)
 
 

@@ -13,7 +13,7 @@ __all__ = ["mix", "open_taskset", "order"]
 
 
 def open_taskset(name: str, section: TasksetSection | EvaluationSection, config: RunConfig) -> Taskset:
-    """The taskset of `[tasksets.NAME]` or `[evaluations.NAME]`. ConfigErrors name the section."""
+    """Open the taskset of `[tasksets.NAME]` or `[evaluations.NAME]`. ConfigErrors name the section."""
     kind = "tasksets" if isinstance(section, TasksetSection) else "evaluations"
     where = f"{kind}.{name}"
     scheme, colon, location = section.source.partition(":")

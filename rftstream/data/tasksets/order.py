@@ -11,14 +11,14 @@ ROUNDS = 6
 
 
 def order(length: int, taskset_pass: int, seed: int) -> Callable[[int], int]:
-    """The order of a pass through a taskset: position in the pass -> index of the problem. The seed is the taskset's
-    own, derived from the run's."""
+    """Return the order of a pass through a taskset: position in the pass -> index of the problem. The seed is the
+    taskset's own, derived from the run's."""
     pass_seed = derive_seed(seed, "pass", taskset_pass)
     return lambda position: shuffle_index(position, length, seed=pass_seed)
 
 
 def mix(weights: Mapping[str, float], counts: Mapping[str, int]) -> str:
-    """The taskset that the next group comes from: the one furthest behind its weight, the first of equals.
+    """Return the taskset that the next group comes from: the taskset furthest behind its weight, the first of equals.
 
     `counts` are the groups taken from each so far; weights of 3 and 1 give A A B A, A A B A, ... (Webster's method).
     Leave out those that are used up.

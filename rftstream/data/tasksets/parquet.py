@@ -27,7 +27,7 @@ class ParquetTaskset(RowTaskset):
 
 
 def find_files(location: str) -> list[Path]:
-    """In the order of their names. ConfigError if there are none."""
+    """Return the files in the order of their names. ConfigError if there are none."""
     path = Path(location)
     if path.is_dir():
         found = [one for one in path.rglob("*.parquet") if not _hidden(one.relative_to(path))]
@@ -43,5 +43,5 @@ def find_files(location: str) -> list[Path]:
 
 
 def _hidden(path: Path) -> bool:
-    """Left behind by other programs: `_temporary/`, `.part-0.parquet`."""
+    """Return whether other programs left the file behind, as in `_temporary/` or `.part-0.parquet`."""
     return any(part.startswith((".", "_")) for part in path.parts)

@@ -65,7 +65,8 @@ class ReasoningGymTaskset:
 
 
 def pack_value(value: Any) -> Any:
-    """A value of reasoning-gym as plain ones that survive any encoding: tuples and dicts with other keys are marked."""
+    """Return a value of reasoning-gym as plain values that survive any encoding: tuples and dicts with other keys are
+    marked."""
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, float):
@@ -86,7 +87,7 @@ def pack_value(value: Any) -> Any:
 
 
 def unpack_value(value: Any) -> Any:
-    """What `pack_value` had."""
+    """Return the value that `pack_value` was given."""
     if isinstance(value, list):
         return [unpack_value(one) for one in value]
     if not isinstance(value, dict):
@@ -103,7 +104,7 @@ def unpack_value(value: Any) -> Any:
 
 
 def import_reasoning_gym() -> Any:
-    """The package; takes some seconds. ImportError if it is not installed."""
+    """Import the package, which takes some seconds. ImportError if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it uses
         return importlib.import_module("reasoning_gym")

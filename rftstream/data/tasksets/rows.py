@@ -22,22 +22,23 @@ from rftstream.errors import ConfigError
 
 
 class RowReader(Protocol):
-    """What makes something of rows, and looks at each when its file is opened. ConfigErrors name the place."""
+    """What makes something of rows. A source of rows calls it for each row when a file is opened; ConfigErrors name the
+    place."""
 
     def check_names(self, names: Sequence[str], where: str) -> None:
-        """Of the columns."""
+        """Check the names of the mapped columns."""
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        """Of the columns, once for each file."""
+        """Check the columns that are to be kept, once for each file."""
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Look at a row when its file is opened. ConfigError if nothing can be made of it."""
 
     def wanted(self, names: Sequence[str]) -> list[str]:
-        """Of a file's columns those that have to be read."""
+        """Return those of a file's columns that have to be read."""
 
     def chat_path(self, names: Sequence[str]) -> str:
-        """Where the first messages stand in a file with these columns."""
+        """Return the path of the first messages in a file with these columns."""
 
 
 class RowSource(Protocol):
@@ -50,10 +51,10 @@ class RowSource(Protocol):
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> dict[str, Any]:
-        """A row of its own; ConfigError if the file is not what it was."""
+        """Return a row, as a dict of its own. ConfigError if the file is not what it was."""
 
     def where(self, index: int) -> str:
-        """File and line, for errors."""
+        """Return file and line of a row, for errors."""
 
 
 class JsonLines:
@@ -80,7 +81,7 @@ class JsonLines:
         return f"{self._path}:{self._lines[index]}"
 
     def _scan(self, file: BinaryIO, columns: RowReader) -> str:
-        """Checks every line, keeps where it begins, and returns the file's digest."""
+        """Check every line, keep where it begins, and return the file's digest."""
         sha256 = hashlib.sha256()
         offset = 0
         names = None
@@ -232,7 +233,7 @@ class Chain:
 
 
 def json_rows(path: Path, columns: RowReader) -> RowSource:
-    """A `.json` file may be either."""
+    """Open a `.json` file, which may hold a list or JSON lines."""
     with _open(path, "a JSON file") as file:
         first = next((line.lstrip()[:1] for line in file if line.strip()), b"")
     return JsonList(path, columns) if first == b"[" else JsonLines(path, columns)
@@ -247,7 +248,7 @@ def _open(path: Path, expected: str) -> BinaryIO:
 
 
 def _state(file: BinaryIO) -> tuple[int, int]:
-    """What changes when somebody writes to the file."""
+    """Return what changes when somebody writes to the file."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 

@@ -32,7 +32,7 @@ class RowTaskset:
         return self._size
 
     def chat_column(self) -> str | None:
-        """Where the first problem's prompt is a list of messages; None if it is a text."""
+        """Return the column in which the first problem's prompt is a list of messages; None if it is a text."""
         return self._columns.chat_column(self._rows.row(self._skip))
 
     def problem(self, index: int) -> Problem:
