@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient
@@ -17,6 +17,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, PositionMissing, TransportError
 from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.kafka.cluster_check import KafkaLook
+from rftstream.transport.kafka.compat import StableAdminClient
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 from rftstream.transport.kafka.member import KafkaReader
 
@@ -32,19 +33,6 @@ UNSTABLE_S = 70.0
 _SEEN_S = 0.002
 
 T = TypeVar("T")
-
-
-class StableAdminClient(KafkaAdminClient):  # type: ignore[misc]
-    """Gives positions of groups only when no commit of them is pending, which the client has no setting for, and can
-    forget who coordinates them: the client does so for ever, of a broker that is gone, too (3.0.12, measured)."""
-
-    def forget_coordinators(self) -> None:
-        self._manager.cluster._coordinators.clear()
-
-    def _list_group_offsets_requests(self, group_specs: Any) -> Iterator[Any]:
-        for group_id, request in super()._list_group_offsets_requests(group_specs):
-            request.require_stable = True
-            yield group_id, request
 
 
 class KafkaAdmin:

@@ -10,10 +10,11 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from rftstream.errors import RftError, TransportError
 from rftstream.transport.base import MAX_METADATA_BYTES, TopicSettings
 from rftstream.transport.findings import Finding, Level
+from rftstream.transport.kafka import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory
 
 TESTED = (4, 0)
-"""Older ones from kafka_links.OLDEST_BROKER on should work, and nobody has tried."""
+"""Older ones from connection.OLDEST_BROKER on should work, and nobody has tried."""
 
 SESSION_MS = 10_000
 """Session time-out of a member."""
@@ -95,7 +96,7 @@ class KafkaLook:
         """An unreachable one is a finding, too."""
         try:
             cluster = self._ask("describe cluster", lambda client: client.describe_cluster())
-            version = self._ask("version", lambda client: client._manager.broker_version)
+            version = self._ask("version", compat.broker_version)
             nodes = sorted(int(one["broker_id"]) for one in cluster["brokers"])
             settings = {node: self._settings_of(node) for node in nodes}
         except RftError as error:

@@ -1,13 +1,12 @@
 """How everything of a Kafka transport reaches its brokers: settings, names on the broker, errors in our words.
 
-These modules (kafka*.py) are the only ones that import kafka-python. Options of the run file may hold passwords: they
-go to the clients and nowhere else, and the client's own logger, which prints them when debugging, is kept at warnings.
+The modules of this folder are the only ones that import kafka-python. Options of the run file may hold passwords: they
+go to the clients and nowhere else.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import logging
 import os
 import time
@@ -16,12 +15,11 @@ from typing import Any, Protocol
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import errors as kafka_errors
-from kafka.net.compat import KafkaNetClient
-from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, RftError, TransportError
+from rftstream.transport.kafka import compat
 
 OLDEST_BROKER = (3, 0)
 """Stable positions of a whole group in one request, and fencing by the group's generation."""
@@ -30,9 +28,8 @@ CONNECT_S = 6.0
 """Who starts a run waits so long for a broker to answer."""
 
 REQUEST_S = 8.0
-_NOT_READY_S = 0.05
 BACKOFF_MS = 5
-"""Decides the rate of transactions: the next one waits one of these (KAFKA.md: 100 ms makes 13 a second, 5 ms 177)."""
+"""Decides the rate of transactions: the next one waits one of these (measured: 100 ms makes 13 a second, 5 ms 177)."""
 
 _OURS = frozenset(
     {
@@ -93,11 +90,6 @@ _CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Co
 AWAY_AGAIN_S = 30.0
 
 log = logging.getLogger(__name__)
-_client_log = logging.getLogger("kafka")
-_client_log.setLevel(logging.WARNING)
-# It warns of every step of its own that takes 0.1 s, as they do on a busy machine.
-logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
-_manager_log = logging.getLogger("kafka.net.manager")
 
 
 class Section(Protocol):
@@ -181,7 +173,7 @@ class KafkaClientFactory:
 
     def admin(self, kind: Callable[..., KafkaAdminClient]) -> KafkaAdminClient:
         client = self._made(kind, {"retry_backoff_ms": 20})
-        version = client._manager.broker_version
+        version = compat.broker_version(client)
         if version < OLDEST_BROKER:
             client.close()
             raise ConfigError(
@@ -195,14 +187,14 @@ class KafkaClientFactory:
             self._pid = os.getpid()
         assert self._pid == os.getpid(), "a transport was used across a fork; make it afterwards"
         known = getattr(kind, "DEFAULT_CONFIG", {})
-        nets: list[_Net] = []
+        nets: list[compat.NetClient] = []
 
-        def net(**settings: Any) -> _Net:
-            nets.append(_Net(**settings))
+        def make_net(**settings: Any) -> compat.NetClient:
+            nets.append(compat.NetClient(**settings))
             return nets[-1]
 
         given = {
-            "kafka_client": net,
+            "kafka_client": make_net,
             "bootstrap_servers": [server.strip() for server in self.servers.split(",")],
             "bootstrap_timeout_ms": int(self._connect_s * 1000),
             "request_timeout_ms": int(REQUEST_S * 1000),
@@ -214,13 +206,12 @@ class KafkaClientFactory:
         with _Reasons() as reasons:
             try:
                 made = kind(**{key: value for key, value in given.items() if key in known})
-                _manager_log.addHandler(_away)
+                compat.connection_log.addHandler(_away)
                 return made
             except BaseException as error:
                 # A client that could not be made leaves its thread and its sockets behind.
-                for one in nets:
-                    one.close()
-                    one._manager._net.stop()
+                for net in nets:
+                    net.stop()
                 raise self._not_made(error, reasons) from None
 
     def _not_made(self, error: BaseException, reasons: _Reasons) -> BaseException:
@@ -285,18 +276,6 @@ def shorten(error: BaseException) -> str:
     return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 3]} ... {text[-MAX_SAID // 3 :]}"
 
 
-class _Net(KafkaNetClient):  # type: ignore[misc]
-    """A request of a transaction whose coordinator cannot be connected is kept and tried again. The client's own
-    raises there, upon which its producer forgets the request and waits for its answer for ever (3.0.12, measured)."""
-
-    def await_ready(self, node_id: Any, timeout_ms: float = 30000) -> bool:
-        try:
-            return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
-        except kafka_errors.KafkaConnectionError:
-            time.sleep(_NOT_READY_S)
-            return False
-
-
 class _Reasons(logging.Handler):
     """Why connections fail, as the client logs it: the error that it raises in the end does not say."""
 
@@ -316,11 +295,11 @@ class _Reasons(logging.Handler):
         return next((text for text in reversed(self.texts) if any(sign in text for sign in signs)), None)
 
     def __enter__(self) -> _Reasons:
-        _manager_log.addHandler(self)
+        compat.connection_log.addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _manager_log.removeHandler(self)
+        compat.connection_log.removeHandler(self)
 
 
 class _Away(logging.Handler):
@@ -332,24 +311,13 @@ class _Away(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
-        if record.msg == "Connection failed: %s" and now - self._said_at >= AWAY_AGAIN_S:
+        if record.msg == compat.CONNECTION_FAILED and now - self._said_at >= AWAY_AGAIN_S:
             self._said_at = now
             reason = record.getMessage().partition(": ")[2]
             log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
 
 
 _away = _Away()
-
-
-def _received(self: Any, receive: Callable[[Any], tuple[bytes, Any]] = KafkaTCPTransport._sock_recv) -> Any:
-    """What came before the end of a connection is given on before its end: a broker that refuses a password says so
-    and closes at once, and the client would throw the answer away (3.0.12, measured)."""
-    data, error = receive(self)
-    return data, None if data else error
-
-
-KafkaTCPTransport._sock_recv = _received
-KafkaSSLTransport._sock_recv = functools.partialmethod(_received, KafkaSSLTransport._sock_recv)
 
 
 def is_passing(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import PositionMissing, RftError
+from rftstream.transport.kafka import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
 log = logging.getLogger(__name__)
@@ -71,10 +72,10 @@ class Feed:
         held = self._held.get(place)
         if held:
             return held[0].offset
-        state = self.consumer._subscription.assignment.get(self._links.partition(place))
-        if state is None:
+        position = compat.position(self.consumer, self._links.partition(place))
+        if position is None:
             raise PositionMissing(f"{place}: went to another member, a position of an owned one was expected")
-        return int(state.position.offset)
+        return position
 
     def knows(self, place: TopicPartition) -> bool:
         return place in self._positioned
@@ -122,7 +123,7 @@ class Feed:
         try:
             # Few at first: what was fetched is small, but may unpack to much.
             step = _FIRST_STEP
-            self._unpark()
+            compat.drop_used_up_fetch(self.consumer)
             while arrived := self.consumer.poll(timeout_ms=0, max_records=step):
                 before = self._num_bytes
                 num = self._hold(arrived)
@@ -172,10 +173,10 @@ class Feed:
 
     def wake_on_arrival(self, bell: threading.Event) -> None:
         """The bell rings when one of the fetches under way is answered."""
-        under_way = list(self.consumer._fetcher._fetch_futures)
-        for future in under_way:
-            if not any(future is other for other in self._rung):
-                future.add_both(lambda *_: bell.set())
+        under_way = compat.fetches_under_way(self.consumer)
+        for fetch in under_way:
+            if not any(fetch is other for other in self._rung):
+                compat.wake_on_answer(fetch, bell)
         self._rung = under_way
 
     def close(self) -> None:
@@ -183,13 +184,6 @@ class Feed:
             self.consumer.close(autocommit=False, timeout_ms=3000)
         except Exception as error:  # Its session runs out instead.
             log.info("closing a consumer: %s", error)
-
-    def _unpark(self) -> None:
-        """What the client fetched of a partition that was then paused it sets aside, and takes back only when it has
-        no part of a fetch in hand: it does not see that the one in hand is used up (3.0.12, measured)."""
-        fetcher = self.consumer._fetcher
-        if fetcher._next_partition_records is not None and not fetcher._next_partition_records:
-            fetcher._next_partition_records = None
 
     def _hold(self, arrived: dict[KafkaPartition, list[Any]]) -> int:
         num = 0

@@ -23,6 +23,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import AssignmentLost, PositionMissing
 from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.kafka.compat import BackgroundJoin
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.feed import Feed
 from rftstream.transport.sharing import share_out
@@ -102,7 +103,7 @@ class KafkaMember:
             session_timeout_ms=int(max(session_timeout_s, MIN_SESSION_S) * 1000),
             heartbeat_interval_ms=int(HEARTBEAT_S * 1000),
         )
-        _Joining(self._consumer)
+        BackgroundJoin(self._consumer)
         self._feed = Feed(links, self._consumer, bodies=True)
         self._notes = _Notes(self._consumer)
         self._assignment: Mapping[TopicPartition, int] = {}
@@ -214,31 +215,6 @@ class KafkaMember:
                     self._num_assignments += 1
                     assignment[place] = self._num_assignments
         self._assignment = dict(sorted(assignment.items()))
-
-
-class _Joining:
-    """Joins in the client's own thread. The client by itself joins only while somebody stays inside its `poll`: what
-    is finished between two short polls it forgets, and begins again or, worse, takes for done (3.0.12, measured)."""
-
-    def __init__(self, consumer: KafkaConsumer) -> None:
-        self._manager = consumer._manager
-        self._coordinator = consumer._coordinator
-        self._under_way: Any = None
-        self._coordinator.poll = self.poll
-
-    def poll(self, timeout_ms: float | None = None) -> bool:
-        """In place of the coordinator's. False: nothing can be fetched now."""
-        if self._under_way is not None:
-            if not self._under_way.is_done:
-                return False
-            done, self._under_way = self._under_way, None
-            if done.failed():
-                raise done.exception
-        if self._coordinator.need_rejoin():
-            self._under_way = self._manager.call_soon(self._coordinator.ensure_active_group_async)
-            return False
-        self._coordinator.poll_heartbeat()
-        return True
 
 
 class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]

@@ -27,6 +27,7 @@ from rftstream.errors import (
     TransportError,
 )
 from rftstream.transport.base import MAX_METADATA_BYTES, Position, Snapshot, TopicSettings
+from rftstream.transport.kafka import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ MAX_UNSENT_BYTES = 32 << 20
 """The client would take any amount: `send` does not block. What is sent is waited for after so much."""
 
 BATCH_BYTES = 512 << 10
-"""Less than what a topic takes above its largest record, so that no batch is refused (kafka_admin.OVERHEAD_BYTES)."""
+"""Less than what a topic takes above its largest record, so that no batch is refused (admin.OVERHEAD_BYTES)."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
@@ -137,9 +138,7 @@ class KafkaProducer:
     def _transact(
         self, client: Client, records: Sequence[NewRecord], offsets: Mapping[Any, OffsetAndMetadata], token: Any
     ) -> None:
-        # Positions that were refused the client keeps, and would commit them with whatever comes next (3.0.12,
-        # measured): the refused work would be passed over and lost.
-        client._transaction_manager._pending_txn_offset_commits.clear()
+        compat.forget_refused_positions(client)
         client.begin_transaction()
         num_unsent = 0
         name = self._links.name
@@ -269,5 +268,5 @@ def _named(error: BaseException) -> str:
 
 def _forbidden(client: Client, error: Exception) -> BaseException | None:
     """The missing right behind an error, if there is one: the client raises it, or only says that it has failed."""
-    causes: tuple[BaseException | None, ...] = (error, client._transaction_manager._last_error)
-    return next((one for one in causes if isinstance(one, kafka_errors.AuthorizationError)), None)
+    causes = (error, compat.last_error(client))
+    return next((cause for cause in causes if isinstance(cause, kafka_errors.AuthorizationError)), None)

@@ -1,10 +1,11 @@
-"""A run's log on Apache Kafka: for as many machines as there are. The traps of client and broker end in these files.
+"""A run's log on Apache Kafka: for as many machines as there are. The traps of client and broker end in this folder:
 
-    kafka_links.py     settings, names on the broker, errors
-    kafka_feed.py      what a consumer has fetched: fair, bounded, without blocking
-    kafka_member.py    readers and members of groups, and who gets which partitions
-    kafka_producer.py  transactions
-    kafka_admin.py     topics, ends, positions, lag, retention
+    connection.py  settings, names on the broker, errors
+    feed.py        what a consumer has fetched: fair, bounded, without blocking
+    member.py      readers and members of groups, and who gets which partitions
+    producer.py    transactions
+    admin.py       topics, ends, positions, lag, retention
+    compat.py      all that reaches into private parts of kafka-python
 
 Nothing is connected before it is used, and nothing may be used across a fork.
 """

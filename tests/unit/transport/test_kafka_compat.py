@@ -1,0 +1,222 @@
+"""Each private part of kafka-python that `compat` reaches into is still what it was measured with. Needs no broker.
+
+A failure here means that a new kafka-python changed it. Look at what changed, at the part of compat.py that is named,
+and either drop that part or confirm it and renew the fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import kafka.net.manager
+import kafka.net.selector
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer
+from kafka import errors as kafka_errors
+from kafka.admin._groups import GroupAdminMixin
+from kafka.cluster import ClusterMetadata
+from kafka.consumer.fetcher import Fetcher
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from kafka.coordinator.base import BaseCoordinator
+from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.future import Future
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.producer.sender import Sender
+from kafka.producer.transaction_manager import TransactionManager, TxnOffsetCommitHandler
+from kafka.structs import TopicPartition
+
+from rftstream.transport.kafka import compat
+from rftstream.transport.kafka.member import Together
+
+
+def test_the_version_is_the_one_that_was_measured():
+    assert kafka.__version__ == compat.VERSION
+
+
+def source(function) -> str:
+    return " ".join(inspect.getsource(function).split())
+
+
+def fingerprint(function) -> str:
+    return hashlib.sha256(source(function).encode()).hexdigest()[:12]
+
+
+def original(transport) -> Callable:
+    """Return the method of kafka-python that `compat` wraps."""
+    return transport.__dict__["_sock_recv"].args[0]
+
+
+REACHED = {
+    "NetClient.await_ready": (KafkaNetClient.await_ready, "4780b0efa0b8"),
+    "NetClient.await_ready, its caller": (Sender._maybe_send_pending_request, "db5d436ce71e"),
+    "NetClient.stop": (NetworkSelector.stop, "79f5ab085718"),
+    "_receive_before_end, plain": (original(KafkaTCPTransport), "4de131981f64"),
+    "_receive_before_end, TLS": (original(KafkaSSLTransport), "e48f9d4d38e8"),
+    "_receive_before_end, its caller": (KafkaTCPTransport._read_from_sock, "f53ca5865d1e"),
+    "broker_version": (KafkaConnectionManager.broker_version.fget, "f38097878690"),
+    "StableAdminClient, requests": (GroupAdminMixin._list_group_offsets_requests, "a66d0231dc07"),
+    "StableAdminClient, coordinators": (ClusterMetadata.get_coordinator, "2b2c25d55532"),
+    "BackgroundJoin, poll": (ConsumerCoordinator.poll, "40057968bd24"),
+    "BackgroundJoin, need_rejoin": (ConsumerCoordinator.need_rejoin, "c685854a379e"),
+    "BackgroundJoin, join": (BaseCoordinator.ensure_active_group_async, "76890bf439c4"),
+    "BackgroundJoin, poll_heartbeat": (BaseCoordinator.poll_heartbeat, "cd4164fa7edd"),
+    "BackgroundJoin, its caller": (KafkaConsumer._poll_once, "4e2114198562"),
+    "position": (KafkaConsumer.position, "95730d89496a"),
+    "fetches_under_way": (Fetcher._clean_done_fetch_futures, "fbdb21647975"),
+    "drop_used_up_fetch": (Fetcher.fetched_records, "0d2a002ab1be"),
+    "forget_refused_positions": (TxnOffsetCommitHandler.handle_response, "4003b568cc78"),
+    "last_error": (TransactionManager._transition_to, "ae59be0c7bad"),
+    "Together": (AbstractPartitionAssignor, "b0c8304c34ff"),
+}
+"""Part of compat.py (and our assignor) -> what it stands on in kafka-python, and the fingerprint of its source."""
+
+
+@pytest.mark.parametrize("part", REACHED)
+def test_the_code_behind_each_part_is_as_it_was(part):
+    function, expected = REACHED[part]
+    assert fingerprint(function) == expected, f"{part}: kafka-python has changed {function.__qualname__}"
+
+
+def test_the_clients_log_failed_connections_as_expected():
+    assert kafka.net.manager.log is compat.connection_log
+    assert f"log.error('{compat.CONNECTION_FAILED}', exc)" in inspect.getsource(kafka.net.manager)
+    assert not kafka.net.selector.log.isEnabledFor(logging.WARNING)
+    assert not logging.getLogger("kafka.client").isEnabledFor(logging.DEBUG)
+
+
+class _Connectionless(compat.NetClient):
+    """A network without connections."""
+
+    def __init__(self) -> None:
+        self._manager = SimpleNamespace(_conns={}, get_connection=lambda node: None)
+
+
+def test_a_coordinator_that_is_away_is_tried_again():
+    with pytest.raises(kafka_errors.KafkaConnectionError):
+        KafkaNetClient.await_ready(_Connectionless(), 1, timeout_ms=1)
+    assert _Connectionless().await_ready(1, timeout_ms=1) is False
+
+
+def test_what_came_before_the_end_of_a_connection_is_given_on():
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)
+    theirs.sendall(b"refused")
+    theirs.close()
+    transport = SimpleNamespace(_sock=mine)
+    data, error = KafkaTCPTransport.__dict__["_sock_recv"].__get__(transport, KafkaTCPTransport)()
+    assert (data, error) == (b"refused", None)
+    data, error = KafkaTCPTransport.__dict__["_sock_recv"].__get__(transport, KafkaTCPTransport)()
+    assert data == b"" and isinstance(error, kafka_errors.KafkaConnectionError)
+    mine.close()
+
+
+def test_positions_are_asked_for_when_they_are_stable():
+    client = compat.StableAdminClient.__new__(compat.StableAdminClient)
+    cluster = ClusterMetadata()
+    cluster._coordinators[(0, "group")] = 3
+    client._manager = SimpleNamespace(
+        cluster=cluster, broker_version=(4, 0), broker_version_data=SimpleNamespace(api_version=lambda request: 8)
+    )
+    plain = [request for _, request in KafkaAdminClient._list_group_offsets_requests(client, {"group": None})]
+    stable = [request for _, request in client._list_group_offsets_requests({"group": None})]
+    assert [request.require_stable for request in plain] == [False]
+    assert [request.require_stable for request in stable] == [True]
+    assert compat.broker_version(client) == (4, 0)
+    client.forget_coordinators()
+    assert cluster.get_coordinator("group") is None
+
+
+class _Coordinator:
+    """The four members of the client's coordinator that a join needs."""
+
+    def __init__(self) -> None:
+        self.needs_to_join = True
+        self.num_beats = 0
+        self.poll = None
+
+    def need_rejoin(self) -> bool:
+        return self.needs_to_join
+
+    def ensure_active_group_async(self) -> None: ...
+
+    def poll_heartbeat(self) -> None:
+        self.num_beats += 1
+
+
+def test_a_join_goes_on_between_polls():
+    coordinator, joins = _Coordinator(), []
+    manager = SimpleNamespace(call_soon=lambda join: joins.append(Future()) or joins[-1])
+    compat.BackgroundJoin(SimpleNamespace(_coordinator=coordinator, _manager=manager))
+    assert [coordinator.poll(timeout_ms=0) for _ in range(3)] == [False] * 3
+    assert len(joins) == 1
+    coordinator.needs_to_join = False
+    joins[0].success(True)
+    assert coordinator.poll() and coordinator.num_beats == 1
+    coordinator.needs_to_join = True
+    assert not coordinator.poll()
+    joins[1].failure(kafka_errors.UnknownMemberIdError())
+    with pytest.raises(kafka_errors.UnknownMemberIdError):
+        coordinator.poll()
+
+
+@pytest.fixture
+def consumer():
+    """The client's own consumer; nothing listens where it would connect to."""
+    consumer = KafkaConsumer(bootstrap_servers="127.0.0.1:9", api_version=(3, 0), metrics_enabled=False)
+    yield consumer
+    consumer.close(autocommit=False, timeout_ms=0)
+
+
+def test_the_position_is_that_of_the_next_record(consumer):
+    partition = TopicPartition("topic", 0)
+    assert compat.position(consumer, partition) is None
+    consumer.assign([partition])
+    consumer.seek(partition, 7)
+    assert compat.position(consumer, partition) == 7
+
+
+def test_an_answered_fetch_rings(consumer):
+    fetch, bell = Future(), threading.Event()
+    consumer._fetcher._fetch_futures.append(fetch)
+    assert compat.fetches_under_way(consumer) == [fetch]
+    compat.wake_on_answer(fetch, bell)
+    assert not bell.is_set()
+    fetch.success(None)
+    assert bell.is_set()
+
+
+def test_a_used_up_fetch_is_dropped_and_another_is_kept(consumer):
+    fetcher = consumer._fetcher
+    compat.drop_used_up_fetch(consumer)
+    for records in ([], [1]):
+        fetcher._next_partition_records = records
+        compat.drop_used_up_fetch(consumer)
+        assert fetcher._next_partition_records == (records or None)
+    fetcher._next_partition_records = None
+
+
+def test_a_producers_transaction_is_looked_into():
+    manager = TransactionManager(transactional_id="id")
+    producer = SimpleNamespace(_transaction_manager=manager)
+    assert compat.last_error(producer) is None
+    manager._last_error = error = kafka_errors.TopicAuthorizationFailedError()
+    assert compat.last_error(producer) is error
+    manager._pending_txn_offset_commits[TopicPartition("topic", 0)] = 1
+    compat.forget_refused_positions(producer)
+    assert not manager._pending_txn_offset_commits
+
+
+def test_the_assignor_is_one_of_the_clients():
+    assignor = Together(lambda: [TopicPartition("b", 1), TopicPartition("b", 0)])
+    metadata = assignor.metadata(["b", "a"])
+    assert list(metadata.topics) == ["a", "b"]
+    assert [(owned.topic, owned.partitions) for owned in metadata.owned_partitions] == [("b", [0, 1])]
