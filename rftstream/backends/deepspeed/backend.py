@@ -1,7 +1,7 @@
 """Several processes, one model: DeepSpeed's ZeRO over float32 masters and AdamW, in as many processes as one likes.
 
-This process is rank 0. It has the batch, tells the others of it (deepspeed_ranks.py), does its share as they do
-(deepspeed_rank.py), publishes and keeps checkpoints, tensor by tensor. These are the torch backend's files, whole, so
+This process is rank 0. It has the batch, tells the others of it (rank_processes.py), does its share as they do
+(rank_training.py), publishes and keeps checkpoints, tensor by tensor. These are the torch backend's files, whole, so
 that any number of processes, any stage and either backend goes on from them.
 """
 
@@ -27,9 +27,10 @@ from torch import Tensor
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
-from rftstream.backends.deepspeed.rank import Rank, RankSettings, RankUpdate
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
+from rftstream.backends.deepspeed.rank_training import Rank, RankSettings
 from rftstream.backends.deepspeed.shards import MASTER, MOMENTS, REFERENCE
+from rftstream.backends.deepspeed.shared_passes import RankUpdate
 from rftstream.backends.deepspeed.wire import algorithm_out, array_in, row_out, spec_out
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora

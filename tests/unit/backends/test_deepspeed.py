@@ -473,7 +473,7 @@ def test_ranks_end_with_rank_0(monkeypatch):
 def test_only_the_first_of_a_launcher_is_a_trainer(spec, monkeypatch):
     for name, value in RankPlace(rank=1, size=2, local_rank=1, host="127.0.0.1", port=9).environment().items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"found a trainer that is rank 1 .*deepspeed_rank worker"):
+    with pytest.raises(ConfigError, match=r"found a trainer that is rank 1 .*deepspeed\.rank worker"):
         make_backend(spec).open()
 
 

@@ -1,0 +1,57 @@
+"""DeepSpeed's engine as a network for `Passes`, and the import of DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+from torch import Tensor, nn
+
+from rftstream.backends.torch.inputs import Inputs
+from rftstream.backends.torch.network import Network
+
+
+class EngineModule(nn.Module):
+    """The module that DeepSpeed wraps. It goes from inputs to logprobs, so that all weights are used inside its forward
+    pass."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.model = network.model
+        self._network = network
+
+    def forward(self, *, inputs: Inputs, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        """Return logprobs and entropies, both [B, T]."""
+        return self._network.logprobs(inputs, entropy_gradient=entropy_gradient)
+
+
+class EngineNetwork:
+    """A network for `Passes` that computes with DeepSpeed's engine."""
+
+    def __init__(self, engine: Any, network: Network) -> None:
+        self._engine = engine
+        self.packs, self.flops = network.packs, network.flops
+
+    def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """Return logprobs and entropies, both [B, T]."""
+        return self._engine(inputs=inputs, entropy_gradient=entropy_gradient)  # type: ignore[no-any-return]
+
+
+def import_deepspeed(device: str) -> Any:
+    """Import DeepSpeed for a kind of device ("cpu" or "cuda"), without what it would import and compile beside."""
+    os.environ["DS_ACCELERATOR"] = device  # else it takes a GPU where there is one
+    mlflow, sys.modules["mlflow"] = sys.modules.get("mlflow"), None  # type: ignore[assignment]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import deepspeed
+    finally:  # its tuner would import it where it is installed, which takes longer than all else together
+        sys.modules.pop("mlflow")
+        if mlflow is not None:
+            sys.modules["mlflow"] = mlflow
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls them
+    # It would be compiled first, and whoever waits in it for a process that died waits without end; gloo doesn't.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
