@@ -1,11 +1,11 @@
-"""The inference engine as the explorer sees it: submit prompts, take decoding steps, exchange weights between two.
+"""The inference engine as the explorer sees it: submit prompts, take decoding steps, exchange weights in between.
 
-A policy runs in the explorer's one thread. `step` does a bounded slice of work (one decoding step of everything
-that is active, or a look at what an engine of its own has finished), so that the loop can poll, heartbeat and take
-over weights in between, and so that a simulated run is driven step by step.
+A policy runs in the explorer's one thread. `step` does a bounded slice of work: one decoding step of everything that is
+active, or a look at what an engine of its own has finished. So the loop can poll, send heartbeats and take over weights
+in between, and a simulated run is driven step by step.
 
-A rollout may go on elsewhere: `so_far` tells what was sampled of a request, and a request with `num_sampled` goes on
-from there.
+Another explorer may go on with a rollout: `so_far` tells what was sampled for a request, and a request with
+`num_sampled` goes on from there.
 """
 
 from __future__ import annotations
@@ -25,81 +25,117 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.05
-"""How long a policy with active requests is left alone at most: so soon the next of them is begun."""
+"""Longest time in seconds that a policy with active requests is left alone; so long a new request waits at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
+    """A completion to sample. The explorer makes it from a turn's prompt and gives it to `Policy.submit`."""
+
     request_id: str
+    """Names the request in `so_far`, `abort` and its completion; no two active requests share it."""
     token_ids: tuple[int, ...]
-    """The prompt, and what was sampled so far of it when a rollout goes on."""
+    """The prompt, followed by what was sampled of the completion before, when a rollout goes on."""
     sampling: Sampling
+    """Temperature, penalties, truncation and stop conditions."""
     seed: int
-    """The sampled tokens depend on it, the prompt, the weights and nothing else (as far as the engine can)."""
+    """Seed of chance. Seed, prompt and weights alone decide which tokens are sampled, as far as the engine can."""
     max_tokens: int
-    """Of this completion; what is left of the rollout's and the context's limit."""
+    """Largest number of tokens of this completion: what is left of the rollout's and the context's limit."""
     num_sampled: int = 0
-    """So many of the last `token_ids` were sampled of this completion before: they count for penalties, min_tokens and
-    stop strings, and chance goes on behind them. An engine whose random numbers begin anew with each request must not
-    draw those again that these tokens were drawn with."""
+    """Number of the last `token_ids` that were sampled of this completion before. They count for penalties, min_tokens
+    and stop strings, and chance goes on behind them. An engine whose random numbers begin anew with each request must
+    not draw the numbers again that these tokens were drawn with."""
     sampler_state: bytes | None = None
-    """What `so_far` gave with these tokens."""
+    """The `sampler_state` that `so_far` gave together with these tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
+    """What was sampled for a request. `Policy.step` returns it when the request has finished."""
+
     request_id: str
+    """The id of the request."""
     token_ids: np.ndarray
-    """int32 [T], the stop token included if it was sampled."""
+    """Sampled tokens, int32 [T], the stop token included if it was sampled."""
     behavior_logprobs: np.ndarray
-    """float32 [T], of the distribution that was sampled from: after temperature, penalties and truncation."""
+    """Logprobs of the sampled tokens, float32 [T], under the distribution that they were sampled from: after
+    temperature, penalties and truncation."""
     versions: tuple[VersionSpan, ...]
-    """`start` counts from the completion's first token."""
+    """Versions that sampled the tokens; `start` counts from the completion's first token."""
     finish_reason: str
-    """stop, length, or error; `unfinished` of what `so_far` gives."""
+    """`stop`, `length` or `error`; `unfinished` in what `so_far` returns."""
     error: str | None = None
+    """What went wrong, for `error`."""
     sampler_state: bytes | None = None
-    """Of unfinished ones: what another engine of this kind needs, beside the request and the tokens, to go on as this
-    one would have; None where these are enough."""
+    """In an unfinished completion: what another engine of this kind needs, beside request and tokens, to go on as this
+    one would have. None where request and tokens are enough."""
 
 
 class Policy(Protocol):
+    """An engine that samples completions with the weights it was given last.
+
+    The explorer (and the evaluator) makes it when it starts, loads a version, and calls `step` in each round of its
+    loop; the next version is loaded between two steps. The life of a request:
+
+        policy.load(tensors, name)
+        policy.submit(SampleRequest(request_id="g1/0", token_ids=prompt, sampling=sampling, seed=1, max_tokens=64))
+        while policy.num_active:
+            for completion in policy.step():
+                print(completion.request_id, completion.finish_reason, len(completion.token_ids))
+        policy.close()
+    """
+
     @property
     def version(self) -> VersionName | None:
-        """Whose weights the next token is sampled with; None before the first `load`."""
+        """The version whose weights sample the next token; None before the first `load`."""
 
     @property
     def slots(self) -> int:
-        """How many requests may be active at once."""
+        """Number of requests that may be active at once. The explorer submits no more than that."""
 
     @property
-    def num_active(self) -> int: ...
+    def num_active(self) -> int:
+        """Number of requests that were submitted and have neither finished nor been aborted."""
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """New weights, between two steps; what is active goes on with them. Copies what it keeps: the bytes change with
-        the next version."""
+        """Take over new weights; active requests go on with them from their next token.
 
-    def submit(self, request: SampleRequest) -> None: ...
+        The explorer calls it between two steps. The policy copies what it keeps, since the bytes of `tensors` change
+        with the next version. Afterwards `version` is `name`."""
+
+    def submit(self, request: SampleRequest) -> None:
+        """Begin a request. The explorer calls it after the first `load`, while fewer than `slots` are active.
+
+        A request that cannot be sampled comes back from a later `step` with finish_reason `error`."""
 
     def so_far(self, request_id: str) -> Completion | None:
-        """What was sampled of an active request since it was submitted, `num_sampled` left out. None if it is unknown,
-        or has finished and `step` is about to tell so."""
+        """Return what was sampled for an active request since it was submitted, without its `num_sampled` tokens.
+
+        The explorer calls it when it saves unfinished rollouts. The request goes on. None if the request is unknown, or
+        has finished and `step` is about to return it."""
 
     def abort(self, request_id: str) -> None:
-        """Forgets an active request; unknown ids are ignored."""
+        """Forget an active request; `step` never returns it. Unknown ids are ignored."""
 
     def step(self) -> list[Completion]:
-        """A bounded slice of work; the requests that finished in it."""
+        """Do a bounded slice of work, and return the requests that finished in it.
+
+        The explorer calls it in each round, unless `idle_s` says that there is nothing to do."""
 
     def idle_s(self) -> float:
-        """Seconds for which `step` has nothing to do: 0 while it computes tokens itself, `math.inf` until somebody
-        submits. An engine that works beside it says how long it may be left alone; LOOK_S at most it is."""
+        """Return the seconds for which `step` will have nothing to do.
 
-    def close(self) -> None: ...
+        The explorer asks it before it waits for the log. A policy that computes tokens itself returns 0 while requests
+        are active, and `math.inf` until the next `submit`. A policy whose engine works beside it says how long it may
+        be left alone, at most LOOK_S."""
+
+    def close(self) -> None:
+        """End the engine and give back its memory. Active requests are dropped; no other call may follow."""
 
 
 def without_tokens(request: SampleRequest, reason: str, error: str | None) -> Completion:
-    """Of a request that nothing is sampled for."""
+    """Return the completion of a request for which nothing was sampled."""
     import numpy as np
 
     return Completion(

@@ -1,20 +1,20 @@
-"""What the runtime asks of a log: five small things, the same over SQLite, Kafka and memory.
+"""What the service loop asks of a log: five small protocols, the same over SQLite, Kafka and memory.
 
-- `Reader`    reads explicit positions, without a group (single roles, followers, tools);
-- `Member`    is one of several that share the partitions of some topics (concurrent roles);
+- `Reader`    reads from explicit positions, without a group (single roles, followers, tools);
+- `Member`    shares the partitions of some topics with the other members of its group (concurrent roles);
 - `Producer`  makes transactions: records and positions become visible together or not at all;
-- `Admin`     topics, ends of partitions, committed positions, lag, deletion, compaction;
-- `Transport` makes these and can wait until one of them has something.
+- `Admin`     knows topics, ends of partitions, committed positions and lag, and deletes and compacts;
+- `Transport` makes these and waits until one of them has something.
 
-Promises that every transport keeps (the conformance suite holds it to them):
+Every transport keeps these promises, and the conformance suite holds it to them:
 
 1. Records of a partition have growing offsets and are seen in that order. Offsets may have gaps: a compacted or
    deleted record, on Kafka also transaction markers. `position` is the next offset to look at, and moves over gaps.
 2. Nothing of a transaction is visible before it commits; afterwards all of it is, in every partition.
 3. A commit either returns, or raises. `TransactionAborted`, `AssignmentLost`, `LogFull`, `RecordTooLarge`: certainly
-   nothing is visible, and the producer can be used on. `ProducerLost`: it may have been committed, or a newer
-   producer holds the id; the producer is of no more use until `start` was called again.
-4. `Producer.start` ends what an older producer of the same id had open and fences it: that one's later commits
+   nothing is visible, and the producer can be used on. `ProducerLost`: the transaction may have been committed, or
+   a newer producer holds the id; the producer is of no use until `start` is called again.
+4. `Producer.start` ends what an older producer of the same id had open and fences that producer: its later commits
    raise `ProducerLost`.
 5. A position committed for a partition by a member that does not own it any more is refused (`AssignmentLost`),
    also when the partition went away and came back: ownership is an assignment, and assignments are numbered.
@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 
 MAX_METADATA_BYTES = 4096
-"""Of the metadata beside a position, UTF-8 (Kafka's default limit)."""
+"""Largest metadata beside a position, in bytes of UTF-8 (Kafka's default limit)."""
 
 
 class Position(NamedTuple):
@@ -45,83 +45,158 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
+    """The settings of a topic; they never change once it is made."""
+
     partitions: int
+    """Number of partitions."""
     compacted: bool = False
+    """Whether only the newest record of each key has to be kept."""
     max_record_bytes: int = 8 * 1024 * 1024
-    """key + value + headers of one record (NewRecord.num_bytes)."""
+    """Largest record in bytes: key + value + headers (NewRecord.num_bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a member owned at one moment; a transaction that commits positions of a group carries one.
+    """What a member owned at one moment; a transaction that commits positions of a group carries a snapshot.
 
-    Taken *before* the results are collected: a later commit is refused if any of its partitions has changed hands
-    since, even if they came back (promise 5)."""
+    The concurrent loop takes it with `Member.snapshot` *before* it collects results, and gives it to `Producer.commit`.
+    The commit is refused if any of its partitions has changed hands since, even if it came back (promise 5)."""
 
     group: str
+    """Bare name of the group."""
     assignment: Mapping[TopicPartition, int]
-    """Partition -> number of the assignment; a partition that comes back has another number."""
+    """Partition -> number of its assignment; a partition that comes back has another number."""
     token: object = None
-    """The transport's own: generation, member id."""
+    """What the transport itself needs to recognize the member: generation, member id."""
 
 
 class Reader(Protocol):
-    """Reads by explicit positions; sees everything from there on, belongs to no group."""
+    """Reads from explicit positions; it belongs to no group, and others do not see it.
+
+    `Transport.reader` makes it with the partitions that it reads, for as long as it lives. Single roles, followers of
+    weights and tools use it. Reading a partition to its end:
+
+        place = TopicPartition("control", 0)
+        end = transport.admin.end_offsets("control")[place]
+        reader = transport.reader({place: 0})
+        while reader.position(place) < end:
+            for record in reader.poll():
+                ...
+            transport.wait([reader], 0.05)
+        reader.close()
+    """
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
-        """What is there now, fairly over the partitions; at least one record if there is any, however large."""
+        """Return what is there now, fairly over the partitions that are not paused. Never blocks.
+
+        The service loop calls it in each round. At least one record is returned if there is any, however large it is.
+        Afterwards `position` stands behind the records that were returned. PositionMissing if a position lies beyond
+        the end of its partition."""
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Raises PositionMissing on the next `poll` if the offset lies beyond the end of the partition.
+        """Make `offset` the next one to read. The loop calls it to read again what a step could not take.
 
-        An offset before the first one kept is moved to that one."""
+        The partition must be one that the reader was made for. An offset before the first one kept is moved to that
+        one. For an offset beyond the end, the next `poll` raises PositionMissing."""
 
-    def position(self, partition: TopicPartition) -> int: ...
+    def position(self, partition: TopicPartition) -> int:
+        """Return the next offset to look at. Single roles commit it; tools compare it with `Admin.end_offsets`.
+
+        It moves over gaps, so it reaches the end also where the last offsets hold no records."""
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """No delivery until `resume`: what cannot be dealt with now stays on the log."""
+        """Deliver nothing from these partitions until `resume`.
 
-    def resume(self, partitions: Collection[TopicPartition]) -> None: ...
+        The loop calls it while a step cannot deal with more: the records stay on the log. Positions are kept, and
+        partitions that the reader does not have are ignored."""
 
-    def close(self) -> None: ...
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Deliver from these partitions again, from their positions on. Ignored for those that are not paused."""
+
+    def close(self) -> None:
+        """Give back what the reader holds. Its owner calls it once; no other call may follow."""
 
 
 class Member(Protocol):
-    """One of the members of a group. The transport keeps it alive through `poll` and `wait`; a member that does
-    neither for the session time-out loses its partitions to the others."""
+    """A member of a group. The members of a group share the partitions of some topics.
+
+    `Transport.member` makes it, and the concurrent loop uses it. The transport keeps it alive through `poll` and
+    `wait`; a member that calls neither for the session time-out loses its partitions to the others. A round:
+
+        transport.wait([member], 1.0)
+        records = member.poll()
+        for place in new_in(member.assignment()):
+            member.seek(place, member.committed([place])[place].offset)
+        snapshot = member.snapshot()            # before results are collected
+        results, positions = ...
+        producer.commit(results, positions=positions, snapshot=snapshot)
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that `Transport.member` was given; for logs and metrics."""
 
     def assignment(self) -> Mapping[TopicPartition, int]:
-        """What this member owns, as of the last `poll` or `wait`: partition -> number of the assignment."""
+        """Return what this member owns, as of the last `poll` or `wait`: partition -> number of its assignment.
+
+        The loop compares it with what it knew before: a partition with another number was away meanwhile, and the work
+        for it that is under way is dropped."""
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
-        """As Reader.poll, of the owned partitions that are not paused. A newly owned partition delivers nothing
-        until it was positioned by `seek`: first ask `committed`, then say where to begin."""
+        """Return records as `Reader.poll` does, of the owned partitions that are not paused; keeps the member alive.
 
-    def seek(self, partition: TopicPartition, offset: int) -> None: ...
+        A newly owned partition delivers nothing until `seek` has positioned it: its owner first asks `committed`, then
+        says where to begin."""
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Make `offset` the next one to deliver. The loop calls it for each newly owned partition.
+
+        AssignmentLost if `assignment` does not have the partition."""
 
     def position(self, partition: TopicPartition) -> int:
-        """Next offset to be delivered; moves over gaps, so that with nothing open it is what to commit."""
+        """Return the next offset to be delivered.
+
+        It moves over gaps, so that the loop can commit it where none of the partition's records is open.
+        PositionMissing if `seek` was never called for the partition."""
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
-        """The group's stable positions (no commit of them pending). PositionMissing if one was never committed."""
+        """Return the group's stable positions, with no commit of them pending.
+
+        The loop asks for newly owned partitions, before `seek`. It may wait for another member's open transaction.
+        PositionMissing if a position was never committed (`Admin.commit_initial` commits the first ones)."""
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """No delivery until `resume`; membership goes on."""
+        """Deliver nothing from these partitions until `resume`; membership goes on, and others are not given them."""
 
-    def resume(self, partitions: Collection[TopicPartition]) -> None: ...
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Deliver from these partitions again. Ignored for those that are not owned or not paused."""
 
-    def snapshot(self) -> Snapshot: ...
+    def snapshot(self) -> Snapshot:
+        """Return what is owned now, for a later `Producer.commit`. Taken before results are collected (promise 5)."""
 
     def close(self) -> None:
-        """Leaves the group at once."""
+        """Leave the group at once, so that the others get the partitions without waiting for the session time-out."""
 
 
 class Producer(Protocol):
+    """Writes transactions under a transactional id; the newest producer of an id is the only one that can commit.
+
+    `Transport.producer` makes it, and a role's loop owns it. For the first use, and after ProducerLost:
+
+        producer.start()
+        while True:
+            try:
+                producer.commit(records, positions={place: Position(7)}, group="feeder")
+                break
+            except TransactionAborted:
+                pass                            # certainly nothing is visible: try again
+    """
+
     def start(self) -> None:
-        """Fences every earlier producer of this transactional id and ends what it had open."""
+        """Fence every earlier producer of this transactional id, and end what it had open.
+
+        A role calls it before it reads where it stands, so that nothing can be committed after that reading. Afterwards
+        `commit` may be called. ConfigError or TransportError if the log cannot be reached."""
 
     def commit(
         self,
@@ -131,65 +206,115 @@ class Producer(Protocol):
         group: str | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """One transaction: all records and positions, or nothing.
+        """Make one transaction: all records and positions become visible, or nothing does (promise 3).
 
-        `positions` are committed for `group` (single roles) or for `snapshot.group` (members; then each partition
-        must still be under the snapshot's assignment). RecordTooLarge also for metadata over its limit."""
+        The loop calls it with what a step has decided. `positions` are committed for `group` (single roles) or for
+        `snapshot.group` (members; then each partition must still be under the snapshot's assignment). RecordTooLarge
+        for a record over its topic's limit and for metadata over MAX_METADATA_BYTES: then nothing was sent."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what the producer holds. `start` may be called again."""
 
 
 class Admin(Protocol):
-    def ensure_topics(self, topics: Mapping[str, TopicSettings]) -> None:
-        """Makes what is missing. ConfigError if one exists with other settings."""
+    """What is asked of a log beside reading and writing: topics, offsets, positions, and deletion.
 
-    def topics(self) -> dict[str, TopicSettings]: ...
+    Each transport has one, as `Transport.admin`. A new run is made so:
+
+        admin.ensure_topics({"tasks": TopicSettings(partitions=4)})
+        admin.commit_initial("explorer", ["tasks"])
+        assert admin.lag("explorer", "tasks") == {TopicPartition("tasks", n): 0 for n in range(4)}
+    """
+
+    def ensure_topics(self, topics: Mapping[str, TopicSettings]) -> None:
+        """Make the topics that are missing. ConfigError if a topic exists with other settings.
+
+        A run's creation calls it first; it may be called again at any time."""
+
+    def topics(self) -> dict[str, TopicSettings]:
+        """Return the run's topics with their settings; empty for a run that was never made, or was deleted."""
 
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
-        """First offset kept, of each partition."""
+        """Return the first offset kept in each partition. Who reads a topic as a whole begins there."""
 
     def end_offsets(
         self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
     ) -> dict[TopicPartition, int]:
-        """Offset after the last committed record that can be read, of each partition or of some.
+        """Return the offset after the last committed record that can be read, of each partition or of some.
 
-        On Kafka a transaction that is open hides what others committed after it began. `settled`: TransportError
-        while there is one, to be asked again; for who must know the newest."""
+        Who reads to the end asks it first. On Kafka, an open transaction hides what others committed after it began.
+        With `settled`, the call raises TransportError while there is an open transaction, and the caller asks again;
+        that is for callers that must know the newest record, such as a role that looks for its successor."""
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
-        """All positions of a group."""
+        """Return all positions of a group. A single role asks it after `Producer.start`, to go on from there."""
 
     def commit_initial(self, group: str, topics: Collection[str]) -> None:
-        """Position 0 for every partition of the topics that has none yet in the group."""
+        """Commit position 0 for every partition of the topics that has no position in the group yet.
+
+        A run's creation calls it for each group, before any role starts. Positions that exist are left as they are."""
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
-        """*Records* from the group's committed position on: not offsets, so gaps do not count."""
+        """Count the *records* of each partition from the group's committed position on; gaps do not count."""
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Deletes the records before these offsets; offsets of the others stay. PositionMissing beyond the end."""
+        """Delete the records before these offsets; the offsets of the others stay as they are.
+
+        Trimming calls it with offsets that nobody needs any more. PositionMissing for an offset beyond the end."""
 
     def compact(self, topic: str) -> None:
-        """Keeps the newest record of each key now, where a log does not do so by itself. A tombstone is kept like
-        any newest record, for a day at least. ConfigError for a topic that is not compacted."""
+        """Keep only the newest record of each key now, where a log does not do so by itself.
 
-    def delete_topics(self, topics: Collection[str]) -> None: ...
+        Trimming calls it. A tombstone is kept like any newest record, for a day at least. ConfigError for a topic that
+        is not compacted."""
+
+    def delete_topics(self, topics: Collection[str]) -> None:
+        """Delete topics with all their records. `delete` of a run calls it when no role runs any more."""
 
     def make_durable(self) -> None:
-        """Everything committed so far survives the loss of power. TransportError if that cannot be had."""
+        """Make everything that was committed so far survive the loss of power.
+
+        Who is about to delete what the commit replaces, or to use up a name for good, calls it first. TransportError if
+        it cannot be had."""
 
 
 class Transport(Protocol):
+    """A run's log, as one process uses it; it makes readers, members and producers, and closes them with itself.
+
+    A process makes it once, after its last fork, and uses it from one thread:
+
+        transport = KafkaTransport("my-run", config.transport)
+        reader = transport.reader({TopicPartition("tasks", 0): 0})
+        transport.wait([reader], timeout_s=1.0)
+        records = reader.poll()
+        transport.close()
+    """
+
     admin: Admin
+    """Topics, offsets and positions of this run."""
 
-    def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> Reader: ...
+    def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> Reader:
+        """Make a reader of these partitions, each from its offset on.
 
-    def member(self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0) -> Member: ...
+        Without `bodies`, the records' values are None, for callers that need keys, headers and offsets only.
+        ConfigError for a partition that does not exist."""
 
-    def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> Producer: ...
+    def member(self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0) -> Member:
+        """Join a group that reads these topics. The member owns nothing until a later `poll` or `wait`.
+
+        `name` tells the group's members apart for people. A member that does not poll for `session_timeout_s` is put
+        out of the group."""
+
+    def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> Producer:
+        """Make a producer; its owner calls `start` before the first `commit`.
+
+        A transaction that is open for longer than `timeout_s`, because its process was killed, is aborted."""
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
-        """Until one of the sources may have something for `poll` (records, another assignment), or the time is up.
+        """Block until one of the sources may have something for `poll` (records, another assignment), or time is up.
 
-        May return early."""
+        The loop calls it between rounds, with the sources that it would poll. It keeps members alive, may return early,
+        and does not spin. The sources must come from this transport."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close everything that this transport made. Further calls of `close` do nothing."""
