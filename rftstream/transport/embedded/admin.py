@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.transport.base import Position, TopicSettings
+from rftstream.transport.checks import check_same_settings
 from rftstream.transport.embedded.clients import all_positions
 from rftstream.transport.embedded.store import OFFSET_BITS, Store
 from rftstream.transport.embedded.wakeup import is_dead
@@ -28,12 +29,7 @@ class EmbeddedAdmin:
 
     def ensure_topics(self, topics: Mapping[str, TopicSettings]) -> None:
         existing = self.topics()
-        for name, settings in topics.items():
-            if name in existing and existing[name] != settings:
-                raise ConfigError(
-                    f"topic {name}: exists with {existing[name]}, {settings} was asked for; use the settings"
-                    f" it was made with, or another run folder"
-                )
+        check_same_settings(existing, topics, otherwise="run folder")
         if all(name in existing for name in topics):
             return
         with self._store.write() as db:

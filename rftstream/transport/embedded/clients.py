@@ -7,8 +7,9 @@ from functools import partial
 
 from rftstream import faults
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
-from rftstream.errors import ConfigError, PositionMissing, ProducerLost, RecordTooLarge, TransactionAborted
-from rftstream.transport.base import MAX_METADATA_BYTES, Position, Snapshot
+from rftstream.errors import ConfigError, ProducerLost, RecordTooLarge, TransactionAborted
+from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.checks import check_metadata
 from rftstream.transport.cursors import Cursors, PartitionBatch
 from rftstream.transport.embedded.groups import check_ownership
 from rftstream.transport.embedded.store import OFFSET_BITS, Store, pack_headers
@@ -196,29 +197,8 @@ class EmbeddedProducer:
         return moved
 
 
-def check_metadata(place: TopicPartition, position: Position) -> None:
-    num_bytes = len(position.metadata.encode())
-    if num_bytes > MAX_METADATA_BYTES:
-        raise RecordTooLarge(
-            f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are kept;"
-            f" hold results back until fewer are open"
-        )
-
-
-def committed_positions(
-    store: Store, group: str, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, Position]:
-    found = all_positions(store, group)
-    missing = [place for place in partitions if place not in found]
-    if missing:
-        raise PositionMissing(
-            f"group {group}: no position for {', '.join(map(str, missing))}, one was expected since the run was made;"
-            f" admin.commit_initial makes those of a new run"
-        )
-    return {place: found[place] for place in partitions}
-
-
 def all_positions(store: Store, group: str) -> dict[TopicPartition, Position]:
+    """Return all positions of a group, of topics that are known."""
     rows = store.select("SELECT partition_id, offset, metadata FROM positions WHERE group_name = ?", (group,))
     return {
         place: Position(offset, metadata)

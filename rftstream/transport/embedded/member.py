@@ -6,10 +6,11 @@ import time
 from collections.abc import Collection, Mapping
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.errors import AssignmentLost, TransportError
+from rftstream.errors import TransportError
 from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.checks import check_owned, choose_positions
 from rftstream.transport.embedded import groups
-from rftstream.transport.embedded.clients import LogCursors, committed_positions
+from rftstream.transport.embedded.clients import LogCursors, all_positions
 from rftstream.transport.embedded.store import Store
 from rftstream.transport.embedded.wakeup import is_dead
 
@@ -48,11 +49,7 @@ class EmbeddedMember:
         return self._cursors.fetch(max_records, max_bytes)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        if partition not in self._assignment:
-            raise AssignmentLost(
-                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
-                f" positioned; look at assignment() again"
-            )
+        check_owned(partition, self._assignment, group=self._group, member=self._name)
         self._cursors.seek(partition, offset)
         self._cursors.wake()
 
@@ -60,7 +57,7 @@ class EmbeddedMember:
         return self._cursors.position(partition)
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
-        return committed_positions(self._store, self._group, partitions)
+        return choose_positions(all_positions(self._store, self._group), partitions, group=self._group)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         self._cursors.pause(set(partitions) & set(self._assignment))

@@ -16,6 +16,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, PositionMissing, TransportError
 from rftstream.transport.base import Position, TopicSettings
+from rftstream.transport.checks import check_same_settings
 from rftstream.transport.kafka.cluster_check import KafkaLook
 from rftstream.transport.kafka.compat import StableAdminClient
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
@@ -47,12 +48,7 @@ class KafkaAdmin:
 
     def ensure_topics(self, topics: Mapping[str, TopicSettings]) -> None:
         existing = self.topics()
-        for name, settings in topics.items():
-            if name in existing and existing[name] != settings:
-                raise ConfigError(
-                    f"topic {self._links.name(name)}: exists with {existing[name]}, {settings} was asked for; use the"
-                    f" settings it was made with, or another run name"
-                )
+        check_same_settings(existing, topics, prefix=self._links.name(""), otherwise="run name")
         missing = {name: settings for name, settings in topics.items() if name not in existing}
         if not missing:
             return

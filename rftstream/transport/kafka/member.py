@@ -21,8 +21,9 @@ from kafka.structs import MemberState
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.errors import AssignmentLost, PositionMissing
+from rftstream.errors import PositionMissing
 from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.checks import check_owned, choose_positions
 from rftstream.transport.kafka.compat import BackgroundJoin
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.feed import Feed
@@ -126,11 +127,7 @@ class KafkaMember:
         return self._feed.take(max_records, max_bytes) if max_records > 0 else []
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        if partition not in self._assignment:
-            raise AssignmentLost(
-                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
-                f" positioned; look at assignment() again"
-            )
+        check_owned(partition, self._assignment, group=self._group, member=self._name)
         # What is owned is what the last poll said. It may be gone by now, which the next one tells.
         with contextlib.suppress(ValueError, KeyError):
             self._feed.seek(partition, offset)
@@ -149,14 +146,8 @@ class KafkaMember:
             # Somebody's commit is under way, which may take as long as a dead one's transaction lives.
             self._feed.fill()
             time.sleep(0.005)
-        missing = [place for place in partitions if place not in found]
-        if missing:
-            raise PositionMissing(
-                f"group {self._group}: no position for {', '.join(map(str, missing))}, one was expected since the"
-                f" run was made; admin.commit_initial makes those of a new run. If the run is old: the broker's"
-                f" offsets.retention.minutes has passed"
-            )
-        return {place: found[place] for place in partitions}
+        hint = ". If the run is old: the broker's offsets.retention.minutes has passed"
+        return choose_positions(found, partitions, group=self._group, hint=hint)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         self._feed.pause(set(partitions) & set(self._assignment))

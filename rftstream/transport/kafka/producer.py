@@ -26,7 +26,8 @@ from rftstream.errors import (
     TransactionAborted,
     TransportError,
 )
-from rftstream.transport.base import MAX_METADATA_BYTES, Position, Snapshot, TopicSettings
+from rftstream.transport.base import Position, Snapshot, TopicSettings
+from rftstream.transport.checks import check_metadata
 from rftstream.transport.kafka import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
@@ -207,12 +208,7 @@ class KafkaProducer:
                     f" {settings.max_record_bytes}; make it smaller or carry its large parts by reference"
                 )
         for place, position in positions.items():
-            num_bytes = len(position.metadata.encode())
-            if num_bytes > MAX_METADATA_BYTES:
-                raise RecordTooLarge(
-                    f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are"
-                    f" kept; hold results back until fewer are open"
-                )
+            check_metadata(place, position)
             if snapshot is not None and place not in snapshot.assignment:
                 raise AssignmentLost(
                     f"group {snapshot.group}, {place}: not owned when the snapshot was taken; drop its work"

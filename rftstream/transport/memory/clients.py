@@ -9,13 +9,13 @@ from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import (
     AssignmentLost,
     ConfigError,
-    PositionMissing,
     ProducerLost,
     RecordTooLarge,
     TransactionAborted,
     TransportError,
 )
-from rftstream.transport.base import MAX_METADATA_BYTES, Position, Snapshot
+from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.checks import check_metadata, check_owned, choose_positions
 from rftstream.transport.cursors import Cursors, PartitionBatch
 from rftstream.transport.memory.log import MemoryTransaction, Subscriber
 from rftstream.transport.memory.transactions import TransactionalLog
@@ -124,11 +124,7 @@ class MemoryMember:
             return self._cursors.poll(self._view, max_records, max_bytes)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        if partition not in self._assignment:
-            raise AssignmentLost(
-                f"group {self._group}, {partition}: not owned by {self._name}, only owned partitions can be"
-                f" positioned; look at assignment() again"
-            )
+        check_owned(partition, self._assignment, group=self._group, member=self._name)
         self._cursors.seek(partition, offset)
 
     def position(self, partition: TopicPartition) -> int:
@@ -139,13 +135,7 @@ class MemoryMember:
         with self._log.changed:
             self._log.transactions.await_stable(self._group)
             found = self._log.group(self._group).positions
-            missing = [place for place in partitions if place not in found]
-            if missing:
-                raise PositionMissing(
-                    f"group {self._group}: no position for {', '.join(map(str, missing))}, one was expected since the"
-                    f" run was made; admin.commit_initial makes those of a new run"
-                )
-            return {place: found[place] for place in partitions}
+            return choose_positions(found, partitions, group=self._group)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         self._cursors.pause(set(partitions) & set(self._assignment))
@@ -308,12 +298,7 @@ class MemoryProducer:
                 )
         for place, position in positions.items():
             self._log.check_place(place)
-            num_bytes = len(position.metadata.encode())
-            if num_bytes > MAX_METADATA_BYTES:
-                raise RecordTooLarge(
-                    f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are"
-                    f" kept; hold results back until fewer are open"
-                )
+            check_metadata(place, position)
 
 
 def _check_owned(snapshot: Snapshot, positions: Mapping[TopicPartition, Position]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.transport.base import Admin, Member, Position, Reader, TopicSettings
+from rftstream.transport.checks import check_same_settings
 from rftstream.transport.memory.clients import MemoryMember, MemoryProducer, MemoryReader
 from rftstream.transport.memory.log import MemoryPartition
 from rftstream.transport.memory.transactions import TransactionalLog
@@ -31,12 +32,7 @@ class MemoryAdmin:
     def ensure_topics(self, topics: Mapping[str, TopicSettings]) -> None:
         log = self._log
         with log.changed:
-            for name, settings in topics.items():
-                if name in log.settings and log.settings[name] != settings:
-                    raise ConfigError(
-                        f"topic {name}: exists with {log.settings[name]}, {settings} was asked for; use the settings"
-                        f" it was made with, or another log"
-                    )
+            check_same_settings(log.settings, topics, otherwise="log")
             for name, settings in topics.items():
                 if name not in log.settings:
                     log.settings[name] = settings

@@ -1,0 +1,57 @@
+"""What every transport checks alike before it does what it was asked for, with the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, RecordTooLarge
+from rftstream.transport.base import MAX_METADATA_BYTES, Position, TopicSettings
+
+
+def check_owned(
+    partition: TopicPartition, assignment: Mapping[TopicPartition, int], *, group: str, member: str
+) -> None:
+    """Raise AssignmentLost unless the member's assignment has the partition."""
+    if partition not in assignment:
+        raise AssignmentLost(
+            f"group {group}, {partition}: not owned by {member}, only owned partitions can be"
+            f" positioned; look at assignment() again"
+        )
+
+
+def choose_positions(
+    found: Mapping[TopicPartition, Position], partitions: Collection[TopicPartition], *, group: str, hint: str = ""
+) -> dict[TopicPartition, Position]:
+    """Return the group's positions of these partitions. PositionMissing, with the hint, if one is not there."""
+    missing = [place for place in partitions if place not in found]
+    if missing:
+        raise PositionMissing(
+            f"group {group}: no position for {', '.join(map(str, missing))}, one was expected since the run was made;"
+            f" admin.commit_initial makes those of a new run{hint}"
+        )
+    return {place: found[place] for place in partitions}
+
+
+def check_metadata(place: TopicPartition, position: Position) -> None:
+    """Raise RecordTooLarge if the metadata beside a position is over its limit."""
+    num_bytes = len(position.metadata.encode())
+    if num_bytes > MAX_METADATA_BYTES:
+        raise RecordTooLarge(
+            f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are kept;"
+            f" hold results back until fewer are open"
+        )
+
+
+def check_same_settings(
+    existing: Mapping[str, TopicSettings], wanted: Mapping[str, TopicSettings], *, prefix: str = "", otherwise: str
+) -> None:
+    """Raise ConfigError if a topic exists with other settings than are wanted.
+
+    `prefix` stands before topics' names on the log; `otherwise` is what to take another of, such as "run folder"."""
+    for name, settings in wanted.items():
+        if name in existing and existing[name] != settings:
+            raise ConfigError(
+                f"topic {prefix}{name}: exists with {existing[name]}, {settings} was asked for; use the settings"
+                f" it was made with, or another {otherwise}"
+            )
