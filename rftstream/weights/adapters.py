@@ -1,7 +1,7 @@
-"""LoRA: versions that are adapters alone, and the weights that they make of the model they are for.
+"""LoRA: versions that consist of adapters, and the weights that they make of the model that they are for.
 
-W' = W + alpha / rank * B A, in float32, rounded to the served dtype. It depends on the model folder and the adapters
-and on nothing that was there before, so it makes no difference which versions somebody has seen.
+W' = W + alpha / rank * B A, in float32, rounded to the served dtype. W' depends on the model folder and the
+adapters and on nothing that was there before, so it makes no difference which versions a reader has seen.
 
 Adapters travel under the names that PEFT gives them in its files: `base_model.model.NAME.lora_A.weight` [rank, in] and
 `...lora_B.weight` [out, rank] are of the model's `NAME.weight` [out, in].
@@ -30,18 +30,22 @@ SUFFIXES = (".lora_A.weight", ".lora_B.weight")
 def whole_tensors(
     spec: ModelSpec, tensors: Mapping[str, RawTensor], names: Iterable[str], *, where: str
 ) -> Mapping[str, RawTensor]:
-    """All of the model's weights, made when they are asked for: those of `tensors`, if it has no adapters."""
+    """Return all of the model's weights, each made when it is asked for; `tensors` itself, if the model has no
+    adapters.
+
+    WeightsError unless the tensors are adapters of this model."""
     return tensors if spec.lora is None else _Merged(spec, tensors, names, where=where)
 
 
 def merged_tensors(spec: ModelSpec, tensors: Mapping[str, RawTensor], *, where: str) -> Mapping[str, RawTensor]:
-    """Of the weights that have adapters alone. WeightsError, here and above, unless the tensors are adapters of this
-    model; what they make need not be checked again."""
+    """Return the weights that have adapters, each made when it is asked for.
+
+    WeightsError unless the tensors are adapters of this model; what they make need not be checked again."""
     return _Merged(spec, tensors, None, where=where)
 
 
 def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> None:
-    """An adapter as PEFT and engines load it, into an existing folder."""
+    """Write an adapter into an existing folder, as PEFT and engines load it."""
     assert spec.lora is not None
     targets = spec.lora.targets
     settings = {
@@ -61,6 +65,8 @@ def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor
 
 
 class _Merged(Mapping[str, RawTensor]):
+    """The weights W', each computed from the model folder and a pair of adapters when it is asked for."""
+
     def __init__(
         self, spec: ModelSpec, tensors: Mapping[str, RawTensor], names: Iterable[str] | None, *, where: str
     ) -> None:
@@ -91,7 +97,7 @@ class _Merged(Mapping[str, RawTensor]):
             weight = opened.get_tensor(name)
         pair = self._pairs.get(name)
         if pair is not None:
-            a, b = (_tensor(one).to(torch.float32) for one in pair)
+            a, b = (_tensor(adapter).to(torch.float32) for adapter in pair)
             weight = weight.to(torch.float32).addmm_(b, a, alpha=self._scale)
         return raw(weight.to(SERVED[self._spec.dtype]))
 
@@ -106,7 +112,7 @@ class _Merged(Mapping[str, RawTensor]):
 
 
 def _pairs(tensors: Mapping[str, RawTensor], rank: int, where: str) -> dict[str, tuple[RawTensor, RawTensor]]:
-    """The model's name of a weight -> A and B."""
+    """Return the model's name of a weight -> A and B."""
     stems = {name.removesuffix(suffix) for name in tensors for suffix in SUFFIXES if name.endswith(suffix)}
     whole = {f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES}
     if odd := sorted(tensors.keys() ^ whole):
@@ -125,7 +131,7 @@ def _pairs(tensors: Mapping[str, RawTensor], rank: int, where: str) -> dict[str,
 
 
 def _base(spec: ModelSpec) -> dict[str, tuple[Path, list[int]]]:
-    """Name -> the file of the model folder that has it, and its shape."""
+    """Return name -> the file of the model folder that has the weight, and its shape."""
     from safetensors import safe_open
 
     found: dict[str, tuple[Path, list[int]]] = {}
@@ -137,9 +143,9 @@ def _base(spec: ModelSpec) -> dict[str, tuple[Path, list[int]]]:
     return found
 
 
-def _tensor(one: RawTensor) -> torch.Tensor:
+def _tensor(raw_tensor: RawTensor) -> torch.Tensor:
     import torch
 
     dtypes: dict[str, Any] = {name: getattr(torch, key) for key, name in DTYPES.items() if hasattr(torch, key)}
-    data = np.frombuffer(memoryview(one.data), dtype=np.uint8).copy()
-    return torch.from_numpy(data).view(dtypes[one.dtype]).reshape(one.shape)
+    data = np.frombuffer(memoryview(raw_tensor.data), dtype=np.uint8).copy()
+    return torch.from_numpy(data).view(dtypes[raw_tensor.dtype]).reshape(raw_tensor.shape)

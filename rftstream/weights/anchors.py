@@ -17,26 +17,29 @@ if TYPE_CHECKING:
 
 SUFFIX = ".safetensors"
 LEFT_BEHIND_S = 3600.0
+"""Age in seconds from which a temporary file counts as left behind by a process that was killed."""
 
 logger = logging.getLogger(__name__)
 
 
 class AnchorCache:
-    """Of the newest snapshot alone: what is kept takes the place of what was. Several processes may share a folder.
-    Nothing in it is trusted; whoever reads compares digests."""
+    """A folder that holds the newest full snapshot; a newer one takes its place.
+
+    A follower calls `open` before it reads an anchor from the store, and `keep` after it has read one. Several
+    processes may share a folder. Nothing in it is trusted: the reader compares digests."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def open(self, anchor: WeightsAnnounced) -> IO[bytes] | None:
-        """None if it is not there."""
+        """Return the anchor's file, opened for reading, or None if it is not there."""
         try:
             return self._path(anchor).open("rb")
         except OSError:
             return None
 
     def keep(self, anchor: WeightsAnnounced, data: Buffer) -> None:
-        """A folder that cannot be written to is no reason to stop."""
+        """Keep the anchor's bytes and delete the one before. An error of the file system is logged, not raised."""
         path = self._path(anchor)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +65,7 @@ class AnchorCache:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """A file that a killed process was writing."""
+    """Return whether a killed process was writing this file."""
     try:
         return time.time() - path.stat().st_mtime > LEFT_BEHIND_S
     except FileNotFoundError:

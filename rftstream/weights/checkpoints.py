@@ -26,14 +26,19 @@ def _always(name: VersionName) -> bool:
 
 
 class CheckpointStore:
-    """Checkpoints lie in `checkpoints/<epoch>-<version>/`; `manifest.json` has digest and size of each file."""
+    """The checkpoints of a run in its object store.
+
+    A checkpoint lies in `checkpoints/<epoch>-<version>/`; its `manifest.json` has digest and size of each file. The
+    trainer calls `write` and `delete`; starting trainers and tools call `newest`, `verify` and `read`."""
 
     def __init__(self, store: ObjectStore, *, fault: Fault = faults.at) -> None:
         self._store = store
         self._fault = fault
 
     def write(self, name: VersionName, fill: Callable[[Path], None], state: dict[str, Any]) -> None:
-        """Saves what `fill` writes into the folder that it gets, together with `state` (plain JSON values)."""
+        """Save what `fill` writes into the folder that it gets, together with `state` (plain JSON values).
+
+        The checkpoint is complete and durable when this returns. WeightsError if it exists already."""
         folder = _folder(name)
         if self._store.exists(f"{folder}/manifest.json"):
             raise WeightsError(f"{folder}: exists already, and no checkpoint is written twice")
@@ -60,12 +65,12 @@ class CheckpointStore:
         self._fault("checkpoint_manifest_written")
 
     def names(self) -> list[VersionName]:
-        """Of all complete checkpoints, oldest first."""
+        """Return the names of all complete checkpoints, oldest first."""
         manifests = [name for name in self._store.list("checkpoints/") if name.endswith("/manifest.json")]
         return sorted(filter(None, map(_parse, manifests)), key=_age)
 
     def newest(self, in_force: Callable[[VersionName], bool] = _always) -> tuple[VersionName, dict[str, Any]] | None:
-        """The newest undamaged checkpoint in force, and its state. Damaged ones are skipped, with a warning."""
+        """Return the newest undamaged checkpoint in force, and its state. Damaged ones are skipped with a warning."""
         for name in reversed(self.names()):
             if not in_force(name):
                 continue
@@ -76,14 +81,14 @@ class CheckpointStore:
         return None
 
     def verify(self, name: VersionName) -> dict[str, Any]:
-        """The checkpoint's state, after reading all of its files. WeightsError if anything is missing or damaged."""
+        """Read all files of a checkpoint, and return its state. WeightsError if anything is missing or damaged."""
         manifest = self._manifest(name)
         for file in manifest["files"]:
             self._copy(name, manifest, file, target=None)
         return manifest["state"]  # type: ignore[no-any-return]
 
     def read(self, name: VersionName, folder: Path) -> dict[str, Any]:
-        """Copies the checkpoint's files into an existing folder, verified, and returns its state."""
+        """Copy the checkpoint's files into an existing folder, verify them, and return its state."""
         manifest = self._manifest(name)
         for file in manifest["files"]:
             target = folder / file
@@ -92,17 +97,18 @@ class CheckpointStore:
         return manifest["state"]  # type: ignore[no-any-return]
 
     def state(self, name: VersionName) -> dict[str, Any]:
-        """The checkpoint's state, its files unseen."""
+        """Return the checkpoint's state without looking at its files."""
         return self._manifest(name)["state"]  # type: ignore[no-any-return]
 
     def older_than(self, name: VersionName) -> set[VersionName]:
-        """All that has left something in the store, complete or not, but for `name` and what is newer: another
-        process may just be writing that."""
+        """Return the checkpoints older than `name` that have anything in the store, complete or not.
+
+        Newer ones are left out, since another process may just be writing them."""
         found = filter(None, map(_parse, self._store.list("checkpoints/")))
-        return {one for one in found if _age(one) < _age(name)}
+        return {other for other in found if _age(other) < _age(name)}
 
     def delete(self, name: VersionName) -> None:
-        """The manifest first: then it is gone."""
+        """Delete a checkpoint. The manifest goes first; without it there is no checkpoint."""
         self._store.delete(f"{_folder(name)}/manifest.json")
         for text in self._store.list(f"{_folder(name)}/"):
             self._store.delete(text)
@@ -123,7 +129,7 @@ class CheckpointStore:
         return manifest
 
     def _copy(self, name: VersionName, manifest: dict[str, Any], file: str, *, target: Path | None) -> None:
-        """Reads a file of the checkpoint, to `target` if given, and compares it with the manifest."""
+        """Read a file of the checkpoint, copy it to `target` if given, and compare it with the manifest."""
         where = f"{_folder(name)}/files/{file}"
         sha256, num_bytes = hashlib.sha256(), 0
         with self._store.open(where) as source, open(target or "/dev/null", "wb") as sink:
@@ -137,7 +143,9 @@ class CheckpointStore:
 
 
 def is_gone(name: VersionName, said: Trimmed | None) -> bool:
-    """Whether a checkpoint was given up, be it still there or not; `said`: the newest record of what was deleted."""
+    """Return whether a checkpoint was given up, whether it is still there or not.
+
+    `said` is the newest record of what was deleted, or None."""
     return said is not None and name not in said.checkpoints and _age(name) < _age(said.name)
 
 
@@ -146,7 +154,7 @@ def _folder(name: VersionName) -> str:
 
 
 def _parse(text: str) -> VersionName | None:
-    """The checkpoint that an object belongs to."""
+    """Return the checkpoint that an object belongs to, or None."""
     epoch, dash, version = text.removeprefix("checkpoints/").partition("/")[0].partition("-")
     if not dash or not epoch.isdecimal() or not version.isdecimal():
         return None

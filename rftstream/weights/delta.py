@@ -1,4 +1,4 @@
-"""Deltas: what changed between two states of a model, without loss, some hundred times smaller than the weights.
+"""A delta is what changed between two states of a model, without loss, some hundred times smaller than the weights.
 
 docs/weights-format.md has the format. A file is 16 bytes (magic, format, length of the header), the header (JSON,
 compressed), and its parts one after another. Streams of changes are made by kernels.c, several at a time; their
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 MAGIC = b"RFTDELTA"
 FORMAT = 1
 LANE_ELEMENTS = 8 << 20
-"""Of a stream: enough to learn how often weights change, and few enough to keep all cores at work."""
+"""Elements of a stream: enough to learn how often weights change, and few enough to keep all cores at work."""
 MAX_LANE_ELEMENTS = (1 << 31) - 2
 NOTED = 1 / 8
-"""Of a stream's elements: where more changed they are put into bits at once, for what is noted of them takes memory."""
+"""Share of a stream's elements. Where more of them changed, they are coded at once, since notes of them take memory."""
 SHORT = 16
 """Hex digits of a tensor's digest in the header; the whole state's digests stand there in full."""
 
@@ -47,19 +47,21 @@ class ByteRange:
     dtype: str
     num_elements: int
     tensor: str | None
-    """Of a tensor that lies there whole, compressed; None for a stream of changes."""
+    """Name of the tensor that lies there whole, compressed; None for a stream of changes."""
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaHeader:
+    """The header of a delta's file: what it applies to, what it makes, and where its parts lie."""
+
     model: str
     name: VersionName
     parent: VersionName
     old: str
-    """Digest of the state that it applies to."""
+    """Digest of the state that the delta applies to."""
     new: str
-    """Digest of the state that it makes."""
+    """Digest of the state that the delta makes."""
     tensors: Forms
     """Name -> dtype and shape, sorted by name."""
     old_digests: Mapping[str, str]
@@ -72,7 +74,7 @@ class DeltaHeader:
 class _Taken:
     lane: Lane
     how: Noted | np.ndarray | None
-    """What is still to be coded, or the stream; None: that would be too long."""
+    """Notes that are still to be coded, or the stream; None if the stream would be too long."""
 
     def coded(self, state: ServedState) -> np.ndarray | None:
         if not isinstance(self.how, Noted):
@@ -85,13 +87,15 @@ class _Taken:
 
 @dataclass(kw_only=True)
 class Changes:
-    """What `take` found of a state. It is put into bits when `parts` are first asked for: before the state changes
-    again, in any thread, and once more if that failed. Until then it holds a bit for each element and the old bits of
-    those that changed, of which there are at most NOTED: for 16-bit weights 3/16 of what the state holds."""
+    """The changes of a state that `take` found.
+
+    They are coded when `parts` are first asked for: in any thread, before the state changes again, and once more if
+    that failed. Until then the object holds a bit for each element and the old bits of the elements that changed, at
+    most NOTED of all: for 16-bit weights 3/16 of what the state holds."""
 
     state: ServedState
     old: str
-    """The state's digest from before."""
+    """Digest of the state before the changes."""
     old_digests: dict[str, str]
     taken: list[_Taken]
     whole: list[str]
@@ -99,7 +103,7 @@ class Changes:
 
     @functools.cached_property
     def parts(self) -> list[tuple[ByteRange, Buffer]] | None:
-        """None if they would be no smaller than the weights."""
+        """The parts of the delta's file; None if they would be no smaller than the weights."""
         state = self.state
         parts: list[tuple[ByteRange, Buffer]] = []
         room = sum(map(len, state.arrays.values()))
@@ -120,8 +124,10 @@ class Changes:
 
 
 def take(state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements: int = LANE_ELEMENTS) -> Changes:
-    """What makes `tensors` of the state, which is then what they are. Each tensor is asked for once, in order of names,
-    and held no longer than it takes. WeightsError, and the state is of no use, if names, dtypes or shapes differ."""
+    """Make the state what `tensors` are, and return the changes.
+
+    Each tensor is asked for once, in order of names, and held no longer than needed. WeightsError if names, dtypes or
+    shapes differ; then the state is of no use."""
     old, old_digests = state.digest(), state.digests()
     source = _Source(state, tensors)
     with state.of_no_use_after_errors():
@@ -131,7 +137,7 @@ def take(state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements:
 
 @dataclass(frozen=True, slots=True)
 class _New:
-    """A tensor's new bytes, and how they are to be read (kernels.take)."""
+    """A tensor's new bytes, and the way in which `kernels.take` reads them."""
 
     array: np.ndarray
     way: int
@@ -143,7 +149,7 @@ class _New:
 
 
 class _Source:
-    """Hands the new tensors out in order; those that are not taken apart are compared and copied on the way."""
+    """Gives the new tensors in order. Tensors of dtypes outside of FORMS are compared and copied on the way."""
 
     def __init__(self, state: ServedState, tensors: Mapping[str, RawTensor]) -> None:
         names = sorted(tensors)
@@ -157,7 +163,7 @@ class _Source:
         self.whole: list[str] = []
 
     def get(self, name: str) -> _New:
-        """As it is given, or the values that it is rounded from: then nobody makes a copy."""
+        """Return the tensor, or the values that it is rounded from, which saves a copy."""
         master = self._masters.master(name) if self._masters is not None else None
         if master is None:
             tensor = self._tensors[name]
@@ -217,7 +223,7 @@ def _take_lane(state: ServedState, lane: Lane, news: list[_New]) -> _Taken:
 
 
 def head_of(changes: Changes, state: ServedState, *, model: str, name: VersionName, parent: VersionName) -> bytes:
-    """What comes before the parts in the file of the changes that made this state."""
+    """Return the bytes before the parts in the file of the changes that made this state."""
     assert changes.parts is not None
     digests = state.digests()
     header = {
@@ -238,7 +244,7 @@ def head_of(changes: Changes, state: ServedState, *, model: str, name: VersionNa
 
 
 def read_header(data: Buffer, *, where: str) -> tuple[DeltaHeader, int]:
-    """The header, and where the parts begin. WeightsError for anything but a whole delta of this format."""
+    """Return the header, and where the parts begin. WeightsError for anything but a whole delta of this format."""
     view = memoryview(data).cast("B")
     if view.nbytes < 16 or view[:8] != MAGIC:
         raise _damaged(where, f"{view.nbytes} bytes that begin with {bytes(view[:8])!r}", f"a delta ({MAGIC!r} ...)")
@@ -259,8 +265,11 @@ def read_header(data: Buffer, *, where: str) -> tuple[DeltaHeader, int]:
 
 
 def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
-    """Makes the state the next one. Nothing happens if it is that already. WeightsError if it is neither that nor the
-    parent, or the delta is damaged; the state's digest then tells whether it is still of use."""
+    """Make the parent's state the next one, and return the header. A state that is the next one already is left as it
+    is.
+
+    WeightsError if the state is neither of them, or the delta is damaged; the state's digest then tells whether it is
+    still of use."""
     header, start = read_header(data, where=where)
     state.check_same_tensors(header.tensors, where)
     found = state.digest()
@@ -329,7 +338,7 @@ def _check_made(state: ServedState, header: DeltaHeader, where: str) -> None:
 
 
 def _parse_header(value: Any) -> DeltaHeader:
-    """ValueError or TypeError if it is not one."""
+    """Return the header that a JSON value has. ValueError or TypeError if it has none."""
     if not isinstance(value, dict) or set(value) != {"model", "name", "parent", "old", "new", "tensors", "parts"}:
         raise ValueError("other fields")
     forms: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -384,7 +393,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _unpack(data: memoryview, limit: int) -> bytes:
-    """ZstdError if it is not a frame, or says that it holds more than `limit` bytes."""
+    """Unpack a frame. ZstdError if the data is no frame, or says that it holds more than `limit` bytes."""
     size = zstandard.frame_content_size(data)
     if not 0 <= size <= limit:
         raise zstandard.ZstdError(f"{size} bytes, expected at most {limit}")
@@ -392,6 +401,7 @@ def _unpack(data: memoryview, limit: int) -> bytes:
 
 
 def text_of(name: VersionName) -> str:
+    """Return a version as messages show it: epoch/version."""
     return f"{name.trainer_epoch}/{name.version}"
 
 

@@ -1,4 +1,7 @@
-"""Where streams of changes begin and end: the elements of all tensors of a dtype, one after another, cut into lanes."""
+"""The places where streams of changes begin and end.
+
+The elements of all tensors of a dtype, tensor after tensor, are cut into lanes; a stream has the changes of a lane.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,37 @@ Forms = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of one tensor's elements."""
+    """A run of a tensor's elements, as a range of its bytes."""
 
     tensor: str
     begin: int
-    """Bytes."""
+    """First byte."""
     end: int
+    """Byte after the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one stream is about."""
+    """The elements that a stream has the changes of: pieces of tensors of one dtype."""
 
     dtype: str
     pieces: tuple[Piece, ...]
 
     @property
     def num_bytes(self) -> int:
+        """Size of all pieces in bytes."""
         return sum(piece.end - piece.begin for piece in self.pieces)
 
     @property
     def num_elements(self) -> int:
+        """Number of elements of all pieces."""
         return self.num_bytes // FORMS[self.dtype].width
 
 
 def cut(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[Lane]:
-    """Cuts all elements that are taken apart into lanes: for each of `lengths` (dtype, elements) the pieces of it.
-    ValueError if they do not come out even."""
+    """Cut all elements of dtypes in FORMS into lanes, a lane for each of `lengths` (dtype, number of elements).
+
+    ValueError if the lengths do not add up to the elements."""
     rest = iter([(name, dtype, math.prod(shape)) for name, (dtype, shape) in _taken_apart(tensors)])
     name, dtype, left, begin = "", "", 0, 0
     for wanted, length in lengths:
@@ -64,7 +71,7 @@ def cut(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[Lane]:
 
 
 def lengths_of(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
-    """Of the lanes that we write: of `most` elements, each of one dtype."""
+    """Yield dtype and number of elements of the lanes that we write: at most `most` elements, of one dtype each."""
     dtype, length = "", 0
     for _, (one, shape) in _taken_apart(tensors):
         if length and one != dtype:
@@ -79,5 +86,5 @@ def lengths_of(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
 
 
 def _taken_apart(tensors: Forms) -> list[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """The tensors whose elements are in streams: dtype by dtype, in order of names."""
-    return [one for dtype in sorted(FORMS) for one in tensors.items() if one[1][0] == dtype]
+    """Return the tensors whose elements are in streams: dtype by dtype, in order of names."""
+    return [tensor for dtype in sorted(FORMS) for tensor in tensors.items() if tensor[1][0] == dtype]

@@ -1,4 +1,4 @@
-"""What stands on `evals`: which evaluation of which version has its result."""
+"""The topic `evals` in memory: which evaluation of which version has its result."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from rftstream.weights.follower import WeightsFollower
 
 
 class EvalResults:
-    """Told of every record of `evals`, in log order."""
+    """Results of evaluations by evaluation and version. Its owner calls `note` for every record of `evals`, in log
+    order, and `find` at any time."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], list[EvalResult]] = {}
 
     def note(self, result: EvalResult) -> None:
+        """Take in the next record."""
         self._found.setdefault((result.evaluation, result.name.version), []).append(result)
 
     def find(self, evaluation: str, name: VersionName, follower: WeightsFollower) -> EvalResult | None:
-        """The newest in force of this version: of an older trainer too, if it is the state that the newer began with.
-        `follower` has been told of the announcements."""
+        """Return the newest result in force of this version, or None.
+
+        A result of an older trainer counts too, if the newer trainer began with that state. `follower` must have been
+        told of the announcements."""
         known = self._found.get((evaluation, name.version), ())
-        return next((one for one in reversed(known) if one.name == name or follower.find(one.name) is not None), None)
+        return next(
+            (result for result in reversed(known) if result.name == name or follower.find(result.name) is not None),
+            None,
+        )

@@ -1,8 +1,8 @@
-"""Following a trainer's weights: which version to be on, and its tensors, checked.
+"""A follower of a trainer's weights knows which version to be on, and fetches its tensors, checked.
 
-The trainer never waits for a follower. One that holds the parent of a version applies what changed; one that does not
-(it is late, it has just started, a delta is gone or damaged) begins with the newest full snapshot, whose changes since
-it applies, with the trainer's help or without.
+The trainer never waits for a follower. A follower that holds the parent of a version applies what changed. Another (it
+is late, it has just started, a delta is gone or damaged) begins with the newest full snapshot and applies the changes
+since then.
 """
 
 from __future__ import annotations
@@ -30,36 +30,41 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 4 * 1024 * 1024
 
 Link = tuple[WeightsAnnounced, DeltaObject]
-"""A version, and how it comes from its parent."""
+"""A version, and the delta from its parent."""
 
 Known = Mapping[VersionName, WeightsAnnounced]
-"""Versions in force."""
+"""Versions in force, with their announcements."""
 
 
 class WeightsFollower:
-    """Told of every announcement in log order by `announced`. Holds one copy of a model, changed in place. `fetch` may
-    run in another thread than all the rest, which goes on meanwhile; `held` is asked when it has ended."""
+    """The versions of a run as announced, and a copy of the model, which is changed in place.
+
+    Its owner (an explorer, an evaluator, a tool) calls `announced` for every announcement in log order, `newest` to
+    know where to go, and `fetch` to get there. `fetch` may run in another thread while the other methods are called;
+    `held` is asked only when it has ended."""
 
     def __init__(
         self, store: ObjectStore, model: str, *, cache: AnchorCache | None = None, threads: int | None = None
     ) -> None:
-        """`cache`: where the newest full snapshot is kept for the next time; `threads`: default all cores."""
+        """`cache` keeps the newest full snapshot for the next start. `threads` is the number of threads that deltas are
+        applied in; all cores by default."""
         self._store, self._model, self._cache, self._threads = store, model, cache, threads
         self._lineage = Lineage()
         self._announced: dict[VersionName, WeightsAnnounced] = {}
         self._state: ServedState | None = None
         self._held: VersionName | None = None
         self.num_refused = 0
-        """Announcements of a replaced trainer, of another model, out of order, or after a gap."""
+        """Number of announcements that were refused: a replaced trainer's, another model's, out of order, after a
+        gap."""
 
     def fresh(self) -> WeightsFollower:
-        """One that knows nothing yet, of the same store and model."""
+        """Return a follower of the same store and model that knows nothing yet."""
         return WeightsFollower(self._store, self._model, cache=self._cache, threads=self._threads)
 
     # ------------------------------------------------------------------------------------------ announcements
 
     def announced(self, message: WeightsAnnounced) -> bool:
-        """Takes note of a version; False if the announcement is refused."""
+        """Take note of a version. False if the announcement is refused."""
         problem = self._check(message)
         if problem:
             self.num_refused += 1
@@ -72,26 +77,26 @@ class WeightsFollower:
         return True
 
     def newest(self) -> WeightsAnnounced | None:
-        """The version to be on now; None before the first announcement."""
+        """Return the version to be on now; None before the first announcement."""
         return next(reversed(self._announced.values()), None)
 
     def find(self, name: VersionName) -> WeightsAnnounced | None:
-        """The announcement of a version, if it is in force."""
+        """Return the announcement of a version; None if it is not in force."""
         return self._announced.get(name)
 
     def in_force(self) -> tuple[WeightsAnnounced, ...]:
-        """All versions in force, oldest first."""
+        """Return all versions in force, oldest first."""
         return tuple(self._announced.values())
 
     def available(self) -> tuple[WeightsAnnounced, ...]:
-        """Those in force that can be made from what is in the store, oldest first."""
+        """Return the versions in force that can be made from what is in the store, oldest first."""
         there = set(self._store.list("versions/"))
         found: dict[VersionName, WeightsAnnounced] = {}
-        for one in self._announced.values():
-            way = _delta_of(one)
-            whole = one.kind is WeightsKind.full and one.object in there
+        for announcement in self._announced.values():
+            way = _delta_of(announcement)
+            whole = announcement.kind is WeightsKind.full and announcement.object in there
             if whole or (way is not None and way.object in there and way.parent in found):
-                found[one.name] = one
+                found[announcement.name] = announcement
         return tuple(found.values())
 
     def _check(self, message: WeightsAnnounced) -> str | None:
@@ -112,8 +117,10 @@ class WeightsFollower:
     # ------------------------------------------------------------------------------------------ tensors
 
     def fetch(self, announcement: WeightsAnnounced) -> Mapping[str, RawTensor]:
-        """The tensors, all digests verified: views of what the next call changes. WeightsGone if an object was deleted,
-        WeightsError if one is damaged; `held` is then as far as it came."""
+        """Return the tensors of a version, all digests verified. They are views of what the next call changes.
+
+        WeightsGone if an object was deleted, WeightsError if an object is damaged; `held` then tells how far it
+        came."""
         known = self._announced  # only added to; a new trainer's begin another one
         links = self._links_from_held(announcement, known)
         if links is not None:
@@ -127,7 +134,7 @@ class WeightsFollower:
         return self._follow(links)
 
     def held(self) -> tuple[VersionName, Mapping[str, RawTensor]] | None:
-        """The version that is in hand, if any, and its tensors."""
+        """Return the version that the copy is at, and its tensors; None if there is none."""
         if self._state is None or self._held is None:
             return None
         return self._held, self._state.tensors
@@ -136,8 +143,9 @@ class WeightsFollower:
         return self._state.digest() if self._state is not None else None
 
     def _links_from_held(self, target: WeightsAnnounced, known: Known) -> list[Link] | None:
-        """The changes from what is held to a version, oldest first, if they are less than a full snapshot. What is held
-        is known by its digest: a new trainer's anchor is often a state that one has."""
+        """Return the deltas from what is held to a version, oldest first; None if a full snapshot is smaller.
+
+        What is held is known by its digest, since a new trainer's anchor is often a state that is held already."""
         digest = self._digest()
         links: list[Link] = []
         num_bytes, limit = 0, None
@@ -224,7 +232,7 @@ def _links_from_anchor(target: WeightsAnnounced, known: Known) -> tuple[WeightsA
 
 
 def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
-    """How a version comes from its parent; None of an anchor that only stands alone."""
+    """Return how a version comes from its parent; None for an anchor without a delta."""
     if announcement.parent is None:
         return announcement.delta
     return DeltaObject(
@@ -236,7 +244,7 @@ def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
 
 
 def _read(file: IO[bytes], num_bytes: int, digest: str, where: str) -> memoryview:
-    """All of the file, in bytes that can be written to; WeightsError unless it is what was announced."""
+    """Return the whole file in bytes that can be written to. WeightsError unless it is what was announced."""
     found = file.seek(0, os.SEEK_END)
     if found < num_bytes:  # before so much memory is asked for
         raise WeightsError(f"{where}: found {found} bytes, expected {num_bytes}; it is damaged")

@@ -1,8 +1,8 @@
 """The compiled passes over weights: kernels.c and taking.c, as a library that is built once on a machine.
 
-It is looked for beside the source (`python -m rftstream.weights.kernels` leaves it there, for images and installs
-without a compiler), then in the user's cache, and is otherwise compiled into that; a place that others could write to
-is not trusted. Calls let other threads run.
+The library is looked for beside the source (`python -m rftstream.weights.kernels` leaves it there, for images and
+installs without a compiler), then in the user's cache, and is otherwise compiled into that; a place that
+others could write to is not trusted. Calls let other threads run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ AS_IT_IS, FLOAT32_TO_F16 = -1, -2
 
 
 class Form(NamedTuple):
-    """How elements of a dtype are taken apart."""
+    """The parts that elements of a dtype are taken into."""
 
     width: int
-    """Bytes."""
+    """Bytes of an element."""
     mantissa: int
     """Bits below the exponent."""
 
@@ -48,19 +48,21 @@ FORMS = {"BF16": Form(2, 7), "F16": Form(2, 10), "F32": Form(4, 23)}
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What `take` noted of arrays that it changed: all that `code` needs beside what they are now."""
+    """What `take` noted of arrays that it changed. `code` needs it beside the arrays as they are now."""
 
     changed: np.ndarray
-    """uint64: a bit for each element, each array in words of its own."""
+    """Which elements changed, uint64: a bit for each element; each array begins a new word."""
     before: np.ndarray
-    """uint8: the old bits of those that changed."""
+    """Old bits of the elements that changed, uint8."""
     totals: list[int]
-    """How many elements of each array changed."""
+    """Number of elements of each array that changed."""
 
 
 def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways: Sequence[int]) -> Noted:
-    """Makes `old` what `new` is, pair by pair. Arrays of bytes, aligned to elements. `ways`: what each of `new` is,
-    AS_IT_IS, or float32 that is rounded: FLOAT32_TO_F16, or what bits NaNs become in BF16."""
+    """Make `old` what `new` is, pair by pair, and return what changed. The arrays are of bytes, aligned to elements.
+
+    `ways` say how each of `new` is read: AS_IT_IS, or as float32 that is rounded, with FLOAT32_TO_F16 or, for BF16,
+    the bits that NaNs become."""
     counts = [len(one) // form.width for one in old]
     changed = np.empty(sum(-(-count // BLOCK) for count in counts), np.uint64)
     before, totals = np.empty(sum(map(len, old)), np.uint8), np.zeros(max(len(old), 1), np.int64)
@@ -80,7 +82,7 @@ def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways:
 
 
 def code(now: Sequence[np.ndarray], noted: Noted, form: Form, capacity: int) -> np.ndarray | None:
-    """The stream of how these became what they are; None if it is longer than `capacity` bytes."""
+    """Return the stream of the noted changes; None if it is longer than `capacity` bytes."""
     counts = [len(one) // form.width for one in now]
     out = np.empty(capacity, np.uint8)
     length = _library().rft_code(
@@ -100,8 +102,9 @@ def code(now: Sequence[np.ndarray], noted: Noted, form: Form, capacity: int) -> 
 
 
 def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[int] | None:
-    """Changes `data` as a stream says, and returns how many elements of each array. None if the stream is damaged: then
-    `data` is of no use any more."""
+    """Change `data` as a stream says, and return how many elements of each array changed.
+
+    None if the stream is damaged: then `data` is of no use any more."""
     counts = [len(one) // form.width for one in data]
     changed = np.zeros(max(len(data), 1), np.int64)
     result = _library().rft_apply(
@@ -119,7 +122,7 @@ def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[in
 
 
 def why_not() -> str:
-    """Why there is no compiled pass on this machine; empty if there is one, built now if need be."""
+    """Return why there is no compiled library on this machine; empty if there is one, built now if need be."""
     try:
         _library()
     except (WeightsError, OSError) as error:
@@ -128,7 +131,7 @@ def why_not() -> str:
 
 
 def build(target: Path) -> None:
-    """Compiles the library, atomically. WeightsError if there is no compiler, or it fails."""
+    """Compile the library, atomically. WeightsError if there is no compiler, or it fails."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)
     if compiler is None:
         raise WeightsError(
@@ -165,7 +168,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _built() -> Path:
-    """Where the library lies, compiled if need be. Its name tells the source and the platform."""
+    """Return where the library lies, compiled if need be. Its name tells the source and the platform."""
     beside = SOURCES[0].with_name(_name())
     if beside.exists():
         return beside
@@ -186,7 +189,7 @@ def _built() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else could have put something else there."""
+    """Return whether nobody else could have put something else there."""
     found = path.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 

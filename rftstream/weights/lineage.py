@@ -1,4 +1,4 @@
-"""Which versions are in force: the rule for a newer trainer that goes on from an older version.
+"""The rule that says which versions are in force when a newer trainer goes on from an older version.
 
 When trainer epoch e starts from version b, versions of older epochs beyond b are not in force any more; those up to b
 stay. What an older epoch writes after a newer one has started is refused.
@@ -10,7 +10,7 @@ from rftstream.contracts.versions import VersionName
 
 
 class Lineage:
-    """Told of every start of a trainer, in log order."""
+    """The starts of trainers that were seen so far. Its owner calls `start` for each of them, in log order."""
 
     def __init__(self) -> None:
         self._starts: list[tuple[int, int]] = []
@@ -21,14 +21,14 @@ class Lineage:
         return self._starts[-1][0] if self._starts else 0
 
     def accepts(self, epoch: int) -> bool:
-        """False for the record of a trainer that another has replaced."""
+        """Return False for the record of a trainer that another has replaced."""
         return epoch >= self.epoch
 
     def start(self, name: VersionName) -> None:
-        """A newer trainer epoch begins with this version."""
+        """Note that a newer trainer epoch begins with this version."""
         assert name.trainer_epoch > self.epoch, "epochs start in order"
         self._starts.append((name.trainer_epoch, name.version))
 
     def in_force(self, name: VersionName) -> bool:
-        """True for a version that no later start has left behind, provided that it was recorded at all."""
+        """Return True for a version that no later start has left behind, provided that it was recorded at all."""
         return all(name.version <= version for epoch, version in self._starts if epoch > name.trainer_epoch)

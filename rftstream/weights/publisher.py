@@ -1,7 +1,7 @@
-"""Publishing versions: write the objects, make them durable, and say what to announce.
+"""The publisher writes a version's objects, makes them durable, and says what to announce.
 
-A version is published as what changed since the one before (delta.py), and every so often as a full snapshot, too, an
-anchor, which needs nothing else. Whoever has the parent takes the delta; whoever has not begins with an anchor.
+A version is published as what changed since the version before (delta.py), and every so often also as a full snapshot,
+an anchor, which needs nothing else. A follower that has the parent takes the delta; others begin with an anchor.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ Fault = Callable[[str], None]
 """Called with the name of a point that a fault test may want to stop at."""
 
 Gone = Callable[[VersionName | None], Sequence[VersionName]]
-"""From the parent of a version that is nothing but a delta (None: of an anchor) to the versions that may go."""
+"""A function from the parent of a version that is nothing but a delta (None for an anchor) to the versions that may be
+deleted."""
 
 SUFFIXES = {WeightsKind.full: ".safetensors", WeightsKind.delta: ".delta"}
 
 
 def object_name(name: VersionName, kind: WeightsKind = WeightsKind.full) -> str:
+    """Return the name of a version's object in the store."""
     return f"versions/{name.trainer_epoch:06d}-{name.version:08d}{SUFFIXES[kind]}"
 
 
 def object_names(name: VersionName) -> list[str]:
-    """All that a version may have in the store."""
+    """Return the names of all objects that a version may have in the store."""
     return [object_name(name, kind) for kind in SUFFIXES]
 
 
 def parse_object_name(text: str) -> VersionName | None:
-    """None for a name that is not a version's."""
+    """Return the version that an object belongs to; None for a name that is not a version's."""
     folder, _, rest = text.partition("/")
     stem, dot, suffix = rest.rpartition(".")
     epoch, dash, version = stem.partition("-")
@@ -50,24 +52,27 @@ def parse_object_name(text: str) -> VersionName | None:
 
 
 def nothing(parent: VersionName | None) -> Sequence[VersionName]:
+    """Return no versions: a `Gone` for publishers that delete nothing."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version whose weights were taken over, and that is still to be written."""
+    """A version whose weights `take` has taken over and `write` has still to write."""
 
     name: VersionName
     resumed: bool
     anchor: bool
     parent: VersionName | None
     changes: delta.Changes | None
-    """Since the parent; None where there is none."""
+    """Changes since the parent; None where there is no parent."""
 
 
 class WeightsPublisher:
-    """Of one trainer. It holds the weights of the version that it published last. `take` is all that training has to
-    wait for; `write`, from whatever thread, comes before the next `take`. After an error it begins with an anchor."""
+    """The publisher of a trainer. It holds the weights of the version that it published last.
+
+    For each version the trainer calls `take`, which is all that training has to wait for, and then `write`, from any
+    thread, before the next `take`. After an error the next version is an anchor."""
 
     def __init__(
         self,
@@ -79,8 +84,8 @@ class WeightsPublisher:
         threads: int | None = None,
         fault: Fault = faults.at,
     ) -> None:
-        """`anchor_every`: so many versions from one full snapshot to the next; 1: no deltas. `threads`: default all
-        cores."""
+        """`anchor_every` is the number of versions from a full snapshot to the next; with 1 there are no deltas.
+        `threads` is the number of threads that deltas are made in; all cores by default."""
         self._store, self._model, self._dtype = store, model, dtype
         self._anchor_every, self._threads, self._fault = anchor_every, threads, fault
         if anchor_every > 1 and (problem := kernels.why_not()):
@@ -88,10 +93,10 @@ class WeightsPublisher:
             self._anchor_every = 1
         self._state: ServedState | None = None
         self._written: VersionName | None = None
-        """Whose weights the state is, once they are in the store."""
+        """The version whose weights the state has, once they are in the store."""
         self._since_anchor = 0
         self._chain: list[StoredObject] = []
-        """What the newest version is made from: the newest full snapshot, and what changed since."""
+        """The objects that the newest version is made from: the newest full snapshot, and the deltas since."""
         self._read_back: set[str] = set()
 
     def publish(
@@ -103,10 +108,11 @@ class WeightsPublisher:
         announced_at: float = 0.0,
         gone: Gone = nothing,
     ) -> WeightsAnnounced:
+        """Take a version over and write it; what `take` and `write` say holds."""
         return self.write(self.take(tensors, name, resumed=resumed), announced_at=announced_at, gone=gone)
 
     def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, resumed: bool = False) -> StagedVersion:
-        """Takes the weights over, each tensor asked for once; they may change when this returns."""
+        """Take the weights over, and ask for each tensor once. The tensors may change when this returns."""
         parent, self._written = self._written, None
         if parent is None or resumed or self._state is None or self._anchor_every == 1:
             self._state = None  # before the next one is made
@@ -116,8 +122,9 @@ class WeightsPublisher:
         return StagedVersion(name, resumed, self._since_anchor + 1 >= self._anchor_every, parent, changes)
 
     def write(self, taken: StagedVersion, *, announced_at: float = 0.0, gone: Gone = nothing) -> WeightsAnnounced:
-        """Puts the version into the store. It is durable when this returns; announcing it is the caller's part, and so
-        is deleting what the announcement says is gone."""
+        """Put the version into the store, and return what to announce. The version is durable when this returns.
+
+        The caller announces it, and then deletes what the announcement says is gone."""
         assert self._state is not None
         found = self._write_delta(taken)
         if found is None or taken.anchor:
@@ -156,14 +163,16 @@ class WeightsPublisher:
         return announced
 
     def check_back(self) -> None:
-        """WeightsGone if something that the newest version is made from is not there, short or, when it is looked at
-        for the first time, has other bytes; WeightsError if the store does not answer."""
-        for one in self._chain:
-            self._store.check(one, read=one.name not in self._read_back)
-            self._read_back.add(one.name)
+        """Check that everything the newest version is made from is in the store.
+
+        WeightsGone if an object is missing, short or, when it is looked at for the first time, has other bytes;
+        WeightsError if the store does not answer."""
+        for stored in self._chain:
+            self._store.check(stored, read=stored.name not in self._read_back)
+            self._read_back.add(stored.name)
 
     def _write_delta(self, taken: StagedVersion) -> DeltaObject | None:
-        """None if there is no parent, or the delta would be no smaller than the weights."""
+        """Write the delta; None if there is no parent, or the delta would be no smaller than the weights."""
         changes, parent, state = taken.changes, taken.parent, self._state
         assert state is not None
         if changes is None or parent is None or changes.parts is None:
@@ -189,5 +198,5 @@ def publish(
     resumed: bool = False,
     announced_at: float = 0.0,
 ) -> WeightsAnnounced:
-    """One version alone, in full."""
+    """Publish a single version in full, with a publisher of its own."""
     return WeightsPublisher(store, model, dtype).publish(tensors, name, resumed=resumed, announced_at=announced_at)

@@ -1,5 +1,6 @@
-"""Which weight objects may be deleted. A pure function; the trainer calls it before it announces a version, which says
-what goes."""
+"""The rule that says which weight objects may be deleted: a pure function.
+
+The trainer calls it before it announces a version, and the announcement says what goes."""
 
 from __future__ import annotations
 
@@ -20,29 +21,34 @@ def to_delete(
     best: Iterable[VersionName] = (),
     pinned: Iterable[VersionName] = (),
 ) -> list[VersionName]:
-    """Versions out of `objects` that nothing needs any more, oldest first.
+    """Return the versions out of `objects` that nothing needs any more, oldest first.
 
-    `parents`: of the versions that are nothing but a delta; the others are anchors. Kept are the newest `newest_keep`
-    anchors of the announced versions in force (`in_force`, oldest first) and what came after the oldest of them, the
-    versions of kept checkpoints, due evaluations, best results and `pinned` (another run's start), version 0 of the
-    first trainer, and of each of these all that it is made from. What the newest announcement in force does not reach
-    (a version just being published, a newer trainer's) and names that are not versions are never touched.
+    `in_force` are the announced versions in force, oldest first. `parents` has the parent of each version that is
+    nothing but a delta; the other versions are anchors. These are kept:
+
+    - the newest `newest_keep` anchors in force, and every version after the oldest of these;
+    - the versions of kept checkpoints, due evaluations, best results and `pinned` (another run's start);
+    - version 0 of the first trainer;
+    - all versions that a kept version is made from.
+
+    Versions that are newer than the newest in force (just being published, or a newer trainer's) and names that are
+    not versions are never touched.
     """
     if not in_force:
         return []
     parents = parents or {}
     newest = in_force[-1]
-    anchors = [place for place, one in enumerate(in_force) if one not in parents][-newest_keep:]
+    anchors = [place for place, name in enumerate(in_force) if name not in parents][-newest_keep:]
     keep = {*in_force[anchors[0] if anchors else 0 :], *kept_checkpoints, *due_evaluations, *best, *pinned}
-    found = {version for name in objects if (version := parse_object_name(name)) is not None}
+    found = {version for text in objects if (version := parse_object_name(text)) is not None}
     beginnings = [version for version in (*found, *in_force) if version.version == 0]
     if beginnings:
         keep.add(min(beginnings, key=_age))
-    for one in list(keep):
-        while (parent := parents.get(one)) is not None and parent not in keep:
+    for name in list(keep):
+        while (parent := parents.get(name)) is not None and parent not in keep:
             keep.add(parent)
-            one = parent
-    return sorted((one for one in found if one not in keep and _age(one) < _age(newest)), key=_age)
+            name = parent
+    return sorted((name for name in found if name not in keep and _age(name) < _age(newest)), key=_age)
 
 
 def _age(name: VersionName) -> tuple[int, int]:

@@ -56,7 +56,7 @@ DTYPES = {
 """Names as torch, numpy and the run file have them -> safetensors' names."""
 
 MAX_HEADER_BYTES = 100_000_000
-"""As in the safetensors library."""
+"""Largest header in bytes, as in the safetensors library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +71,45 @@ class RawTensor:
 
     @property
     def num_bytes(self) -> int:
+        """Size of the data in bytes."""
         return memoryview(self.data).nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """What a served tensor is rounded from, to the nearest, ties to the even one."""
+    """The float32 tensor that a served one is rounded from: to the nearest value, ties to the even one."""
 
     values: RawTensor
-    """F32; of use only until its owner goes on, for they are his own."""
+    """Values as F32. They are the owner's own, so they may be read only until the owner changes them."""
     served: str
-    """The dtype that it is rounded to: BF16 or F16; F32: none."""
+    """The dtype that the values are rounded to: BF16 or F16, or F32 for no rounding."""
     nan: int
-    """The bits of every NaN that was rounded to BF16. (Rounded to F16 it keeps sign and payload.)"""
+    """The bits that every NaN has when it is rounded to BF16. (Rounded to F16 it keeps sign and payload.)"""
 
 
 @runtime_checkable
 class HasMasters(Protocol):
-    """Of tensors that are rounded when they are asked for: spares the rounded copy to whoever rounds them himself."""
+    """Tensors that are rounded when they are asked for, and whose masters can be had instead.
+
+    `delta.take` asks for masters and rounds them itself, so that no rounded copy is made:
+
+        master = tensors.master("lm_head.weight")
+        tensor = tensors["lm_head.weight"] if master is None else None
+    """
 
     def master(self, name: str) -> Master | None:
-        """None where there is nothing but the tensor itself."""
+        """Return the master of a tensor; None where there is nothing but the tensor itself. Nothing is copied."""
 
 
 Line = tuple[str, str, tuple[int, ...], str]
-"""Of a tensor: name, dtype, shape, sha256 (hex) of its bytes."""
+"""What a state's digest is made of, for each tensor: name, dtype, shape, sha256 (hex) of its bytes."""
 
 
 class Writable(Protocol):
-    def write(self, data: Any, /) -> Any: ...
+    """A file, or what stands for one: `write_snapshot(io.BytesIO(), tensors)`."""
+
+    def write(self, data: Any, /) -> Any:
+        """Take the next bytes. `write_snapshot` calls it for the header and for each tensor, in order."""
 
 
 def write_snapshot(
@@ -109,9 +119,10 @@ def write_snapshot(
     *,
     read: Callable[[str], RawTensor] | None = None,
 ) -> int:
-    """Writes a safetensors file, tensor by tensor, and returns its length. The same state gives the same bytes.
+    """Write a safetensors file, tensor by tensor, and return its length. The same state gives the same bytes.
 
-    `read` gives each tensor once, when its turn has come; then `tensors` only say how large they are.
+    With `read`, each tensor is asked of that function once, when its turn has come; `tensors` then only say how large
+    the tensors are.
     """
     head, order = _head(tensors, metadata or {})
     file.write(head)
@@ -124,14 +135,14 @@ def write_snapshot(
 
 
 def encode_snapshot(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A snapshot in memory. For big models use `write_snapshot`, which holds no second copy."""
+    """Return a snapshot as bytes. For big models use `write_snapshot`, which holds no second copy."""
     buffer = io.BytesIO()
     write_snapshot(buffer, tensors, metadata)
     return buffer.getvalue()
 
 
 def decode_snapshot(data: Buffer, *, where: str = "snapshot") -> dict[str, RawTensor]:
-    """The tensors of a safetensors file as views into `data`, sorted by name. WeightsError for anything else."""
+    """Return the tensors of a safetensors file as views into `data`, sorted by name. WeightsError for other data."""
     view = memoryview(data).cast("B")
     header, start = _read_header(view, where)
     body = view[start:]
@@ -157,7 +168,7 @@ def decode_snapshot(data: Buffer, *, where: str = "snapshot") -> dict[str, RawTe
 
 
 def state_digest(tensors: Mapping[str, RawTensor]) -> str:
-    """A state's digest, as announcements have it; each tensor is asked for once."""
+    """Return a state's digest, as announcements have it; each tensor is asked for once."""
 
     def lines() -> Iterator[Line]:
         for name in sorted(tensors):
@@ -168,7 +179,9 @@ def state_digest(tensors: Mapping[str, RawTensor]) -> str:
 
 
 def digest_of_lines(lines: Iterable[Line]) -> str:
-    """`sha256:<hex>` over a line for each tensor, sorted by name: the JSON of [name, dtype, shape, sha256 of bytes]."""
+    """Return `sha256:<hex>` over the lines of a state's tensors, which must come sorted by name.
+
+    A line is the JSON of [name, dtype, shape, sha256 of bytes]."""
     total = hashlib.sha256()
     for name, dtype, shape, digest in lines:
         total.update(json.dumps([name, dtype, list(shape), digest], separators=(",", ":")).encode() + b"\n")
@@ -176,13 +189,13 @@ def digest_of_lines(lines: Iterable[Line]) -> str:
 
 
 def data_view(tensor: RawTensor) -> memoryview:
-    """The tensor's bytes, one-dimensional."""
+    """Return the tensor's bytes as a one-dimensional view."""
     view = memoryview(tensor.data)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _head(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """Length and header, and the order of the tensors: wide elements first, so that all stay aligned."""
+    """Return length and header, and the order of the tensors: wide elements first, so that all stay aligned."""
     for name, tensor in tensors.items():
         if tensor.dtype not in ITEM_BYTES:
             raise WeightsError(f"tensor {name!r}: dtype {tensor.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")

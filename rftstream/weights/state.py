@@ -1,4 +1,4 @@
-"""A model's served tensors in memory, owned by whoever follows or publishes them, with their digests."""
+"""A model's served tensors in memory, with their digests. A follower or a publisher owns them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ MAX_THREADS = 16
 
 
 class ServedState:
-    """One copy of a model. `arrays` are changed in place; who does so says which by `touched`, and asks for digests
-    when all is done."""
+    """A copy of a model. Its owner changes `arrays` in place, names those that it changed with `touched`, and asks for
+    digests when all is done."""
 
     def __init__(self, tensors: Mapping[str, RawTensor], *, copy: bool, threads: int | None = None) -> None:
-        """Without `copy` their bytes, which must be writable, are taken over. Each tensor is asked for once."""
+        """Ask for each tensor once. Without `copy`, the bytes of the tensors are taken over; they must be writable.
+
+        `threads` are those that digests and changes are computed in; all cores by default."""
         self.threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
         self.tensors: dict[str, RawTensor] = {}
         """Views of the arrays, sorted by name."""
@@ -39,12 +41,13 @@ class ServedState:
         self._digests: dict[str, str] = {}
 
     def touched(self, names: Iterable[str]) -> None:
+        """Forget the digests of tensors whose bytes changed."""
         for name in names:
             self._digests.pop(name, None)
 
     @contextlib.contextmanager
     def of_no_use_after_errors(self) -> Iterator[None]:
-        """An error inside leaves a state whose digests tell what became of it."""
+        """Forget all digests after an error inside, so that the next ones tell what became of the state."""
         try:
             yield
         except BaseException:
@@ -52,19 +55,22 @@ class ServedState:
             raise
 
     def digests(self) -> dict[str, str]:
-        """Name -> sha256 (hex) of the tensor's bytes, sorted by name; computed where they are not known."""
+        """Return name -> sha256 (hex) of the tensor's bytes, sorted by name; computed where they are not known."""
         missing = [name for name in self.arrays if name not in self._digests]
         found = self.in_threads([lambda name=name: _sha256(self.arrays[name]) for name in missing])  # type: ignore[misc]
         self._digests.update(zip(missing, found, strict=True))
         return {name: self._digests[name] for name in self.arrays}
 
     def digest(self) -> str:
-        """The state's, as announcements have it (snapshot.state_digest)."""
+        """Return the digest of the whole state, as announcements have it (snapshot.state_digest)."""
         digests = self.digests()
-        return digest_of_lines((name, one.dtype, one.shape, digests[name]) for name, one in self.tensors.items())
+        return digest_of_lines(
+            (name, tensor.dtype, tensor.shape, digests[name]) for name, tensor in self.tensors.items()
+        )
 
     def in_threads(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
-        """Results in order; of jobs that let other threads run. No more are taken from `jobs` than can be worked on."""
+        """Run jobs that let other threads run, and return their results in order. No more jobs are taken from the
+        iterable than can be worked on."""
         jobs = iter(jobs)
         if self.threads == 1:
             return [job() for job in jobs]
@@ -75,11 +81,11 @@ class ServedState:
                 running.append(pool.submit(job))
                 if len(running) > self.threads:
                     results.append(running.pop(0).result())
-            results += [one.result() for one in running]
+            results += [job.result() for job in running]
         return results
 
     def check_same_tensors(self, tensors: Mapping[str, tuple[str, tuple[int, ...]]], where: str) -> None:
-        """WeightsError unless names, dtypes and shapes are these."""
+        """Raise WeightsError unless names, dtypes and shapes are these."""
         for name in sorted(tensors.keys() | self.tensors.keys()):
             mine = self.tensors.get(name)
             found = tensors.get(name)

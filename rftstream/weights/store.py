@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 CHUNK_BYTES = 4 * 1024 * 1024
+"""Bytes that are read at once."""
 INCOMING = ".incoming"
 """Folder of a local store where objects are written before they get their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
+    """An object as it was put into the store."""
+
     name: str
     num_bytes: int
     digest: str
@@ -40,16 +43,20 @@ class StoredObject:
 
 
 class ObjectStore:
-    """`file://PATH` (a relative PATH lies in `base`, the run folder), `memory://NAME`, `s3://BUCKET/PREFIX`, ..."""
+    """A store of named objects: `file://PATH`, `memory://NAME`, `s3://BUCKET/PREFIX`, ...
+
+    A process makes it from `weights.store`. Every method may be called from any thread. Errors of the store are
+    WeightsErrors: WeightsGone for an object that is not there, StoreRefused and StoreUnreachable for the store."""
 
     def __init__(self, url: str, *, base: Path, patience_s: float = 120.0, timeout_s: float = 30.0) -> None:
-        """`patience_s`, `timeout_s`: of stores elsewhere, as in [weights]."""
+        """A relative PATH lies in `base`, the run folder. `patience_s` and `timeout_s` are for stores elsewhere, as in
+        [weights]."""
         scheme, separator, rest = url.partition("://")
         if not separator:
             scheme, rest = "file", url
         self.url = url
         self.is_local = scheme == "file"
-        """On this machine's disks (or mounted there): reading is no dearer than a copy would be."""
+        """Whether it lies on this machine's disks (or is mounted there): reading is no dearer than a copy would be."""
         self._files: _Files = (
             _LocalFiles(base / rest)
             if scheme == "file"
@@ -57,15 +64,19 @@ class ObjectStore:
         )
 
     def put(self, name: str, data: Buffer) -> StoredObject:
+        """Write an object from bytes, as `write` does."""
         return self.write(name, lambda file: file.write(data))
 
     def put_file(self, name: str, path: Path) -> StoredObject:
-        """Takes a file's contents. A file made in `scratch()` is linked, not copied: do not change it afterwards."""
+        """Write an object from a file. A file made in `scratch()` is linked, not copied: do not change it
+        afterwards."""
         digest, num_bytes = _digest_file(path)
         return self._finish(path, StoredObject(name=_checked(name), num_bytes=num_bytes, digest=digest))
 
     def write(self, name: str, fill: Callable[[IO[bytes]], object]) -> StoredObject:
-        """Writes an object as a stream: `fill` gets a file to write to. Nothing is there until all of it is."""
+        """Write an object as a stream: `fill` gets a file to write to.
+
+        Readers see nothing of the object until all of it is there. WeightsError if it exists with other bytes."""
         _checked(name)
         with self.scratch() as folder:
             path = folder / "object"
@@ -76,26 +87,28 @@ class ObjectStore:
             return self._finish(path, StoredObject(name=name, num_bytes=hashing.num_bytes, digest=digest))
 
     def get(self, name: str) -> bytes:
-        """WeightsGone if there is no such object."""
+        """Return an object's bytes. WeightsGone if there is no such object."""
         with self.open(name) as file, self._errors(name):
             return file.read()
 
     def open(self, name: str) -> IO[bytes]:
-        """For reading; close it. WeightsGone if there is no such object."""
+        """Open an object for reading; the caller closes it. WeightsGone if there is no such object."""
         with self._errors(name):
             return self._files.open(_checked(name), lambda: self._errors(name))
 
     def exists(self, name: str) -> bool:
+        """Return whether there is such an object."""
         return self._size_or_none(name) is not None
 
     def size(self, name: str) -> int:
+        """Return an object's size in bytes. WeightsGone if there is no such object."""
         size = self._size_or_none(name)
         if size is None:
             raise self._gone(name)
         return size
 
     def check(self, stored: StoredObject, *, read: bool = True) -> None:
-        """WeightsGone unless it is there as it was put; `read`: all its bytes are looked at."""
+        """Raise WeightsGone unless an object is there as it was put. With `read`, all its bytes are looked at."""
         where = self._place(stored.name)
         if (found := self.size(stored.name)) != stored.num_bytes:
             raise WeightsGone(f"{where}: {found} bytes, expected {stored.num_bytes}; it is damaged")
@@ -103,19 +116,19 @@ class ObjectStore:
             raise WeightsGone(f"{where}: digest {digest}, expected {stored.digest}; it is damaged")
 
     def list(self, prefix: str = "") -> list[str]:
-        """Names that begin with `prefix`, sorted."""
+        """Return the names that begin with `prefix`, sorted."""
         folder = prefix.rpartition("/")[0]
         with self._errors(prefix or "the list of objects"):
             return sorted(name for name in self._files.walk(folder) if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """Deleting what is not there is fine."""
+        """Delete an object. An object that is not there is ignored."""
         with contextlib.suppress(WeightsGone), self._errors(name):
             self._files.delete(_checked(name))
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary folder for files on their way into the store."""
+        """Give a temporary folder for files on their way into the store; it is removed at the end."""
         with self._errors("a temporary folder"):
             folder = self._files.make_scratch()
         try:
@@ -152,7 +165,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Whatever the store's client raises, as ours."""
+        """Turn what the store's client raises into our errors."""
         try:
             yield
         except (WeightsError, ConfigError):
@@ -174,21 +187,21 @@ class ObjectStore:
 
 
 class _Files(Protocol):
-    """What differs between a local disk and the rest."""
+    """What differs between a local disk and other stores."""
 
     foreign_errors: bool
-    """True if its client raises other exceptions than OSErrors."""
+    """Whether its client raises other exceptions than OSErrors."""
 
     def kind_of(self, error: Exception) -> type[WeightsError]:
-        """What such an error of its client means to who asked: refused for good, given up, or one of that object."""
+        """Return our kind of an error of its client: refused for good, given up, or an error of that object."""
 
     def make_scratch(self) -> Path: ...
 
     def add(self, name: str, path: Path) -> bool:
-        """Gives the file's contents the name; False if the name is taken."""
+        """Give the file's contents the name; False if the name is taken."""
 
     def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
-        """`errors`: for what is raised while reading, where that may happen."""
+        """Open an object. What is raised while reading goes through `errors`, where that may happen."""
 
     def size(self, name: str) -> int: ...
 
@@ -247,7 +260,7 @@ class _LocalFiles:
 
     def walk(self, folder: str) -> Iterator[str]:
         for path, folders, files in os.walk(self._root / folder):
-            folders[:] = [one for one in folders if not one.startswith(".")]
+            folders[:] = [name for name in folders if not name.startswith(".")]
             for file in files:
                 if not file.startswith("."):
                     yield (Path(path) / file).relative_to(self._root).as_posix()
@@ -262,7 +275,7 @@ class _LocalFiles:
                 folder.rmdir()
 
     def _sweep(self, incoming: Path) -> None:
-        """Removes what killed processes of this host left behind."""
+        """Remove what killed processes of this host left behind."""
         for folder in incoming.iterdir():
             host, _, rest = folder.name.partition("+")
             pid = rest.partition("+")[0]
@@ -271,7 +284,7 @@ class _LocalFiles:
 
 
 class _HashingFile:
-    """Passes bytes on to a file and takes their digest on the way."""
+    """A file that takes the digest of the bytes that it passes on to another file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -307,7 +320,7 @@ def _digest_stream(file: IO[bytes]) -> tuple[str, int]:
 
 
 def _link(path: Path, target: Path) -> bool:
-    """Gives a file a second name, never taking one away; False if the name is taken."""
+    """Give a file a second name, never taking a name away; False if the name is taken."""
     try:
         os.link(path, target)
     except FileExistsError:

@@ -1,9 +1,9 @@
-"""Files of an object store behind a network: whatever fsspec has, with S3 at its best.
+"""The files of an object store behind a network: any that fsspec knows, and S3 with uploads in parts.
 
-Each request is a question that can be asked again: when it is refused for now, cut off, or not answered in time, it is
-asked again after a pause that doubles, until `patience_s` is over. So no request waits for ever, and a hiccup costs
-seconds, not a process. Large objects go to S3 in parts, each with a patience of its own; what is not completed is no
-object. Nothing counts as written before its size was asked for and is right.
+Each request can be sent again. When it is refused for now, cut off, or not answered in time, it is sent again after a
+pause that doubles, until `patience_s` is over. So no request waits for ever, and a hiccup costs seconds, not a process.
+Large objects go to S3 in parts, each with a patience of its own; an upload that is not completed is no object. An
+object counts as written only after its size was asked for and is right.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""Pauses in seconds before the second try, and at most before any."""
 CONNECT_S = 10.0
 PART_BYTES = 32 * 1024 * 1024
 MAX_PARTS = 10_000
-"""S3 takes no more."""
+"""Most parts that S3 takes for an object."""
 NUM_UPLOADS = 4
-"""Parts on their way at once; each is in memory."""
+"""Number of parts that are uploaded at once; each is in memory."""
 READ_BYTES = 16 * 1024 * 1024
-"""Asked for at once."""
+"""Bytes that a reader asks for at once."""
 
 CUT_OFF = frozenset({"IncompleteBody", "BadDigest", "RequestTimeout", "XAmzContentSHA256Mismatch", "SlowDown"})
 """Answers of S3 after which another try may help, whatever their status."""
@@ -50,10 +51,10 @@ FINAL = frozenset(
         "InvalidConfigError",
     }
 )
-"""Of S3's client: the same however often it is asked."""
+"""Errors of S3's client that stay the same however often it is asked."""
 
 CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "asyncio"})
-"""Whose errors, beside OSErrors, speak of the network."""
+"""Packages whose errors, beside OSErrors, come from the network."""
 
 _Told = TypeVar("_Told")
 
@@ -63,10 +64,14 @@ class TriedInVain(OSError):
 
 
 class RemoteFiles:
+    """The files of a store that fsspec knows. `ObjectStore` makes it for a URL and makes every call; names were checked
+    by it before."""
+
     foreign_errors = True
 
     def __init__(self, url: str, *, patience_s: float, timeout_s: float) -> None:
-        """`timeout_s`: of silence, after which a request has failed; only S3's client is told of it."""
+        """`patience_s` is how long a request is tried again. After `timeout_s` of silence a request to S3 has failed;
+        other clients keep their own limit."""
         self._patience_s = patience_s
         try:
             import fsspec  # type: ignore[import-untyped]
@@ -84,14 +89,17 @@ class RemoteFiles:
         self._root = self._root.rstrip("/")
 
     def kind_of(self, error: Exception) -> type[WeightsError]:
+        """Return our kind of an error: unreachable, refused, or an error of the object."""
         if isinstance(error, TriedInVain):
             return StoreUnreachable
         return StoreRefused if _is_refused(error) else WeightsError
 
     def make_scratch(self) -> Path:
+        """Make a temporary folder on this machine."""
         return Path(tempfile.mkdtemp(prefix="rftstream-"))
 
     def add(self, name: str, path: Path) -> bool:
+        """Upload a file; False if the name is taken."""
         target = self._path(name)
         if self._tried(lambda: self._fs.exists(target), f"asking for {name}"):
             return False
@@ -104,20 +112,23 @@ class RemoteFiles:
         return True
 
     def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
-        """`errors`: what is raised while reading goes through it, too."""
+        """Open an object. What is raised while reading goes through `errors`, too."""
         ranges = _Ranges(self._size(name), lambda start, end: self._range(name, start, end), errors)
         return io.BufferedReader(ranges, READ_BYTES)
 
     def size(self, name: str) -> int:
+        """Return an object's size in bytes. FileNotFoundError if there is none."""
         return self._size(name)
 
     def walk(self, folder: str) -> Iterator[str]:
+        """Yield the names of all objects below a folder."""
         root = self._path(folder) if folder else self._root
         start = len(self._root.lstrip("/")) + 1
         for path in self._tried(lambda: self._fs.find(root), f"listing {folder or 'all'}"):
             yield path.lstrip("/")[start:]
 
     def delete(self, name: str) -> None:
+        """Delete an object."""
         self._tried(lambda: self._fs.rm_file(self._path(name)), f"deleting {name}")
 
     def _path(self, name: str) -> str:
@@ -168,12 +179,13 @@ class RemoteFiles:
                 for number in parts
             ]
             wait(uploads, return_when=FIRST_EXCEPTION)
-            for one in uploads:
-                if one.done():
-                    one.result()  # raises what went wrong
+            for upload in uploads:
+                if upload.done():
+                    upload.result()  # raises what went wrong
             done = {
                 "Parts": [
-                    {"PartNumber": number, "ETag": one.result()} for number, one in zip(parts, uploads, strict=True)
+                    {"PartNumber": number, "ETag": upload.result()}
+                    for number, upload in zip(parts, uploads, strict=True)
                 ]
             }
             self._complete(where, done, target, name)
@@ -204,7 +216,7 @@ class RemoteFiles:
     # ------------------------------------------------------------------------------------------ trying again
 
     def _tried(self, request: Callable[[], _Told], doing: str) -> _Told:
-        """Its answer, after as many tries as there is time for."""
+        """Return the answer to a request, after as many tries as there is time for."""
         began, pause_s, tries = time.monotonic(), FIRST_PAUSE_S, 0
         while True:
             tries += 1
@@ -230,7 +242,7 @@ class RemoteFiles:
 
 
 class _Ranges(io.RawIOBase):
-    """An object as a file to read from: asked for range by range, so that what was read is never read again."""
+    """An object as a file to read from. It is read range by range, so that what was read is never read again."""
 
     def __init__(
         self, size: int, read: Callable[[int, int], bytes], errors: Callable[[], AbstractContextManager[None]]
@@ -275,7 +287,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _s3_options(timeout_s: float) -> dict[str, Any]:
-    """The endpoint is part of what fsspec knows a client by: a process may have stores on several servers."""
+    """Return fsspec's options for S3. They name the endpoint, since a process may have stores on several servers."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     timeouts = {"connect_timeout": min(CONNECT_S, timeout_s), "read_timeout": timeout_s}
     return {
@@ -285,7 +297,7 @@ def _s3_options(timeout_s: float) -> dict[str, Any]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether asking again can help."""
+    """Return whether another try can help."""
     if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
         return False
     if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in CLIENTS:
@@ -299,7 +311,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether it was answered, by the store or by its own client, and the answer will not change."""
+    """Return whether the store or its client answered, with an answer that will not change."""
     if isinstance(error, PermissionError) or type(error).__name__ in FINAL:
         return True
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)

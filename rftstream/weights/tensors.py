@@ -12,13 +12,14 @@ from torch import Tensor
 from rftstream.weights.snapshot import DTYPES, Master, RawTensor, write_snapshot
 
 REFERENCE_FILE = "reference.safetensors"
-"""Of a checkpoint: the masters that a renewed reference was made of."""
+"""File of a checkpoint that holds the masters of a renewed reference."""
 
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class ServedTensors(Mapping[str, RawTensor]):
-    """Converts each tensor when it is asked for, so that no more than one is there twice."""
+    """A model's weights in the served dtype. Each tensor is converted when it is asked for, so that at most one is in
+    memory twice. A backend makes it, and a publisher reads it before the next update."""
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: str) -> None:
         self._tensors, self._dtype = tensors, SERVED[dtype]
@@ -27,7 +28,8 @@ class ServedTensors(Mapping[str, RawTensor]):
         return raw(self._tensors[name].detach().to(self._dtype, copy=True))
 
     def master(self, name: str) -> Master | None:
-        """Where it lies in main memory as `raw` would have it, so that no copy is made at all."""
+        """Return the tensor that a served one is rounded from, so that no copy is made; None unless it lies in main
+        memory as contiguous float32."""
         value, nan = self._tensors[name].detach(), rounded_nan()
         if nan is None or value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
             return None
@@ -42,8 +44,8 @@ class ServedTensors(Mapping[str, RawTensor]):
 
 @functools.cache
 def rounded_nan() -> int | None:
-    """The bits of NaNs that torch rounded to bfloat16: other ones on other processors. None where they are not all the
-    same on this one."""
+    """Return the bits of a NaN that torch rounded to bfloat16; they differ between processors. None if this processor
+    has several."""
     odd = torch.tensor([0x7FC00000, 0x7F800001, 0x7FA55AA5, 0x7FFFFFFF], dtype=torch.int32)
     nans = torch.cat([odd, odd | -(1 << 31)]).repeat(9)[:67].view(torch.float32)  # vectors, and a rest
     bits = set(nans.to(torch.bfloat16).view(torch.int16).tolist())
@@ -51,12 +53,13 @@ def rounded_nan() -> int | None:
 
 
 def raw(value: Tensor) -> RawTensor:
-    """The tensor's bytes, without a copy where it lies contiguous in main memory."""
+    """Return the tensor's bytes, without a copy where it lies contiguous in main memory."""
     plain = value.detach().cpu().contiguous()
     data = plain.reshape(-1).view(torch.uint8).numpy().data
     return RawTensor(DTYPES[str(plain.dtype).removeprefix("torch.")], tuple(plain.shape), data)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors to a new safetensors file."""
     with path.open("wb") as file:
         write_snapshot(file, tensors, metadata)

@@ -1,7 +1,7 @@
-"""Deleting what a committed `Trimmed` record names: records of the log and old checkpoints.
+"""The deletion of what a committed `Trimmed` record names: records of the log and old checkpoints.
 
-Whoever meets such a record may carry it out, at any time and more than once: what it names is needed by nobody. The
-trainer does so after it has said it (roles/keeping.py), a trainer that starts does what its predecessor has left, and
+Every reader of such a record may carry it out, at any time and more than once: nobody needs what it names. The trainer
+does so after it has committed the record, a trainer that starts does what its predecessor has left, and
 `resume` does it for a run that has ended.
 """
 
@@ -20,7 +20,8 @@ def delete_trimmed(
 ) -> list[RftError]:
     """Delete what the record names, and return why some of it is still there; empty if all of it is gone.
 
-    `said` is the newest record, read from the log or just committed. `compacts`: the topic `partials`, too."""
+    `said` is the newest record, read from the log or just committed. With `compacts`, the topic `partials` is
+    compacted, too."""
     admin = transport.admin
     try:
         # An open transaction may hide the record from everybody who would miss what was deleted.
@@ -50,7 +51,9 @@ def delete_trimmed(
 
 
 def undeleted(said: Trimmed, transport: Transport) -> dict[str, int]:
-    """Topic -> offsets that the record says are deleted and that are still there. Topics without any are left out."""
+    """Return topic -> number of offsets that the record says are deleted and that are still there.
+
+    Topics without any are left out."""
     found = {}
     for topic, offsets in said.offsets.items():
         begins = transport.admin.begin_offsets(topic)
