@@ -185,7 +185,7 @@ class _Worker:
         try:
             self._start(service)
             log.info("started", extra={"role": self._role, "pid": os.getpid()})
-            self._loop(service, transport)
+            self._loop(service)
         finally:
             _close(service)
         log.info("left: %s", "stopped" if self._stop.requested else "the run is finished")
@@ -213,7 +213,7 @@ class _Worker:
 
         self._until(started, "the log")
 
-    def _loop(self, service: Service, transport: Transport) -> None:
+    def _loop(self, service: Service) -> None:
         deadline: float | None = None
         while not service.done:
             if self._stop.requested and deadline is None:
@@ -228,7 +228,7 @@ class _Worker:
             idle_s = service.tick()
             self._beat(service)
             if idle_s > 0 and not service.done:
-                transport.wait(service.sources(), min(idle_s, LONGEST_WAIT_S))
+                service.wait(min(idle_s, LONGEST_WAIT_S))
             if is_orphan(self._parent):
                 raise RftError("supervisor: it is gone, expected it to outlive its workers; `rftstream resume` goes on")
 

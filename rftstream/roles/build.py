@@ -10,22 +10,27 @@ from rftstream.errors import ConfigError
 from rftstream.roles import role_spec
 from rftstream.service.concurrent import ConcurrentService
 from rftstream.service.role import Role, RoleContext
-from rftstream.service.role_spec import RoleKind
+from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
 from rftstream.service.single import SingleService
+from rftstream.service.source import SourceService
 
 LOOPS: dict[RoleKind, type[Service]] = {
     RoleKind.concurrent: ConcurrentService,
     RoleKind.single: SingleService,
+    RoleKind.source: SourceService,
 }
 """Kind of role -> the loop that drives it."""
 
 
-def role_builder(role_name: str) -> Callable[[RoleContext], Role]:
-    """The function that composes a role. ConfigError if there is no such role, or if `workers` is another package."""
-    path = role_spec(role_name).build
+def role_builder(role: str | RoleSpec) -> Callable[[RoleContext], Role]:
+    """The function that composes a role: one of ROLES by its name, or any by its declaration.
+
+    ConfigError if there is no such role, or if `workers` is another package."""
+    spec = role_spec(role) if isinstance(role, str) else role
+    path = spec.build
     try:
-        build: Callable[[RoleContext], Role] = registry.import_path(path, what=f"role {role_name}")
+        build: Callable[[RoleContext], Role] = registry.import_path(path, what=f"role {spec.name}")
     except ConfigError as error:
         if not path.startswith("workers."):
             raise

@@ -65,8 +65,6 @@ class ConcurrentService(Service):
         self._trackers: dict[TopicPartition, tuple[int, PartitionTracker]] = {}
         self._in_hand: dict[int, InHand] = {}
         self._next_number = 0
-        self._followed: list[Record] = []
-        """Of `control` and what it follows: read, and not looked at."""
         self._polled: list[Record] = []
         """Delivered, and not begun."""
         self._results: list[PendingResult] = []
@@ -132,7 +130,7 @@ class ConcurrentService(Service):
 
     def slice(self) -> float:
         """Follow, take records, let the step work, save and commit: each a little."""
-        followed = self._follow()
+        followed = self.follow(self.step.follow)
         if self.finished is not None:
             self.done = True
             return 0.0
@@ -168,22 +166,6 @@ class ConcurrentService(Service):
         except StopRule as rule:
             self._stop = rule
             return ()
-
-    def _follow(self) -> bool:
-        assert self._reader is not None
-        self._followed += self._reader.poll()
-        num_followed = len(self._followed)
-        while self._followed:  # judging a record may ask the log, which may not answer for now
-            record = self._followed[0]
-            received = self.decode(record)
-            if isinstance(received, ContractError):
-                log.error("%s; skipped", received)
-            elif record.topic == "control":
-                self.control(received)
-            else:
-                self.step.follow(received)
-            del self._followed[0]
-        return bool(num_followed)
 
     def _join(self) -> None:
         self._new_producer()

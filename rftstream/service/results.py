@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rftstream.contracts.records import NewRecord, TopicPartition
-from rftstream.service.role import Log
+from rftstream.service.output_lookup import OutputLookup
 from rftstream.service.tracker import PartitionTracker
 from rftstream.transport.base import Member, Position, Transport
 
@@ -80,22 +80,17 @@ class SavedRecords:
 
     def __init__(self, transport: Transport, topic: str | None) -> None:
         """`topic`: where what is not finished is saved, if the role does so."""
-        self._transport = transport
         self._topic = topic
-        self._ends: dict[TopicPartition, int] = {}
-        """Ends of the topic before the last commit with something to save was tried."""
+        self._lookup = OutputLookup(transport)
 
     def look_at_ends(self, results: Collection[PendingResult]) -> None:
         """Note where the topic ends now, if some of the results are to be saved there."""
         partitions = {result.work.place.partition for result in results if not result.finishes}
         if partitions and self._topic is not None:
-            self._ends = self._transport.admin.end_offsets(self._topic, partitions=partitions)
+            self._lookup.note_ends({TopicPartition(self._topic, partition) for partition in partitions})
 
     def there(self, results: Collection[PendingResult]) -> set[tuple[int, bytes | None]]:
         """Return partition and key of what stands on the log since it was tried last to save something."""
-        if self._topic is None or not self._ends or all(result.finishes for result in results):
+        if all(result.finishes for result in results):
             return set()
-        numbers = {place.partition for place in self._ends}
-        log = Log(self._transport)
-        records = log.read(self._topic, start=self._ends, bodies=False, settled=True, partitions=numbers)
-        return {(record.partition, record.key) for record in records}
+        return {(record.partition, record.key) for record in self._lookup.find()}

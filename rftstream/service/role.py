@@ -7,6 +7,7 @@ built anew from the log.
     Concurrent roles (explorer, verifier): many items in hand, finished in any order, work shared by a group.
     Single roles (feeder, buffer, trainer, evaluator): one in force per run; reads by position; its outputs are whole
     transactions.
+    Sources: any number of workers write without consuming a topic; a socket or a future may wake them.
 """
 
 from __future__ import annotations
@@ -259,12 +260,57 @@ class SingleStep(Protocol):
         """Release what it holds. Called once, last, also where `recover` was never called."""
 
 
+class Wakeup(Protocol):
+    """Something with a file descriptor that becomes readable, such as a socket or a SelfPipe."""
+
+    def fileno(self) -> int: ...
+
+
+class SourceStep(Protocol):
+    """The step of a source. The loop calls, in this order: `follow` for everything on the followed topics so far, then
+    `advance` and `committed` in turns, with `follow` in between, and at the end `draining` and `close`.
+
+    What it takes in from outside must be able to come again until the step has answered, and it answers only in
+    `committed`: a worker that dies before that has written it, or not. To write it once all the same, the role
+    follows its own output, and the step answers at once what is on the log already. Keys of records name what they are
+    about, so that the loop can find them on the log.
+    """
+
+    def follow(self, received: Received) -> None:
+        """A record of a followed topic: those that stood there when the worker started come before `advance`."""
+
+    def advance(self) -> tuple[Publish, ...]:
+        """A bounded slice of work that does not wait; the outputs of the next transaction, or () if there are none.
+
+        Called only while the run is running, and not before `committed` was called for the outputs before."""
+
+    def committed(self, outputs: tuple[Publish, ...]) -> None:
+        """These outputs, which `advance` returned, are on the log for good."""
+
+    def wakeups(self) -> Sequence[Wakeup]:
+        """What ends a wait when it becomes readable; `advance` reads from all of them, or every wait ends at once."""
+
+    def idle_s(self) -> float:
+        """Seconds until `advance` has to be called if nothing wakes the worker; FOREVER if only that brings work."""
+
+    def draining(self) -> None:
+        """The worker is to leave: take nothing more in from outside. `advance` is called until `busy` is False."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something was taken in from outside of which a transaction will come."""
+
+    def health(self) -> Mapping[str, object]: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """A role as a process runs it: its declaration and its step."""
 
     spec: RoleSpec
-    step: ConcurrentStep | SingleStep
+    step: ConcurrentStep | SingleStep | SourceStep
     after_the_end: Callable[[Log], bool] | None = None
     """Single roles: what a process that starts when the run is finished does still, without taking the role. It is
     called until it returns True; None: nothing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import prometheus_client
@@ -64,6 +64,8 @@ class Service:
         self._failures = 0
         self._failing_since = 0.0
         self._reader: Reader | None = None
+        self._followed: list[Record] = []
+        """Records that were read and that nobody has looked at yet."""
         metrics.begin(self.role)
         role.spec.begin_metrics()
         # Looking a labelled metric up costs more than counting: these are counted at every tick.
@@ -90,6 +92,10 @@ class Service:
     def sources(self) -> Sequence[Reader | Member]:
         """What to wait on between two ticks."""
         return [self._reader] if self._reader is not None else []
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until there may be something to do, or the time is up."""
+        self.transport.wait(self.sources(), timeout_s)
 
     def drain(self) -> None:
         """Takes no new work; `done` becomes true when what is in hand is committed."""
@@ -177,6 +183,23 @@ class Service:
                 self.desired = DesiredState.running
             case _:
                 pass
+
+    def follow(self, see: Callable[[Received], None]) -> bool:
+        """Hand on what is new on `control` and the followed topics; returns whether there was any."""
+        assert self._reader is not None
+        self._followed += self._reader.poll()
+        num_followed = len(self._followed)
+        while self._followed:  # judging a record may ask the log, which may not answer for now
+            record = self._followed[0]
+            received = self.decode(record)
+            if isinstance(received, ContractError):
+                log.error("%s; skipped", received)
+            elif record.topic == "control":
+                self.control(received)
+            else:
+                see(received)
+            del self._followed[0]
+        return bool(num_followed)
 
     def decode(self, record: Record) -> Received | ContractError:
         """The record with its message, or why there is none: ForeignRecord if it is not in force."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from rftstream.roles.build import role_builder, service_of
 from rftstream.runs.services import role_context
 from rftstream.service.role import Role, RoleContext
+from rftstream.service.role_spec import RoleSpec
 from rftstream.service.service import Service
 from rftstream.testing.memory_run import MemoryRun
 
@@ -29,15 +30,18 @@ class RoleDriver:
     def __init__(
         self,
         run: MemoryRun,
-        role: str,
+        role: str | RoleSpec,
         *,
         process: str | None = None,
         build: Callable[[RoleContext], Role] | None = None,
     ) -> None:
-        """`build`: how to compose the role, if not as `workers` does."""
+        """`role`: the name of a built-in role, or the declaration of your own. `build`: how to compose the role, if not
+        as its declaration says."""
         self.run = run
-        self.role = role
-        self.process = process or role
+        self.role = role if isinstance(role, str) else role.name
+        self.process = process or self.role
+        if not isinstance(role, str):  # the positions of built-in roles are committed when a run is made
+            run.transport().admin.commit_initial(role.name, role.positions)
         self._build = build or role_builder(role)
         self.service: Service = self._start()
 

@@ -215,6 +215,7 @@ def test_roles_know_of_the_service_only_what_a_role_is() -> None:
             "rftstream.service.role_spec",
             "rftstream.service.step_defaults",
             "rftstream.service.reading",
+            "rftstream.service.self_pipe",
         )
     ]
     assert not wrong, "\n".join(wrong)

@@ -1,0 +1,39 @@
+"""A pipe by which another thread wakes the thread that waits for work."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+class SelfPipe:
+    """Wakes a worker whose step waits for something that has no file descriptor, for example a future.
+
+    The step makes it and returns it from `wakeups`. Any thread calls `ring`; the worker's wait then ends, and the step
+    calls `clear` before it looks for what has come:
+
+        future.add_done_callback(lambda _: self._pipe.ring())
+    """
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def ring(self) -> None:
+        """Wake the worker. Any thread may call this."""
+        with suppress(BlockingIOError):  # it is full of rings that were not heard yet
+            os.write(self._write_fd, b"!")
+
+    def clear(self) -> None:
+        """Forget the rings so far. The step looks for what has come after this, not before, so that it misses none."""
+        with suppress(BlockingIOError):
+            while len(os.read(self._read_fd, 65536)) == 65536:
+                pass
+
+    def close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
