@@ -10,6 +10,7 @@ from rftstream.roles.build import role_builder, service_of
 from rftstream.runs.folder import RunFolder, open_store
 from rftstream.runs.manifest import check_worker
 from rftstream.service.role import RoleContext
+from rftstream.service.role_spec import RoleSpec
 from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 
@@ -43,7 +44,7 @@ def role_context(
 
 
 def build_service(
-    role_name: str,
+    role: str | RoleSpec,
     *,
     config: RunConfig,
     folder: RunFolder,
@@ -54,8 +55,8 @@ def build_service(
     simulated: bool = False,
     own_store: ObjectStore | None = None,
 ) -> Service:
-    """The service of a role of this run; arguments as for `role_context`."""
-    build = role_builder(role_name)
+    """The service of a role of this run, built-in or your own; arguments as for `role_context`."""
+    build = role_builder(role)
     context = role_context(
         config=config,
         folder=folder,

@@ -6,7 +6,7 @@ long a dead one stays away. The same seed gives the same log, record for record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,7 +19,7 @@ from rftstream.roles import role_specs
 from rftstream.runs.requests import retry_request
 from rftstream.runs.services import build_service
 from rftstream.service.role import Log
-from rftstream.service.role_spec import RoleKind
+from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill, PowerLoss
 from rftstream.testing.foreign import ForeignWriter
@@ -58,7 +58,7 @@ class SimulatedProcess:
 
 
 class Simulation(MemoryRun):
-    """A run with `count` explorers and verifiers and one of each other role, as the config says."""
+    """A run with as many workers of each role as the config says, and of your own `roles` beside them."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class Simulation(MemoryRun):
         restart_s: float = 1.0,
         tick_s: float = 0.001,
         watch: Callable[[], None] | None = None,
+        roles: Sequence[RoleSpec] = (),
     ) -> None:
         """`tick_s`: how far each tick moves the clock. `watch` is called after every commit and every tick; what it
         raises ends the simulation."""
@@ -94,12 +95,15 @@ class Simulation(MemoryRun):
         self._asked = DesiredState.running
         self._agenda: list[tuple[float, Callable[[], None]]] = []
         self._foreign = ForeignWriter(self.transport("somebody"), self.folder.run_id, Random(f"foreign {seed}"))
+        self._own_roles = {spec.name: spec for spec in roles}
+        for spec in roles:
+            self.transport().admin.commit_initial(spec.name, spec.positions)
         for role, count in self._counts().items():
             for _ in range(count):
                 self.add(role)
 
     def _counts(self) -> Mapping[str, int]:
-        return {spec.name: spec.count(self.config) for spec in role_specs()}
+        return {spec.name: spec.count(self.config) for spec in (*role_specs(), *self._own_roles.values())}
 
     # ------------------------------------------------------------------------------------------ driving
 
@@ -236,7 +240,7 @@ class Simulation(MemoryRun):
     def _start(self, process: SimulatedProcess) -> None:
         process.starts += 1
         service = build_service(
-            process.role,
+            self._own_roles.get(process.role, process.role),
             config=self.config,
             folder=self.folder,
             transport=self.log.connect(process.name),
