@@ -20,6 +20,7 @@ from rftstream import metrics
 from rftstream.contracts import codec
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import AssignmentLost, ContractError, ProducerLost, StopRule, TransportError
+from rftstream.service.dead_letters import dead_letter
 from rftstream.service.restore_partials import PartialsRestore
 from rftstream.service.results import (
     MAX_TRANSACTION_BYTES,
@@ -30,17 +31,7 @@ from rftstream.service.results import (
     choose_results,
     positions_with,
 )
-from rftstream.service.role import (
-    FOREVER,
-    ConcurrentStep,
-    Done,
-    Item,
-    Role,
-    RoleContext,
-    Saved,
-    SavingStep,
-    dead_letter,
-)
+from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Role, RoleContext, Saved, SavingStep
 from rftstream.service.service import MAX_IDLE_S, Service, begin_positions
 from rftstream.service.tracker import PartitionTracker
 from rftstream.transport.base import Member, Position, Producer, Reader

@@ -23,11 +23,9 @@ from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, RunManifest
-from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import RolloutIds
-from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.reading import read_to_ends
@@ -44,9 +42,6 @@ StoreMaker = Callable[[float | None], "ObjectStore"]
 
 ManifestCheck = Callable[["RunManifest"], None]
 """Raises ConfigError if the worker was given other settings than the run that the manifest describes."""
-
-MAX_LETTER_BYTES = MAX_RECORD_BYTES - 128 * 1024
-"""Of the value of a record that a dead letter can hold: beside it there are its headers and the reason."""
 
 FOREVER = math.inf
 """`idle_s`: nothing to do until a record arrives."""
@@ -437,28 +432,3 @@ def read_records(transport: Transport, place: TopicPartition, offsets: Collectio
     finally:
         reader.close()
     return found
-
-
-def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: int, now: float) -> Publish:
-    """The original bytes, where they are from, and why nobody could deal with them."""
-    value = record.value
-    if value is not None and len(value) > MAX_LETTER_BYTES:
-        detail = f"{len(value)} bytes, too large to be held by another record: see where it stands. {detail}"
-        value = None
-    return Publish(
-        "dead",
-        0,
-        DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            key=record.key,
-            value=value,
-            headers=record.headers,
-            role=role,
-            reason=reason,
-            detail=detail[:4000],
-            tries=tries,
-            dead_at=now,
-        ),
-    )

@@ -21,8 +21,9 @@ from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ContractError, ForeignRecord, ProducerLost, RftError, TakenOver, TransportError
 from rftstream.service.control_view import read_control
+from rftstream.service.dead_letters import dead_letter
 from rftstream.service.reading import read_to_ends
-from rftstream.service.role import Log, Publish, Received, Role, RoleContext, SingleStep, SingleTransaction, dead_letter
+from rftstream.service.role import Log, Publish, Received, Role, RoleContext, SingleStep, SingleTransaction
 from rftstream.service.service import MAX_IDLE_S, Service, begin_positions
 from rftstream.transport.base import Producer
 

@@ -15,6 +15,7 @@ from my_tasksets import Backwards
 
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.config import loader, registry
+from rftstream.config.sections import RunConfig
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.rollouts import Segment, VersionSpan
@@ -33,7 +34,7 @@ def reward_input(completion: str, answer: str) -> RewardInput:
                        num_tokens=1, truncated=False)  # fmt: skip
 
 
-def run_config(**more: Mapping[str, Any]) -> loader.RunConfig:
+def run_config(**more: Mapping[str, Any]) -> RunConfig:
     return loader.from_dict({
         "run": {"name": "examples", "steps": 1}, "model": {"path": "fake"},
         "tasksets": {"sums": {"source": "arithmetic"}}, **more,

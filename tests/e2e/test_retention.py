@@ -72,7 +72,7 @@ def test_resume_deletes_what_the_trainer_of_an_ended_run_has_left(place: Workpla
     said = run.control().deleted
     step = next(one for one in run.steps() if one.name.version == said.version + 1)
     more = replace(said, version=step.name.version, offsets={**said.offsets, "batches": step.positions})
-    run.put_message("control", more)
+    run.put_message("control", more, writer_epoch=1)
     before = place.look("audit", "runs/tiny", "--json")
     assert before.result["balanced"]
     assert list(before.result["undeleted"]) == ["batches"]

@@ -194,8 +194,9 @@ class RunView:
         producer.commit(records)
         producer.close()
 
-    def put_message(self, topic: str, message: Message) -> None:
-        self.put(codec.to_record(message, topic, 0, run=self.folder.run_id))
+    def put_message(self, topic: str, message: Message, *, writer_epoch: int = 0) -> None:
+        """Write as a role does under this epoch of its; 0: as a role that shares its work."""
+        self.put(codec.to_record(message, topic, 0, run=self.folder.run_id, writer_epoch=writer_epoch))
 
     def audit(self) -> AuditReport:
         return audit(self.transport)

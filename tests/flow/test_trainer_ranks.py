@@ -69,8 +69,8 @@ def test_a_rank_dies_and_the_next_trainer_goes_on_alone(
     feed(scene, end=3)
     trainer.work()
     assert sorted(by_version(scene)) == [1, 2, 3]
-    step: Any = trainer.service.declaration.step
-    step._backend._ranks._processes[1].kill()
+    step: Any = trainer.service.step
+    step._backend.backend._ranks._processes[1].kill()
     feed(scene, first=3)
     with pytest.raises(BackendError, match=r"rank 1 of 2 .* ended with signal SIGKILL; the trainer has to start again"):
         trainer.work()

@@ -23,7 +23,7 @@ def rows() -> list[TrainingRow]:
     for number, length in enumerate((9, 5, 12, 4)):
         mask = (np.arange(length) >= PROMPT).astype(np.float32)
         made.append(TrainingRow(
-            token_ids=chance.integers(3, 15, length).astype(np.int32), loss_mask=mask, behavior_logprobs=-3 * mask,
+            token_ids=chance.integers(1, 13, length).astype(np.int32), loss_mask=mask, behavior_logprobs=-3 * mask,
             advantages=mask if number % 2 else -mask, group=number // 2,
         ))  # fmt: skip
     return made

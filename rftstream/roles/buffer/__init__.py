@@ -13,7 +13,7 @@ def _begin_metrics() -> None:
 
 
 BUFFER = RoleSpec(
-    name=RoleName.buffer,
+    name=RoleName.buffer.value,
     kind=RoleKind.single,
     build="workers.buffer:build",
     summary="verified -> batches, outcomes",

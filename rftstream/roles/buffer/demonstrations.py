@@ -28,7 +28,8 @@ from rftstream.data.tasksets.order import order
 from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
-from rftstream.service.role import Log, Publish, dead_letter, read_records
+from rftstream.service.dead_letters import dead_letter
+from rftstream.service.role import Log, Publish, read_records
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ def _begin_metrics() -> None:
 
 
 EVALUATOR = RoleSpec(
-    name=RoleName.evaluator,
+    name=RoleName.evaluator.value,
     kind=RoleKind.single,
     build="workers.evaluator:build",
     summary="weights -> evals",

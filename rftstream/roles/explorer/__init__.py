@@ -30,7 +30,7 @@ def _begin_metrics() -> None:
 
 
 EXPLORER = RoleSpec(
-    name=RoleName.explorer,
+    name=RoleName.explorer.value,
     kind=RoleKind.concurrent,
     build="workers.explorer:build",
     summary="tasks -> rollouts",

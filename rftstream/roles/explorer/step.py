@@ -20,7 +20,6 @@ from concurrent.futures import Executor
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.config.role_sections import ExplorerSection
-from rftstream.config.sections import ExplorerSection
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout

@@ -4,7 +4,7 @@ from rftstream.contracts.role_names import RoleName
 from rftstream.service.role_spec import RoleKind, RoleSpec
 
 FEEDER = RoleSpec(
-    name=RoleName.feeder,
+    name=RoleName.feeder.value,
     kind=RoleKind.single,
     build="workers.feeder:build",
     summary="taskset -> tasks",

@@ -32,7 +32,7 @@ def _begin_metrics() -> None:
 
 
 TRAINER = RoleSpec(
-    name=RoleName.trainer,
+    name=RoleName.trainer.value,
     kind=RoleKind.single,
     build="workers.trainer:build",
     summary="batches -> weights, steps",

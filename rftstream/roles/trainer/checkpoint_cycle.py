@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rftstream.config.sections import TrainerSection
+from rftstream.config.role_sections import TrainerSection
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import TransportError, WeightsError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.config.sections import TrainerSection
+from rftstream.config.role_sections import TrainerSection
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
 

@@ -27,7 +27,7 @@ def _begin_metrics() -> None:
 
 
 VERIFIER = RoleSpec(
-    name=RoleName.verifier,
+    name=RoleName.verifier.value,
     kind=RoleKind.concurrent,
     build="workers.verifier:build",
     summary="rollouts -> verified",

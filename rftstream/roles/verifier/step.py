@@ -24,7 +24,8 @@ from rftstream.error_kinds import Kinds, kind_of, last_line
 from rftstream.errors import ContractError, StopRule
 from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest, TokenSegment, problem_input
 from rftstream.roles.verifier import VERIFIER
-from rftstream.service.role import FOREVER, Done, Item, Publish, dead_letter
+from rftstream.service.dead_letters import dead_letter
+from rftstream.service.role import FOREVER, Done, Item, Publish
 from rftstream.service.step_defaults import ConcurrentStepDefaults
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.contracts.versions import VersionName
 from rftstream.runs.folder import RunFolder, create_log, open_run
-from rftstream.service.role import Log, dead_letter
+from rftstream.service.dead_letters import dead_letter
+from rftstream.service.role import Log
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from tests import commands
 from tests.unit.synthetic import SyntheticLog, outcome, task

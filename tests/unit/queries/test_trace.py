@@ -17,7 +17,8 @@ from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounc
 from rftstream.queries.lineage import Headers, Node
 from rftstream.queries.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
-from rftstream.service.role import Log, dead_letter
+from rftstream.service.dead_letters import dead_letter
+from rftstream.service.role import Log
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.store import ObjectStore
 from tests import commands
