@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 
 import click
@@ -29,4 +31,6 @@ def convert(model: str, folder: Path, dtype: str) -> None:
     """
     from rftstream.models.convert import convert_smollm2
 
-    click.echo(convert_smollm2(folder, dtype))
+    with contextlib.redirect_stdout(sys.stderr):  # other people's libraries talk while they are imported
+        made = convert_smollm2(folder, dtype)
+    click.echo(made)
