@@ -14,7 +14,8 @@ __all__ = ["__version__", "load_config", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """`rftstream.run` and `rftstream.load_config`, imported when first used: nothing starts on import."""
+    """Return `rftstream.run` or `rftstream.load_config`. They are imported when they are first used, so that nothing
+    starts on import."""
     if name == "run":
         from rftstream.launch.start import run
 

@@ -1,4 +1,4 @@
-"""Time and chance come from outside, so that a run can be driven step by step."""
+"""Clocks. Time comes from outside, so that a run can be driven step by step."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    def now(self) -> float:
-        """Seconds since the Unix epoch."""
+    """A source of time. A process gets one when it starts; tests give one that they move themselves."""
 
-    def sleep(self, seconds: float) -> None: ...
+    def now(self) -> float:
+        """Return the seconds since the Unix epoch."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds of this clock."""
 
 
 class SystemClock:
+    """The machine's own clock, which every process outside of tests uses."""
+
     def now(self) -> float:
+        """Return the machine's time in seconds since the Unix epoch."""
         return time.time()
 
     def sleep(self, seconds: float) -> None:
+        """Block the thread for so many seconds."""
         time.sleep(seconds)

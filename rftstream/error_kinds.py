@@ -1,27 +1,28 @@
-"""Errors by their kind: two that differ in nothing but numbers and addresses say the same."""
+"""Kinds of errors. Two errors are of one kind if they differ in nothing but numbers and addresses."""
 
 from __future__ import annotations
 
 import re
 
 MAX_KINDS = 1000
-"""So many are remembered; then all are forgotten."""
+"""Largest number of kinds that are remembered; at one more, all are forgotten."""
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 def kind_of(text: str) -> str:
-    """Return what is the same in all errors of the kind."""
+    """Return the text without its numbers and addresses. Errors of one kind have the same."""
     return _NUMBER.sub("0", text)
 
 
 def last_line(detail: str) -> str:
-    """Return what an error comes to: of a traceback, its end."""
+    """Return the last line of an error's text. For a traceback this is the error itself."""
     return detail.strip().rpartition("\n")[2].strip()
 
 
 class Kinds:
-    """Which kinds this process has told of: the first error of each is told with its traceback."""
+    """The kinds of errors that this process has reported. Its owner asks `is_new` for each error, and shows the
+    traceback only if it is."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()

@@ -3,7 +3,7 @@
     RftError                      exit  retriable
     ├── ConfigError               2     no    the run file, the command line, a resume with other data
     ├── ContractError             4     no    bytes that are not the message they claim to be
-    │   └── ForeignRecord         4     no    a record that is not in force: of no writer that claimed its role
+    │   └── ForeignRecord         4     no    a record that is not in force: its writer has not claimed its role
     ├── TransportError            3     yes   the log cannot be reached or refuses
     │   ├── TransactionAborted    3     yes   nothing of the transaction is visible; publish again
     │   ├── AssignmentLost        3     yes   a partition of the transaction belongs to another member now
@@ -23,9 +23,9 @@
         ├── RewardTimeout         1     yes   ... within its time limit
         └── MissingChecker        1     no    ... because a package that it needs is not installed
 
-The exit code of a worker says whether starting it again can help: 1 is passing, and so is what a signal ended; those
-of `ENDS_THE_RUN` are permanent, or have been waited for long enough. `exit_code_of` tells the errors of other people's
-code apart, too.
+The exit code of a worker says whether starting it again can help. It can after 1, and after a signal. The codes in
+`ENDS_THE_RUN` are permanent, or were waited for long enough. `exit_code_of` gives a code to errors of other packages,
+too.
 
 Texts read "where: what was found, what was expected; what to do".
 """
@@ -35,7 +35,8 @@ from __future__ import annotations
 import errno
 
 ENDS_THE_RUN = frozenset({2, 3, 4, 6})
-"""Exit codes of workers after which nobody starts them again, and the run ends. 5 is another one's role."""
+"""Exit codes of workers that are not started again; the run ends. A worker that exits with 5 has lost its role to
+another process."""
 
 REFUSED_BY_SYSTEM = frozenset(
     {
@@ -48,23 +49,27 @@ REFUSED_BY_SYSTEM = frozenset(
         errno.ELOOP,
     }
 )
-"""What the system answers about a path that is wrong or without rights: the same however often it is asked. A full
-disk, too many open files or a lost connection may pass."""
+"""Numbers of the system's errors for a path that is wrong or without rights. They stay the same however often a call
+is tried. A full disk, too many open files or a lost connection may pass, so they are not here."""
 
 
 class RftError(Exception):
-    """Base of all. `exit_code` is what a command ends with, `retriable` whether trying again can help."""
+    """Base of all errors of rftstream. `exit_code` is what a command exits with; `retriable` says whether trying
+    again can help."""
 
     exit_code = 1
     retriable = False
 
 
 class ConfigError(RftError):
+    """The run file or the command line is wrong, or a run is resumed with other data. Somebody has to change
+    something."""
+
     exit_code = 2
 
 
 class ContractError(RftError):
-    """Bytes that break their contract. `path` is the place inside the message, e.g. `$.turns[0].content`."""
+    """Bytes break their contract. `path` is the place inside the message, e.g. `$.turns[0].content`."""
 
     exit_code = 4
 
@@ -75,53 +80,62 @@ class ContractError(RftError):
         self.where = where
 
     def at(self, where: str) -> ContractError:
-        """The same error, naming the record (`topic[partition]@offset contract`) it was found in."""
+        """Return the same error with the record that it was found in (`topic[partition]@offset contract`)."""
         return ContractError(self.text, path=self.path, where=where)
 
 
 class ForeignRecord(ContractError):
-    """A record that is not in force (runtime/inforce.py): it is passed over, and ends nothing by itself."""
+    """A record is not in force (service/in_force.py). Readers skip it; nothing ends because of it."""
 
 
 class TransportError(RftError):
+    """The log cannot be reached, or refuses a request."""
+
     exit_code = 3
     retriable = True
 
 
 class TransactionAborted(TransportError):
-    """Certain: nothing of the transaction is visible."""
+    """A transaction has failed. It is certain that nothing of it is visible, so it can be published again."""
 
 
 class AssignmentLost(TransportError):
-    """The transaction named a position of a partition that the member does not own any more."""
+    """A transaction named a position of a partition that the member does not own any more."""
 
 
 class ProducerLost(TransportError):
-    """The transaction may or may not have been committed, or a newer producer has the id."""
+    """The producer is of no use any more: a newer one has its id, or nobody knows whether its transaction was
+    committed. Only the log can tell."""
 
     retriable = False
 
 
 class PositionMissing(TransportError):
+    """A position that must exist does not exist, or lies outside the log."""
+
     retriable = False
 
 
 class RecordTooLarge(TransportError):
+    """A record is larger than the limit of its topic."""
+
     exit_code = 4
     retriable = False
 
 
 class LogFull(TransportError):
-    """No room for the transaction; nothing of it is visible."""
+    """The log has no room for the transaction. Nothing of it is visible."""
 
 
 class TakenOver(RftError):
-    """Another process holds the role now. The text says who."""
+    """Another process has claimed the role. The text says which."""
 
     exit_code = 5
 
 
 class StopRule(RftError):
+    """A rule of the run ended it. `reason` is the rule's short name; the text says what was found."""
+
     exit_code = 6
 
     def __init__(self, reason: str, text: str) -> None:
@@ -130,50 +144,58 @@ class StopRule(RftError):
 
 
 class PolicyError(RftError):
+    """The inference engine failed."""
+
     retriable = True
 
 
 class WeightsError(RftError):
+    """An object of the store is missing, damaged, or belongs to something else."""
+
     retriable = True
 
 
 class WeightsGone(WeightsError):
-    """The object is not in the store any more, or not as it was put."""
+    """The object is not in the store any more, or not as it was put there."""
 
 
 class StoreRefused(WeightsError):
-    """The store has answered, and will answer the same again."""
+    """The store refused the request, and would refuse it again."""
 
     exit_code = 2
     retriable = False
 
 
 class StoreUnreachable(WeightsError):
-    """Asked again for as long as the run file says. Whoever can do without goes on; who cannot ends the run, which can
-    be resumed."""
+    """The store did not answer within `weights.patience_s`. A caller that can do without goes on; otherwise the run
+    ends, and can be resumed."""
 
     exit_code = 3
 
 
 class BackendError(RftError):
-    pass
+    """A process that trains along has died, failed or hangs. The trainer has to be started again."""
 
 
 class RewardError(RftError):
+    """A reward could not be computed. It never counts as a reward of 0."""
+
     retriable = True
 
 
 class RewardTimeout(RewardError):
-    pass
+    """A reward was not computed within its time limit."""
 
 
 class MissingChecker(RewardError):
+    """A reward needs a package that is not installed."""
+
     retriable = False
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return what a worker that ends by this error exits with: the one place where errors are told apart into permanent
-    and passing ones."""
+    """Return the code that a worker exits with after this error. Only here are errors told apart into permanent and
+    passing ones."""
     if isinstance(error, RftError):
         return error.exit_code
     if isinstance(error, ImportError):  # a package that is absent or does not fit

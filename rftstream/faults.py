@@ -1,19 +1,19 @@
-"""Named points at which a process can be told to die or to stop, as if from outside. For tests: off, a point costs a
-look at a variable.
+"""Named points at which a process can be told to die or to stop, as if from outside. Only tests use them. A point that
+is off costs a look at a variable.
 
-RFTSTREAM_FAULTS="trainer:after_commit:3,explorer:in_commit:1:stop" in the environment of `rftstream run`: the first
-trainer that comes to its third `after_commit` kills itself, the first explorer that comes to its first `in_commit`
-stops itself until somebody sends SIGCONT. Each happens once in a run, whoever is started again: what has happened
-leaves a file in the run folder's logs/faults/.
+RFTSTREAM_FAULTS="trainer:after_commit:3,explorer:in_commit:1:stop" in the environment of `rftstream run` says what
+happens. The first trainer that comes to its third `after_commit` kills itself. The first explorer that comes to its
+first `in_commit` stops itself until somebody sends SIGCONT. Each fault happens once in a run, even if its process is
+started again: it leaves a file in logs/faults/ of the run folder.
 
-before_start, after_start       of a producer
+before_start, after_start       before and after a producer starts
 before_commit                   nothing is sent yet
 in_commit                       all is sent, nothing is committed; on the embedded log the write lock is held
 after_commit                    committed, and the caller has not heard of it
 object_written                  weights are in the store, nobody was told
-before_checkpoints              of each file of a checkpoint, the manifest included: after the first, in the middle
-checkpoint_files_written        its files are there, its manifest is not
-checkpoint_manifest_written     it is complete, and the older ones are still there
+before_checkpoints              before each file of a checkpoint and before its manifest
+checkpoint_files_written        the checkpoint's files are there, its manifest is not
+checkpoint_manifest_written     the checkpoint is complete, and the older ones are still there
 trim_said                       the log says what is deleted, and all of it is still there
 trim_log_done                   records are deleted, checkpoints not yet
 """
@@ -48,15 +48,16 @@ _armed: Callable[[str], None] | None = None
 
 
 def at(point: str) -> None:
-    """The process is at this point now."""
+    """Say that the process is at this point now. If a fault is due here, the process dies or stops."""
     if _armed is not None:
         _armed(point)
 
 
 def arm(role: str, done: Path) -> None:
-    """What the environment says about processes of this role, from now on; `done` gets a file for each that happened.
+    """Read the faults of this role from the environment; from now on they happen. Each leaves a file in the folder
+    `done`.
 
-    ConfigError if it cannot be read."""
+    ConfigError if the text cannot be read."""
     global _armed
     text = os.environ.get(VARIABLE, "")
     own = [fault for fault in map(_parse, filter(None, text.split(","))) if fault[0] == role]

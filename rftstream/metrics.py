@@ -1,13 +1,14 @@
-"""Every Prometheus metric of rftstream, declared once. docs and dashboards are checked against this file."""
+"""Every Prometheus metric of rftstream, declared once. Tests check docs and dashboards against this file."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 REGISTRY = CollectorRegistry(auto_describe=True)
-"""One per process; the worker's port serves it."""
+"""The metrics of this process. The worker's port serves them."""
 PROCESS = ProcessCollector(registry=REGISTRY)
-"""The usual process_*: CPU time, memory, open files, when it was started. Only where there is /proc."""
+"""The usual process_* metrics: CPU time, memory, open files, time of the start. They are there only on systems with
+/proc."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -100,7 +101,7 @@ EVALUATION = Gauge(
 
 
 def begin(role: str) -> None:
-    """Makes the metrics of any role start with 0: a rate sees the first event, and a panel has data."""
+    """Set the metrics of any role to 0, so that a rate sees the first event and a panel has data."""
     for result in ("committed", "aborted", "lost", "refused"):
         TRANSACTIONS.labels(role, result)
     DEAD.labels(role, "undecodable")

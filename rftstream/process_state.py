@@ -1,4 +1,4 @@
-"""Whether a process of this machine runs, and in which state it is."""
+"""The state of a process of this machine: whether it runs, is stopped, or has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this machine runs (a zombie does not)."""
+    """Return whether a process of this machine runs. A zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -18,7 +18,7 @@ def is_alive(pid: int) -> bool:
 
 
 def process_state(pid: int) -> str | None:
-    """Return R, S, D, T (stopped), t (traced), Z, ...; None where nothing can be said."""
+    """Return R, S, D, T (stopped), t (traced), Z, ...; None if the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -142,7 +142,8 @@ class Algorithm(Protocol):
     `needs_spread` says which rewards have to differ for it to learn from them: `group`, those inside some group;
     `batch`, any of the batch (also where it is missing); `none`: it learns from equal ones, or from none.
 
-    One whose class has `greedy_baseline = True` gets groups whose first sibling was sampled at temperature 0.
+    What others must know of it before it is made, such as `greedy_baseline`, it declares in its table's record
+    (`rftstream.config.part_specs.AlgorithmSpec`).
 
     An algorithm that learns from demonstrations or pairs says so by `loss_kinds`, a set of LossKind (else `rl` alone),
     and may have `held_out(rows, logprobs, reference_logprobs)` -> metrics, of those that are not trained on."""

@@ -25,6 +25,9 @@ STATE_FILE = "fake.json"
 
 
 class FakeBackend:
+    """A backend for tests and simulations, as `Backend` describes it. Its model is one number, the skill; filler
+    elements depend on all that was trained."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         start_skill: float = -1.0
@@ -42,6 +45,7 @@ class FakeBackend:
         self._config, self._spec, self._seed = config, model, seed
 
     def open(self) -> None:
+        """Make version 0 from the seed and `start_skill`."""
         self._num_batches = 0
         self._skill = self._config.start_skill
         self._chain = hashlib.sha256(f"fake {self._seed}".encode()).digest()
@@ -49,6 +53,8 @@ class FakeBackend:
         self._change_filler(self._config.elements)
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        """Raise or lower the skill by one policy gradient step. ConfigError if the algorithm needs reference or row
+        logprobs."""
         if lacking := [name for name in sorted(algorithm.needs) if name.startswith(("reference_", "row_"))]:
             raise ConfigError(f"backend fake: the algorithm needs {', '.join(lacking)}, which it can't give")
         if self._config.step_s:
@@ -70,14 +76,16 @@ class FakeBackend:
         )
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """As likely as its skill makes a right answer, whatever the tokens are."""
+        """Return the same logprob for every unmasked token: log sigmoid(skill). The tokens do not matter."""
         logprob = -math.log1p(math.exp(-self._skill))
         return [np.where(row.loss_mask > 0, np.float32(logprob), np.float32(0)) for row in rows]
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """Raise ConfigError: this backend has no reference."""
         raise ConfigError("backend fake: has no reference model; use the backend torch")
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
+        """Return the skill and the filler in the served dtype."""
         skill = np.asarray([self._skill], dtype=np.float32)
         return {
             fake_model.FILLER: fake_model.serve(self._filler, self._spec.dtype),
@@ -85,6 +93,7 @@ class FakeBackend:
         }
 
     def save(self, folder: Path) -> None:
+        """Write all state into `fake.json`. JSON keeps the numbers to the bit."""
         state = {
             "backend": "fake",
             "num_batches": self._num_batches,
@@ -95,6 +104,7 @@ class FakeBackend:
         (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
+        """Take over what `save` wrote. ConfigError if there is no `fake.json`."""
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -103,15 +113,16 @@ class FakeBackend:
         self._chain, self._filler = bytes.fromhex(state["chain"]), np.asarray(state["filler"], dtype=np.float32)
 
     def export(self, folder: Path) -> None:
+        """Write `model.safetensors` and a minimal `config.json`."""
         with (folder / "model.safetensors").open("wb") as file:
             write_snapshot(file, self.served_tensors(), {"format": "np"})
         (folder / "config.json").write_text(json.dumps({"model_type": "fake", "dtype": self._spec.dtype}) + "\n")
 
     def close(self) -> None:
-        pass
+        """Do nothing: the backend holds no device and no process."""
 
     def _gradient(self, rows: Sequence[TrainingRow]) -> float:
-        """REINFORCE: the mean of A (right - p) over rows with sampled tokens."""
+        """Return the gradient of REINFORCE: the mean of A (right - p) over rows with sampled tokens."""
         terms = [self._term(row) for row in rows if row.loss_mask.any()]
         return sum(terms) / len(terms) if terms else 0.0
 
@@ -119,7 +130,7 @@ class FakeBackend:
         sampled_T = row.loss_mask > 0
         first = int(sampled_T.argmax())
         advantage = float(row.advantages[first])
-        if row.token_ids.max(initial=0) > 255:  # not FakeRenderer's bytes: take the reward's word for what is right
+        if row.token_ids.max(initial=0) > 255:  # not FakeRenderer's bytes, so the reward alone says what is right
             return max(advantage, 0.0) * 0.5
         prompt = bytes(row.token_ids[:first].tolist()).decode(errors="replace")
         text = bytes(token for token in row.token_ids[sampled_T].tolist() if token).decode(errors="replace")
@@ -128,7 +139,8 @@ class FakeBackend:
         return advantage * (float(right) - fake_model.right_probability(self._skill, prompt))
 
     def _change_filler(self, count: int) -> None:
-        """New values at `count` places, both derived from the chain; the values are exact in every served dtype."""
+        """Set `count` elements of the filler to new values. Places and values come from the chain; the values are
+        exact in every served dtype."""
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(self._chain[:16], "little")))
         places = generator.choice(len(self._filler), size=count, replace=False)
         self._filler[places] = generator.integers(-128, 128, size=count) / np.float32(128)

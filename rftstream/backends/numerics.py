@@ -1,4 +1,4 @@
-"""What an update depends on, beside the data: its bits on libraries, threads and device, its speed on the device."""
+"""What an update depends on beside the data: libraries, threads and device decide its bits, the device its speed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 from rftstream.version import __version__
 
 LIBRARIES = ("numpy", "torch", "transformers")
+"""Packages whose versions can change the bits of an update."""
 FORMULAS = "2"
-"""Counts up when some algorithm gives other bits with the same libraries. Runs that do not say it were computed by 1:
-mini-batches in the batch's order with denominators of their own, whitening by std + eps, SAPO's gate as one sigmoid,
-log-ratios cut off where nothing is exponentiated, too."""
+"""Number of the formulas. It goes up when an algorithm gives other bits with the same libraries. Runs that do not
+name a number were computed with 1: mini-batches in the batch's order with denominators of their own, whitening by
+std + eps, SAPO's gate as one sigmoid, log-ratios cut off also where nothing is exponentiated."""
 
 
 PEAK_TFLOPS = {
@@ -30,11 +31,12 @@ PEAK_TFLOPS = {
     "L4": 121.0,
     "RTX 4090": 165.0,
 }
-"""Dense products of bfloat16 by their maker's data sheets; the first name that a device's contains."""
+"""Part of a device's name -> its peak in TFLOP/s for dense products of bfloat16, from the maker's data sheet. The
+first name that the device's name contains counts."""
 
 
 def peak_tflops(device: str) -> float | None:
-    """Of a device that is known; None of CPUs and others."""
+    """Return the peak of a known GPU in TFLOP/s; None for CPUs and unknown devices."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not device.startswith("cuda"):
         return None
@@ -43,7 +45,8 @@ def peak_tflops(device: str) -> float | None:
 
 
 def computed_with(device: str, threads: int) -> dict[str, str]:
-    """Of this process. Where torch is not loaded nothing is said of what it would find."""
+    """Return what this process computes with, by name. If torch is not loaded, its processor features and GPU are
+    left out."""
     torch: Any = sys.modules.get("torch")
     found = {"rftstream": __version__, "formulas": FORMULAS, **_libraries(), "device": device, "threads": str(threads)}
     found["machine"] = platform.machine()
@@ -55,7 +58,8 @@ def computed_with(device: str, threads: int) -> dict[str, str]:
 
 
 def why_not_equal(recorded: Sequence[Mapping[str, str]], here: Mapping[str, str]) -> list[str]:
-    """Reasons why the same updates may give other bits here than they gave there; empty if they have to be equal."""
+    """Return the reasons why the same updates may give other bits here than they gave in the recorded run. No
+    reasons mean that the bits must be equal."""
     reasons: dict[str, None] = {}
     for there in recorded:
         if not there:
@@ -70,7 +74,7 @@ def why_not_equal(recorded: Sequence[Mapping[str, str]], here: Mapping[str, str]
 
 
 def formulas_of(recorded: Mapping[str, str]) -> str:
-    """By which a run was computed that says this of itself."""
+    """Return the number of the formulas that a run was computed with, from what the run recorded about itself."""
     return recorded.get("formulas", "1")
 
 

@@ -1,7 +1,6 @@
-"""A batch as optimizer steps and micro-batches, and the loss of each: what backends share, whatever steps.
+"""The work on one batch: optimizer steps, micro-batches, and the loss of each. All torch backends share it.
 
-Shapes: B rows of a micro-batch, T padded tokens.
-"""
+Shapes: B rows of a micro-batch, T padded tokens."""
 
 from __future__ import annotations
 
@@ -31,31 +30,37 @@ PROVIDED = frozenset(
         "whole_groups",
     }
 )
-"""What an algorithm may need of a backend that works by this."""
+"""Names in `Algorithm.needs` that a backend with `Passes` can give."""
 
 
 @dataclass(slots=True)
 class Minibatch:
-    """One optimizer step."""
+    """The rows of one optimizer step, cut into micro-batches. `Passes` makes it."""
 
     inputs: list[Inputs]
+    """The micro-batches, in order."""
     num_tokens: float
-    """Unmasked tokens of its rows."""
+    """Number of unmasked tokens of its rows."""
     denominators: Denominators
-    """A share of the batch's."""
+    """What losses are divided by: a share of the batch's denominators, or its own if the plan is not stratified."""
     proximal: Sequence[Tensor | None]
-    """[B, T] for each of the inputs, once they are computed."""
+    """Proximal logprobs [B, T] of each of the inputs; None before they are computed."""
     reference: Sequence[Tensor | None]
+    """Reference logprobs [B, T] of each of the inputs; None before they are computed."""
 
 
 def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False) -> None:
-    """`critic`: there is one."""
+    """Raise ConfigError if the algorithm needs what this backend cannot give. `critic` says whether there is a
+    critic."""
     if missing := algorithm.needs - PROVIDED - ({"values"} if critic else set()):
         raise ConfigError(f"backend {backend}: the algorithm needs {', '.join(sorted(missing))}, which it can't give")
 
 
 class Passes:
-    """Forward and backward passes of one batch, and what they add up to."""
+    """The forward and backward passes of one batch, and the sums of their metrics.
+
+    A backend makes one for each `update`. It calls `compute_reference` and `compute_proximal` if the algorithm needs
+    them, then `accumulate` before each optimizer step, and `metrics` at the end."""
 
     def __init__(
         self,
@@ -66,33 +71,38 @@ class Passes:
         *,
         whole_groups: bool = False,
     ) -> None:
-        """`whole_groups`: rows of a group are in one micro-batch."""
+        """Cut the rows into mini-batches and micro-batches. With `whole_groups`, all rows of a group are in one
+        micro-batch."""
         self._network, self._device = network, device
         self._flops = 0.0
         self.num_tokens = 0.0
-        """Trained on so far, once for each time."""
+        """Tokens trained on so far. A token counts again in each pass over the batch."""
         self._num_read = 0
         self._sums: dict[str, Any] = {}
         self._losses: list[float] = []
         parts = minibatch_rows(rows, plan, whole_groups)
         whole = Denominators.of(rows, len(parts)) if plan.stratified and parts else None
         self.minibatches = [self._minibatch(part, whole, plan, whole_groups) for part in parts]
-        """One for each optimizer step of a pass over the batch; those without unmasked tokens are left out."""
+        """The mini-batches of one pass over the batch, one for each optimizer step. Rows without unmasked tokens are
+        left out."""
         self.num_steps = len(self.minibatches) * plan.updates_per_batch
 
     def wants_proximal(self, algorithm: Algorithm) -> bool:
-        """Logprobs from before the batch: after its first step the policy no longer gives them."""
+        """Return whether proximal logprobs have to be computed before the first step. The policy no longer gives
+        them afterwards."""
         several = self.num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
         return several or "proximal_logprobs" in algorithm.needs
 
     @property
     def num_microbatches(self) -> int:
+        """Number of micro-batches in one pass over the batch."""
         return sum(len(one.inputs) for one in self.minibatches)
 
     def _minibatch(
         self, rows: Sequence[TrainingRow], whole: Denominators | None, plan: UpdatePlan, whole_groups: bool
     ) -> Minibatch:
-        """`whole`: its share of the batch's; None: those of its own rows."""
+        """Make a mini-batch. `whole` is its share of the batch's denominators; with None it gets those of its own
+        rows."""
         batches = micro_inputs(rows, plan.tokens_per_microbatch, self._network, self._device, whole_groups=whole_groups)
         inputs = [one for _, one in batches]
         nothing = [None] * len(inputs)
@@ -100,11 +110,12 @@ class Passes:
         return Minibatch(inputs, own.num_tokens, own if whole is None else whole, nothing, nothing)
 
     def compute_proximal(self) -> None:
-        """Logprobs of the parameters as they are now."""
+        """Compute the logprobs of all rows under the parameters as they are now."""
         for one in self.minibatches:
             one.proximal = [self._constant(inputs, self._network) for inputs in one.inputs]
 
     def compute_reference(self, network: Network) -> None:
+        """Compute the logprobs of all rows under the reference network."""
         for one in self.minibatches:
             one.reference = [self._constant(inputs, network) for inputs in one.inputs]
 
@@ -116,8 +127,9 @@ class Passes:
     def accumulate(
         self, minibatch: Minibatch, algorithm: Algorithm, backward: Callable[[Tensor], object] = Tensor.backward
     ) -> float:
-        """Gradients of one optimizer step, added up over its micro-batches by `backward` of each one's share of the
-        loss; the loss."""
+        """Compute the loss of one optimizer step, and add its gradients up over the micro-batches. Return the loss.
+
+        `backward` is called with each micro-batch's share of the loss."""
         total = torch.zeros((), device=self._device)
         for inputs, proximal_BT, reference_BT in zip(
             minibatch.inputs, minibatch.proximal, minibatch.reference, strict=True
@@ -145,7 +157,8 @@ class Passes:
                 self._sums[name] = max(known, value) if name.startswith("max_") else known + value
 
     def metrics(self, algorithm: Algorithm) -> dict[str, float]:
-        """Of all steps that were taken."""
+        """Return the metrics of all steps so far: means per token, and the largest value for names that begin with
+        `max_`."""
         tokens = max(self.num_tokens, 1.0)
         values = {name: float(value) for name, value in self._sums.items()}
         means = {name: value if name.startswith("max_") else value / tokens for name, value in values.items()}
@@ -160,7 +173,7 @@ class Passes:
 def row_logprobs(
     rows: Sequence[TrainingRow], tokens_per_microbatch: int, network: Network, device: torch.device
 ) -> list[np.ndarray]:
-    """Logprobs of each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+    """Return the logprobs of each row's unmasked tokens: float32 [T], 0 elsewhere."""
     result = [np.zeros(len(row.token_ids), dtype=np.float32) for row in rows]
     for numbers, inputs in micro_inputs(rows, tokens_per_microbatch, network, device):
         with torch.no_grad():
@@ -178,7 +191,7 @@ def micro_inputs(
     *,
     whole_groups: bool = False,
 ) -> list[tuple[np.ndarray, Inputs]]:
-    """The micro-batches, with the numbers of their rows."""
+    """Return the micro-batches, each with the numbers of its rows."""
     lengths_N = np.asarray([len(row.token_ids) for row in rows], dtype=np.int64)
     groups_N = np.asarray([row.group for row in rows], dtype=np.int64) if whole_groups else None
     parts = split_microbatches(lengths_N, tokens_per_microbatch, packed=network.packs, groups_N=groups_N)
@@ -186,7 +199,7 @@ def micro_inputs(
 
 
 def minibatch_rows(rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> list[list[TrainingRow]]:
-    """The rows of each mini-batch."""
+    """Return the rows of each mini-batch. Rows without unmasked tokens are left out."""
     rows = [row for row in rows if row.loss_mask.any()]
     names = [(is_expert(row), row.stratum) for row in rows] if plan.stratified else [(False, "")] * len(rows)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}

@@ -55,21 +55,25 @@ GROUPS: dict[str, dict[str, str]] = {
         "completion": "rftstream.commands.completion:completion",
     },
 }
-"""What commands are for -> command -> where it is, in the order of the help."""
+"""Title of a group -> command -> where the command is, in the order of the help."""
 
 COMMANDS = {name: where for commands in GROUPS.values() for name, where in commands.items()}
 
 _END_SOMETHING = {"drain": ", which ends the run in order", "delete": ", which removes a run"}
-"""Proposed with a word on what they do, and for a name that is written alike only if it means hardly anything else."""
+"""Command that ends something -> a word on what it does, shown when the command is proposed. Such a command is proposed
+for a misspelt name only if hardly anything else can be meant."""
 
 
 class Commands(click.Group):
-    """Imports a command when it is asked for, and tells our own errors as one line with their exit code."""
+    """The group of all commands. It imports a command when the command is asked for, and tells our own errors as one
+    line with their exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command, or return None if there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
@@ -78,6 +82,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands into the help, by their groups."""
         width = max(map(len, COMMANDS))
         for title, commands in GROUPS.items():
             rows = [
@@ -91,11 +96,13 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name. UsageError, which proposes another name, if there is none."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"no command {args[0]!r}; {_suggest(args[0])}", ctx)
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Read the arguments. An error of the output is told as one line."""
         try:
             return super().make_context(*args, **more)
         except BrokenPipeError:
@@ -105,6 +112,7 @@ class Commands(click.Group):
             sys.exit(RftError.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Our own errors and those of files are told as one line."""
         try:
             return super().invoke(ctx)
         except RftError as error:
@@ -134,7 +142,7 @@ def cli(debug: bool) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         cli.main(args=list(args) if args is not None else None, prog_name="rftstream")
     except BrokenPipeError:  # whoever read the output has left
@@ -144,7 +152,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _give_up_unwritten() -> None:
-    """What could not be written stays in a buffer, and the interpreter would complain of it when it ends."""
+    """Drop the output that could not be written. The interpreter would complain about it at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -165,7 +173,7 @@ def _about(error: OSError) -> str:
 
 
 def _suggest(name: str) -> str:
-    """By what it means elsewhere, else by how it is written."""
+    """Return the proposal for an unknown command: one with this meaning elsewhere, else one that is written alike."""
     import difflib
 
     from rftstream.config.aliases import COMMANDS as MEANT

@@ -1,4 +1,4 @@
-"""`completion`: the script that makes a shell complete commands, options, and what words.py knows."""
+"""`completion`: the script by which a shell completes commands, options, and the words of param_types.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rftstream.commands.options import examples
 
 PROGRAM = "rftstream"
 VARIABLE = "_RFTSTREAM_COMPLETE"
-"""click's: set by the script, and `main` answers instead of running."""
+"""click's environment variable. The script sets it, and `main` then answers instead of running a command."""
 
 
 @examples(

@@ -175,7 +175,7 @@ def _one_choice(names: tuple[str, ...], reason: str | None, everything: bool) ->
 
 
 def _what_next(run: Path, *, finished: bool, ended: bool, live: bool) -> str:
-    """What else it takes, if the feeder cannot do it at once."""
+    """Return what else has to be done, if the feeder cannot put the groups back at once."""
     if finished:
         return f"the run is finished: `rftstream resume {run} --set run.steps=N` with more steps does it"
     if ended:

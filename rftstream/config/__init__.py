@@ -6,6 +6,7 @@ In the order of reading:
     loader                           from files, environment and `--set` to a checked RunConfig
     secrets                          how keys and passwords are kept out of everything that is written down
     registry                         the one lookup of parts: a built-in name, or `module:Thing`
+    part_specs                       what others may know of a part before it is imported
     part_names                       whether the parts that a run file names exist and fit together
     stages                           which batches belong to which `[[stages]]`
     aliases, toml_errors             what settings are called elsewhere, and errors in words of the file

@@ -2,8 +2,8 @@
 
 In the order of reading:
 
-    launch                  `run` and `resume`: a run is begun or gone on with on this machine
-    session                 from the start of its processes to the end of the last of them, under the run's lock
+    start                   `run`, `resume` and `create`: a run is planned (preflight/plan), and begun or gone on with
+    session, result         from the start of its processes to the end of the last of them, under the run's lock
     supervisor, processes   the processes of all roles: started, watched, and started again when they die
     zygote                  a process with the imports done, from which they are forked
     host                    a process of one role: its port, signals and limits, and the loop round the service

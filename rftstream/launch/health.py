@@ -15,14 +15,15 @@ from typing import Any
 from rftstream.errors import ConfigError
 
 STUCK_AFTER_S = 120.0
-"""A loop that has not come round for so long counts as stuck."""
+"""Seconds without a beat after which a loop counts as stuck."""
 
 _SHUTDOWN_LOOK_S = 3600.0
-"""The serving thread is a daemon and never asked to stop; it need not wake up to look."""
+"""Seconds between two looks of the serving thread for a shutdown. The thread is a daemon that nobody asks to stop."""
 
 
 class Health:
-    """What the loop last said of itself; `beat` is called from the loop, `report` from the serving thread."""
+    """The state that a worker's loop last reported. The worker makes it. Its loop calls `beat` and `update`, and the
+    serving thread calls `report`."""
 
     def __init__(self, *, stuck_after_s: float = STUCK_AFTER_S) -> None:
         self._stuck_after_s = stuck_after_s
@@ -30,21 +31,25 @@ class Health:
         self._values: Mapping[str, object] = {}
 
     def beat(self) -> None:
-        """The loop came round."""
+        """Note that the loop came round."""
         self._beat_at = time.monotonic()
 
     def update(self, values: Mapping[str, object]) -> None:
+        """Replace the values that `/health` shows."""
         self._values = values
 
     def report(self) -> tuple[bool, dict[str, object]]:
-        """Whether the loop is alive, and what `/health` says."""
+        """Return whether the loop is alive, and what `/health` says."""
         silent_s = time.monotonic() - self._beat_at
         alive = silent_s <= self._stuck_after_s
         return alive, {"ok": alive, "silent_s": round(silent_s, 3), **self._values}
 
 
 class HealthServer:
-    """`port` 0 takes any free port; `file` is where the port is then written for others to find."""
+    """The thread that answers `/metrics` and `/health`. A worker makes it, and closes it at its end.
+
+    `port` 0 takes any free port. The port in use is written to `file`, for others to find.
+    """
 
     def __init__(self, health: Health, *, port: int, host: str = "", file: Path | None = None) -> None:
         handler = type("Handler", (_Handler,), {"health": health})
@@ -65,7 +70,7 @@ class HealthServer:
         ).start()
 
     def close(self) -> None:
-        """Stops listening. The thread stays asleep and ends with the process."""
+        """Stop listening. The thread stays asleep and ends with the process."""
         self._server.server_close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)

@@ -23,6 +23,8 @@ _LABEL_WIDTH = len("evaluation")
 
 
 class LiveProgress:
+    """A ProgressView that redraws a table in a terminal, at most every REFRESH_S seconds."""
+
     def __init__(self, watch: Watch, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
@@ -33,6 +35,7 @@ class LiveProgress:
         self._next_at = 0.0
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
+        """Take the news, and draw if it is time."""
         self._watch.absorb(news)
         if (now := time.monotonic()) >= self._next_at:
             self._next_at = now + REFRESH_S
@@ -40,9 +43,11 @@ class LiveProgress:
             self._draw()
 
     def note(self, text: str) -> None:
+        """Print a line above the table."""
         self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
+        """Draw a last time, and leave the terminal as it is."""
         self._draw()
         self._live.stop()
 
@@ -51,7 +56,7 @@ class LiveProgress:
 
 
 def live_view(watch: Watch, width: int = 120) -> Table:
-    """`width`: columns of the terminal."""
+    """Return the table that a LiveProgress draws. `width` is the terminal's, in columns."""
     from rich.table import Table
     from rich.text import Text
 

@@ -29,16 +29,19 @@ _ERRORS = ("error", "critical")
 _TROUBLES = ("warning", *_ERRORS)
 _REPEAT_AFTER_S = 60.0
 _ECHOED = ("kafka",)
-"""What they complain of is said by us, too, with what follows from it; theirs stands in the log file beside it."""
+"""Packages whose warnings are logged as info, since our own message says them, too, with what follows from them."""
 _OWN = ("rftstream", "workers")
 
 
 class TextFormatter(logging.Formatter):
+    """Formats a record as one line of text. `setup` makes it."""
+
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and below it the traceback if there is one."""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         fields = "".join(f" {name}={_shown(value)}" for name, value in _fields(record))
         line = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {record.getMessage()}{fields}"
@@ -47,11 +50,14 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object. `setup` makes it."""
+
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the object as one line of JSON."""
         values: dict[str, Any] = {
             "time": round(record.created, 6),
             "level": record.levelname.lower(),
@@ -72,7 +78,8 @@ def setup(
     file: Path | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Sends the logs of this process to a file, and to a stream (stderr). Calling it again replaces the former."""
+    """Send the logs of this process to a file, and to a stream (stderr). A second call replaces the first one's
+    settings."""
     formatter = JsonFormatter(process) if form == "json" else TextFormatter(process)
     handlers: list[logging.Handler] = [logging.StreamHandler(stream if stream is not None else sys.stderr)]
     if file is not None:
@@ -87,14 +94,15 @@ def setup(
         handler.setFormatter(formatter)
         handler.addFilter(thinned)
         root.addHandler(handler)
-    root.setLevel(logging.WARNING)  # of other people's packages
+    root.setLevel(logging.WARNING)  # this holds for other people's packages
     for package in _OWN:
         logging.getLogger(package).setLevel(level.upper())
     logging.captureWarnings(True)
 
 
 class Thinned(logging.Filter):
-    """Of what other people's packages say again and again (a client whose broker is away), one in ten seconds."""
+    """Filters the logs of other people's packages. A message that repeats (a client whose broker is away) passes once
+    in ten seconds."""
 
     def __init__(self, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -103,9 +111,10 @@ class Thinned(logging.Filter):
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is kept. Records of our own are always kept."""
         if record.name.partition(".")[0] in _OWN:
             return True
-        # Each handler asks, for one record.
+        # Each handler asks about the same record.
         fields = vars(record)
         if "_is_kept" not in fields:
             if record.name.partition(".")[0] in _ECHOED and record.levelno > logging.INFO:
@@ -129,7 +138,8 @@ class Thinned(logging.Filter):
 
 
 def last_error(file: Path, *, since: int = 0) -> str | None:
-    """The newest error of a log file, from byte `since` on; else its last line: what a crash left there."""
+    """Return the newest error of a log file from byte `since` on. Without one, return the last line, which a crash may
+    have left."""
     last = None
     for line in reversed(_tail(file, since)):
         if (text := _said(line, _ERRORS)) is not None:
@@ -139,7 +149,7 @@ def last_error(file: Path, *, since: int = 0) -> str | None:
 
 
 class Troubles:
-    """New warnings and errors of a log file that another process writes; the same one once a minute."""
+    """New warnings and errors of a log file that another process writes. The same one is passed on once a minute."""
 
     def __init__(self, file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
@@ -148,6 +158,7 @@ class Troubles:
         self._said_at: dict[str, float] = {}
 
     def new(self) -> list[str]:
+        """Return the warnings and errors that have come since the last call."""
         size, since = self._size(), self._offset
         if size <= since:
             return []
@@ -163,7 +174,7 @@ class Troubles:
         return found
 
     def said(self, text: str) -> None:
-        """It was passed on already."""
+        """Note that a message was passed on already."""
         self._said_at[kind_of(text)] = self._clock()
 
     def _size(self) -> int:
@@ -174,7 +185,7 @@ class Troubles:
 
 
 def _said(line: str, levels: tuple[str, ...]) -> str | None:
-    """The message of a line of one of these levels."""
+    """Return the message of a line, if the line has one of these levels."""
     if (match := _TEXT_LINE.match(line)) is not None:
         return match[2] if match[1].lower() in levels else None
     if line.startswith("{"):

@@ -16,25 +16,31 @@ PLAIN_EVERY_S = 5.0
 
 
 class ProgressView(Protocol):
+    """What a person sees of a run while it works. `open_progress` makes it. A session calls `update` often, `note` for
+    single events, and `close` at the end."""
+
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Called often; draws as seldom as it needs to."""
+        """Take the news since the last call. Called often; the view draws as seldom as it needs to."""
 
     def note(self, text: str) -> None:
-        """Something happened that a person should know."""
+        """Show something that a person should know."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Show the last state, and end."""
 
 
 class Onlooker:
-    """A stream that somebody may look at. If nobody reads it any more or its disk is full, the run goes on.
+    """A stream that somebody may look at. If nobody reads it any more, or its disk is full, the run goes on.
 
-    What cannot be written is left out, and `say` is told so once."""
+    What cannot be written is left out, and `say` is told so once.
+    """
 
     def __init__(self, stream: TextIO, say: Callable[[str], None]) -> None:
         self._stream = stream
         self._say: Callable[[str], None] | None = say
 
     def write(self, text: str) -> int:
+        """Write the text if that is possible, and return the number of characters."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -42,6 +48,7 @@ class Onlooker:
             return len(text)
 
     def flush(self) -> None:
+        """Flush the stream if that is possible."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -57,7 +64,7 @@ class Onlooker:
 
 
 class PlainProgress:
-    """Prints a line for each news, for logs and files."""
+    """A ProgressView that prints lines, for logs and files."""
 
     def __init__(self, watch: Watch, stream: TextIO) -> None:
         self._watch = watch
@@ -68,6 +75,7 @@ class PlainProgress:
         self._still_said_s = 0.0
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
+        """Print the news of evaluations at once, and the state of the run from time to time."""
         self._watch.absorb(news)
         for message in news:
             if isinstance(message, EvalResult):
@@ -93,9 +101,11 @@ class PlainProgress:
             self._print(found.to_text())
 
     def note(self, text: str) -> None:
+        """Print a line."""
         self._print(text)
 
     def close(self) -> None:
+        """Print the last state, if it was not printed yet."""
         if self._watch.observer.curve.version != self._version:
             self._print(status_line(self._watch))
 
@@ -104,19 +114,20 @@ class PlainProgress:
 
 
 class NoProgress:
-    """Prints only what a person must know."""
+    """A ProgressView that prints only what a person must know."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        pass
+        """Do nothing."""
 
     def note(self, text: str) -> None:
+        """Print a line."""
         print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 def open_progress(kind: str, watch: Watch, stream: TextIO) -> ProgressView:

@@ -17,6 +17,7 @@ _SHOWN_CHARACTERS = 160
 
 
 def status_line(watch: Watch) -> str:
+    """Return the state of the run as one line: step, reward, staleness, loss, rates."""
     curve, steps = watch.observer.curve, watch.steps
     parts = [f"step {curve.version}" + (f"/{steps}" if steps else "")]
     if curve.last is None:
@@ -40,11 +41,13 @@ def status_line(watch: Watch) -> str:
 
 
 def rate_parts(rates: Rates) -> list[str]:
+    """Return the rates as words, each with its unit."""
     rollouts = [f"{rates.rollouts_per_s:.0f} rollouts/s"] if rates.rollouts_per_s else []
     return [*rollouts, f"{rates.tokens_per_s:.0f} tokens/s", f"{rates.steps_per_s * 60:.1f} steps/min"]
 
 
 def evaluation_line(result: EvalResult) -> str:
+    """Return the result of an evaluation as one line."""
     shown = {name: value for name, value in result.metrics.items() if name == "mean" or name.startswith("pass@")}
     metrics = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
     best = "  (best so far)" if result.best else ""
@@ -52,11 +55,13 @@ def evaluation_line(result: EvalResult) -> str:
 
 
 def sample_line(sample: Sample) -> str:
+    """Return a sampled completion as one line."""
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
     return f"sample ({reward}): {shortened(sample.prompt)!r} -> {shortened(sample.completion)!r}"
 
 
 def shortened(text: str) -> str:
+    """Return the text, with the middle left out if it is long."""
     half = _SHOWN_CHARACTERS // 2
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 

@@ -15,7 +15,10 @@ WRITE_EVERY_S = 1.0
 
 
 class Targets:
-    """A worker that is being started again keeps its last port: that it is down is to be seen."""
+    """The file targets.json of a live run. A session makes it and calls `update` often, and `close` at the end.
+
+    A worker that is being started again keeps its last port, so that Prometheus sees that it is down.
+    """
 
     def __init__(self, file: Path, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
@@ -26,6 +29,7 @@ class Targets:
         self._written: str | None = None
 
     def update(self, slots: Sequence[Slot]) -> None:
+        """Write the file if it is time and something has changed."""
         if (now := self._clock()) < self._look_at:
             return
         self._look_at = now + WRITE_EVERY_S
@@ -33,13 +37,13 @@ class Targets:
         text = json.dumps(groups, indent=1) + "\n"
         if text != self._written:
             partial = self._file.with_suffix(f".{os.getpid()}.partial")
-            with contextlib.suppress(OSError):  # a full disk, which others tell of; the next look writes it
+            with contextlib.suppress(OSError):  # the disk is full, which others report; the next look writes the file
                 partial.write_text(text, encoding="ascii")
                 partial.replace(self._file)
                 self._written = text
 
     def close(self) -> None:
-        """With the run's processes go their ports."""
+        """Remove the file, since the ports are gone with the processes."""
         self._file.unlink(missing_ok=True)
 
     def _group(self, slot: Slot) -> dict[str, object] | None:

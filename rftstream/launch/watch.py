@@ -33,7 +33,7 @@ LAGS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in s
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion as somebody reads it."""
+    """A completion as a person reads it."""
 
     prompt: str
     completion: str
@@ -50,10 +50,10 @@ class Rates:
 
 
 class Watch:
-    """Looks up what both views show, each thing no more often than it is worth.
+    """Looks up what the progress views show, each thing no more often than it is worth.
 
-    The session makes it. A view hands it every news by `absorb`, calls `look` before it draws, and reads the
-    attributes."""
+    The session makes it. A view hands it all news by `absorb`, calls `look` before it draws, and reads the attributes.
+    """
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Watch:
         folder: RunFolder,
         renderer: Renderer | None = None,
     ) -> None:
-        """`renderer`: shows completions with their special tokens."""
+        """Make a watch that has seen nothing. A `renderer` shows completions with their special tokens."""
         self.config = config
         self.observer = observer
         self.slots = slots
@@ -77,7 +77,7 @@ class Watch:
         self.standstill: Standstill | None = None
         self._folder = folder
         self._moving_since = time.time()
-        """Since when the run should move. Before, it had not begun here or was paused."""
+        """Time since which the run should move. Before, it had not begun here or was paused."""
         self._standstill_at = time.monotonic() + STANDSTILL_EVERY_S
         self._transport = transport
         self._renderer = renderer
@@ -87,17 +87,19 @@ class Watch:
 
     @property
     def steps(self) -> int | None:
-        """The number of steps of the whole run; None where that is not known."""
+        """Return the number of steps of the whole run, or None if that is not known."""
         ended = self.observer.control.ended
         counted = ended.batches if ended is not None else None
         return min(filter(None, (self.config.steps, counted)), default=None)
 
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
+        """Keep the newest result of each evaluation."""
         for message in news:
             if isinstance(message, EvalResult):
                 self.evaluations[message.evaluation] = message
 
     def look(self) -> None:
+        """Read from the log what is due: lags, a completion, whether the run stands still."""
         now = time.monotonic()
         try:
             if now >= self._lag_at:
@@ -114,6 +116,7 @@ class Watch:
             pass  # the next look may do better; looking on must not end a run
 
     def rates(self) -> Rates | None:
+        """Return the rates over the newest steps, or None if there are too few."""
         recent = self.observer.curve.recent
         if len(recent) < 2:
             return None
@@ -130,6 +133,7 @@ class Watch:
         )
 
     def seconds_left(self) -> float | None:
+        """Estimate the seconds until the run ends by its steps or hours; None if that is not known."""
         if self.observer.control.finished is not None:
             return None
         run, curve, rates = self.config.run, self.observer.curve, self.rates()

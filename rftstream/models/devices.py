@@ -1,7 +1,6 @@
-"""Whether a device that a run file names is on this machine.
+"""The check that a device named in a run file is on this machine.
 
-torch is asked, and imported only for devices that are no CPU.
-"""
+torch is asked, and imported only for devices other than the CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ from rftstream.errors import ConfigError
 
 
 def check_device(device: str, *, where: str = "") -> str:
-    """Return what is there under this name. ConfigError for a GPU that torch does not see here; `where` names the
-    setting. `cuda:0,1` is two of them. What torch alone cannot judge passes."""
+    """Return what is there under this name. ConfigError for a GPU that torch does not see.
+
+    `where` names the setting. `cuda:0,1` names two GPUs. Kinds of devices other than `cuda` pass as they are."""
     kind, _, numbers = device.partition(":")
     if kind != "cuda":
         return device

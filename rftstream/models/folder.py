@@ -1,7 +1,6 @@
-"""Model folders: found, fetched or made, their digests, and the chat template in effect.
+"""Model folders: how they are found, fetched or made, their digests, and the chat template in effect.
 
-Imports neither torch nor transformers: every role calls `prepare_model`, and most have no use for them.
-"""
+This module imports neither torch nor transformers: every role calls `prepare_model`, and most have no use for them."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from rftstream.config.sections import EvaluationSection, ModelSection, TasksetSection
 
 FAKE = "fake"
-"""`model.path = "fake"`: no model at all, for the fake policy and the fake backend."""
+"""The value of `model.path` that stands for no model at all, for the fake policy and the fake backend."""
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 INITIAL = "initial.json"

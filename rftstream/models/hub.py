@@ -1,4 +1,4 @@
-"""Model folders onto a Hugging Face hub, or whatever speaks like one (HF_ENDPOINT)."""
+"""Uploads of model folders to a Hugging Face hub, or to a server that speaks like one (HF_ENDPOINT)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ class HubPlace:
 
     name: str
     branch: str | None
-    """Branch; None: the repository's default."""
+    """Name of the branch; None for the repository's default."""
 
 
 def places_of(text: str, versions: Sequence[int], *, where: str) -> list[HubPlace]:
-    """OWNER/NAME[@BRANCH], or a branch for each of several versions. ConfigError also where a hub would refuse whoever
-    this is, so that nothing is made in vain."""
+    """Return the places that OWNER/NAME[@BRANCH] names: one, or a branch for each of several versions.
+
+    ConfigError for another text, and if there is no token: then the hub would refuse the upload, and the work before
+    it would be in vain."""
     name, at, branch = text.partition("@")
     if not NAME.fullmatch(name) or (at and not branch):
         raise ConfigError(f"{where}: got {text!r}, expected OWNER/NAME or OWNER/NAME@BRANCH")
@@ -45,8 +47,10 @@ def places_of(text: str, versions: Sequence[int], *, where: str) -> list[HubPlac
 
 
 def upload(folder: Path, place: HubPlace, *, private: bool, message: str) -> str:
-    """All files of the folder in one commit, into a repository (and branch) that is made where it is not there; its
-    address. Files that a hub has already are not sent again. WeightsError if the hub refuses or does not answer."""
+    """Upload all files of a folder in one commit, and return its address. Repository and branch are made if they are
+    not there.
+
+    Files that the hub has already are not sent again. WeightsError if the hub refuses or does not answer."""
     api = HfApi(library_name="rftstream")
     options = (f" --revision {place.branch}" if place.branch else "") + (" --private" if private else "")
     again = f"{folder} is complete; send it again with `hf upload {place.name} {folder}{options}`"

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 END = "<eos>"
 SPECIAL_TOKENS: Mapping[int, tuple[str, ...]] = {1: ("<pad>", END, "<unk>"), 2: (END,)}
-"""Layout of a made model -> its tokens beside the characters, by id. A policy samples whatever has a logit, so there is
-none for padding, which is done with the end, and none for unknown characters, which are refused."""
+"""Layout of a made model -> its tokens beside the characters, by id. A policy samples whatever has a logit. So
+layout 2 has no token for padding, for which the end serves, and none for unknown characters, which are refused."""
 
 MADE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 RECIPE = "rftstream.json"
@@ -155,8 +155,8 @@ def _write_weights(folder: Path, make: MakeModel, seed: int, layout: int) -> Non
 
 
 def _made_weights(make: MakeModel, seed: int, vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Linear layers N(0, 1/fan_in), those that write to the residual stream smaller by sqrt(2 layers); embeddings
-    (tied with the head) small, so that the first policy is nearly uniform."""
+    """Yield the weights. Linear layers are N(0, 1/fan_in); those that write to the residual stream are smaller by
+    sqrt(2 layers). Embeddings (tied with the head) are small, so that the first policy is nearly uniform."""
     import numpy as np
 
     generator = np.random.default_rng(seed)

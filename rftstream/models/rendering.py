@@ -1,8 +1,8 @@
-"""From messages to token ids and back. Light: no torch, no transformers where the model has a `tokenizer.json`.
+"""The way from messages to token ids and back. Needs neither torch nor transformers where the model has a
+`tokenizer.json`.
 
 The chat template runs in Jinja's sandbox, set up as transformers does it, so that the ids are those of
-`AutoTokenizer.apply_chat_template`.
-"""
+`AutoTokenizer.apply_chat_template`."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""What only the renderer decides."""
+"""Names that the renderer gives to every template, so that no setting may."""
 SHOWN_CHARACTERS = 8
-"""The most characters without a token that an error shows."""
+"""Largest number of characters without a token that an error shows."""
 
 
 Pieces = list[tuple[str, bool]]
-"""Text in runs, and whether these are special tokens, which `decode` leaves out."""
+"""Runs of text, each with whether it is special tokens, which `decode` leaves out."""
 
 
 class Renderer(Protocol):
-    """What turns messages into token ids and back. `open_renderer` makes it; explorers, evaluators and readers of data
-    call it."""
+    """Turns messages into token ids and back. `open_renderer` makes it; explorers, evaluators and readers of data
+    call it, in any order."""
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """Ids that end a completion, each of them."""
+        """The ids that end a completion; any of them does."""
 
     @property
     def context(self) -> int | None:
-        """The most tokens of prompt and completion together."""
+        """Largest number of tokens of prompt and completion together; None for no limit."""
 
     @property
     def vocabulary_size(self) -> int:
-        """How many ids there are: each lies below this number."""
+        """Number of ids; each id lies below it."""
 
     @property
     def digest(self) -> str:
@@ -57,36 +57,40 @@ class Renderer(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of what the template takes from outside."""
+        """Names that the template reads and does not set itself."""
 
     @property
     def dated(self) -> bool:
-        """Whether a prompt that was rendered has the date in it."""
+        """Whether a prompt rendered so far has the date in it."""
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Return the prompt ids, up to where the assistant's turn begins."""
+        """Return the ids of the prompt, up to where the assistant's turn begins. ConfigError if the template refuses
+        the messages."""
 
     def render_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return, for messages that end with one of the assistant's, the prompt ids as `render` has them, and the ids
-        of that message as if the policy had said it, including what ends it."""
+        """Return prompt and completion of messages that end with one of the assistant's.
+
+        The prompt's ids are those that `render` gives for the messages before. The completion's are those of the
+        last message as if the policy had said it, with the token that ends it."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text as it is, with the special tokens that it names."""
+        """Return the ids of a text as it is; names of special tokens in it become these tokens. ConfigError if the
+        tokenizer refuses it."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text without special tokens."""
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
-        """Return the text of all tokens, for people; those that `decode` leaves out are in it, too."""
+        """Return the text of all tokens, for people to read, with those that `decode` leaves out."""
 
 
 def pieces_of_turns(renderer: Renderer | None, turns: Sequence[Turn], segments: Sequence[Segment]) -> list[Pieces]:
-    """Return what each turn says; of the assistant's, what was sampled, token by token.
+    """Return what each turn says. An assistant's turn is given as its sampled tokens.
 
-    Without a renderer, or where the segments lack a turn's tokens, it is the turn's text, which has no special tokens.
-    """
+    Without a renderer, or where the segments lack a turn's tokens, a turn is given as its text, which has no special
+    tokens."""
     sampled: list[int] = []
     for segment in segments:
         sampled += segment.token_ids.numpy()[segment.loss_mask.numpy().astype(bool)].tolist()
@@ -99,12 +103,12 @@ def pieces_of_turns(renderer: Renderer | None, turns: Sequence[Turn], segments: 
 
 
 def joined(pieces: Pieces) -> str:
-    """Return the text alone."""
+    """Return the text of all pieces as one string."""
     return "".join(text for text, _ in pieces)
 
 
 def is_light(spec: ModelSpec) -> bool:
-    """Return whether the model's renderer is opened in a moment, without transformers."""
+    """Return whether the model's renderer opens in a moment, without transformers."""
     return spec.name == model_folder.FAKE or (spec.folder / "tokenizer.json").is_file()
 
 
@@ -114,7 +118,7 @@ def open_renderer(spec: ModelSpec) -> Renderer:
 
 
 class HfRenderer:
-    """The tokenizer of a Hugging Face model folder, with the chat template in effect."""
+    """The tokenizer of a Hugging Face model folder with the chat template in effect, as `Renderer` describes it."""
 
     def __init__(self, spec: ModelSpec) -> None:
         template = model_folder.chat_template_text(spec)
@@ -217,7 +221,7 @@ class HfRenderer:
 
 
 class FakeRenderer:
-    """UTF-8 bytes as ids, id 0 ends a completion. Needs nothing."""
+    """A renderer without a model, as `Renderer` describes it. Ids are the bytes of UTF-8; id 0 ends a completion."""
 
     vocabulary_size = 256
     stop_token_ids = frozenset({0})
@@ -261,16 +265,18 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tokenizer:
+    """A tokenizer, whichever library it is from."""
+
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[list[int]], str]
     """Return the text without special tokens."""
     ids: Mapping[str, int]
     """Text -> id, at least of the tokens that have a name."""
     special: Mapping[int, str]
-    """What `decode` leaves out."""
+    """Id -> text of the tokens that `decode` leaves out."""
     size: int
     identity: bytes
-    """Bytes that stand for all of it."""
+    """Bytes that stand for the whole tokenizer in digests."""
 
 
 def _fast_tokenizer(spec: ModelSpec, settings: Mapping[str, Any]) -> _Tokenizer:
@@ -315,7 +321,8 @@ def _auto_tokenizer(spec: ModelSpec) -> _Tokenizer:
 
 
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:
-    """What generation_config.json says, else config.json; and the tokenizer's own end of text."""
+    """Return the ids in generation_config.json, else those in config.json, and in any case the tokenizer's end of
+    text."""
     said = read_json(spec.folder / "generation_config.json").get("eos_token_id")
     said = config.get("eos_token_id") if said is None else said
     ids = {*(said if isinstance(said, list) else [said]), eos} - {None}
@@ -337,7 +344,7 @@ def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compile(text: str, *, where: str, now: Callable[[str], str]) -> tuple[jinja2.Template, frozenset[str]]:
-    """The template, and the names that it takes from outside."""
+    """Return the template, and the names that it reads and does not set itself. ConfigError if it is not valid."""
     import jinja2.meta
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -1,4 +1,4 @@
-"""Which model a run trains: where its folder is, its dtype and its template. Engines and backends get this."""
+"""The description of the model that a run trains. Engines and backends get it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ class ModelSpec:
     """Where a model is and how it is used. `prepare_model` makes it; engines and backends read it."""
 
     name: str
-    """Goes into announcements; weights of another model are refused."""
+    """Name of the model in announcements; weights of another model are refused."""
     folder: Path
     """An ordinary Hugging Face model folder."""
     dtype: str
     """Served dtype: bfloat16, float16 or float32."""
     context: int | None
-    """Longest prompt + completion; None: what the model's config says."""
+    """Largest number of tokens of prompt and completion together; None for what the model's config says."""
     device: str = "cpu"
+    """Where the model is computed: cpu, cuda, cuda:0 or the like."""
     threads: int = 1
     """CPU threads that the process may use for array work."""
     chat_template: str | None = None
-    """Text of a Jinja template that stands in for the model's own."""
+    """Text of a Jinja template that replaces the model's own."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """What the template is given beside messages and tools."""
+    """Values that the template gets beside messages and tools, by name."""
     lora: LoraSection | None = None
-    """Versions are adapters for the weights in `folder`, which stay as they are."""
+    """Settings of the adapters that versions consist of; the weights in `folder` stay as they are. None if all
+    weights are trained."""

@@ -16,7 +16,7 @@ NAME = "rftstream_sdpa"
 
 
 def register() -> str:
-    """The name for `attn_implementation`."""
+    """Register this attention with transformers, and return its name for `attn_implementation`."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -35,7 +35,8 @@ def attend(
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' function of the same place; query [B, H, L, D], output [B, L, H, D]."""
+    """Compute attention as the function of the same place in transformers does. query [B, H, L, D], output [B, L, H,
+    D]."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if query.device.type != "cpu" or attention_mask is None or settings.get("position_bias") is not None:

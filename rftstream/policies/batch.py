@@ -1,9 +1,9 @@
-"""The rows that `hf` decodes together: what was sampled of each, and how far it is. A row that is done leaves at once.
+"""The rows that `hf` decodes together: what was sampled of each, and how far each is. A row that is done leaves at
+once.
 
 Prompts are padded on the left, so that all rows end in the same column of the cache.
 
-Shapes: B rows, N rows that join, W columns of the cache in use, T sampled tokens of a row, V vocabulary.
-"""
+Shapes: B rows, N rows that join, W columns of the cache in use, T sampled tokens of a row, V vocabulary."""
 
 from __future__ import annotations
 
@@ -33,20 +33,24 @@ ARRAYS = (
     "_logprobs_BT",
     "_versions_BT",
 )
+"""Names of the arrays with an entry for each row."""
 
 
 class DecodingBatch:
-    """Requests that are decoded together."""
+    """Requests that are decoded together, one row each.
+
+    `HfPolicy` makes it when it lets requests in. Requests `join`; then each decoding step is `leave`, `inputs` for
+    the model, and `sample`. `completion` is called for a row that has finished, before the next `leave`."""
 
     def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, max_rows: int) -> None:
         self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
         self._requests: list[SampleRequest] = []
         self._limits_B = np.zeros(0, dtype=np.int64)
         self._lengths_B = np.zeros(0, dtype=np.int64)
-        """Tokens of each row in the cache."""
+        """Number of tokens of each row in the cache."""
         self._alive_B = np.zeros(0, dtype=bool)
         self._before_B = np.zeros(0, dtype=np.int64)
-        """Tokens of each row that were sampled elsewhere and came with its request."""
+        """Number of tokens of each row that were sampled elsewhere and came with its request."""
         self._num_sampled_B = np.zeros(0, dtype=np.int64)
         self._tokens_BT = np.zeros((0, 16), dtype=np.int32)
         self._logprobs_BT = np.zeros((0, 16), dtype=np.float32)
@@ -56,20 +60,22 @@ class DecodingBatch:
         self._max_rows = max_rows
         self._cache = RowCache(max_rows)
         self.logits_BV: Any = None
-        """Of the next token of each row."""
+        """Logits of the next token of each row; the policy sets them."""
 
     @property
     def num_rows(self) -> int:
+        """Number of rows, those that are done included."""
         return len(self._requests)
 
     @property
     def num_alive(self) -> int:
+        """Number of rows that have not finished."""
         return int(self._alive_B.sum())
 
     # ------------------------------------------------------------------------------------------ who is in it
 
     def join(self, requests: Sequence[SampleRequest], block: Block, which_N: np.ndarray) -> None:
-        """Requests whose prompts are numbers `which_N` of a block."""
+        """Add requests as new rows. Their prompts are numbers `which_N` of the block."""
         num = len(requests)
         lengths_N = np.asarray([len(one.token_ids) for one in requests])
         context = self._renderer.context or np.iinfo(np.int64).max
@@ -95,7 +101,7 @@ class DecodingBatch:
         self._bind()
 
     def leave(self) -> None:
-        """Rows that are done make room: the last ones take their places."""
+        """Remove the rows that are done. The last rows take their places."""
         num_alive = self.num_alive
         if num_alive == self.num_rows:
             return
@@ -116,31 +122,34 @@ class DecodingBatch:
         self._bind()
 
     def contexts(self) -> list[TokenIds]:
-        """Of each row the tokens that the cache holds: all but the newest."""
+        """Return, for each row, the tokens that the cache holds: all but the newest."""
         tokens = zip(self._requests, self._tokens_BT, self._num_sampled_B, strict=True)
         return [(*one.token_ids, *row[: count - 1].tolist()) for one, row, count in tokens]
 
     def renew(self, states: Iterable[LayerStates]) -> None:
-        """Keys and values of `contexts`, computed anew: row after row, in any number of parts."""
+        """Replace the cache by keys and values of `contexts` that were computed anew: row after row, in any number
+        of parts."""
         self._cache = RowCache(self._max_rows)
         for part in states:
             self._cache.add(part, np.arange(len(part[0][0])))
         self._cache.narrow(int(self._lengths_B.max(initial=0)))
 
     def forget(self, request_id: str) -> None:
+        """Mark a request's row as done, so that it leaves without a completion. Unknown ids are ignored."""
         for row, request in enumerate(self._requests):
             if request.request_id == request_id:
                 self._alive_B[row] = False
 
     def _bind(self) -> None:
-        """What follows from which rows there are."""
+        """Make anew what depends on which rows there are."""
         self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device)
         self._with_stops = [row for row, one in enumerate(self._requests) if one.sampling.stop]
 
     # ------------------------------------------------------------------------------------------ one token of each
 
     def inputs(self) -> dict[str, Any]:
-        """What the model is given for the next token: each row's last one, which the cache has not seen yet."""
+        """Return what the model is given for the next token: the last token of each row, which the cache does not
+        hold yet."""
         last_B = self._tokens_BT[np.arange(self.num_rows), self._num_sampled_B - 1].astype(np.int64)
         positions_B = torch.from_numpy(self._lengths_B.copy()).to(self._device)
         self._lengths_B += 1
@@ -154,7 +163,9 @@ class DecodingBatch:
         }
 
     def sample(self, version: int) -> list[tuple[int, str]]:
-        """One token for each row; the rows that finished with it, and why."""
+        """Sample a token for each row that is alive. Return the rows that finished with it, each with the reason.
+
+        `version` is the token's index in the list of versions that `completion` is given."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
         tokens_B, logprobs_B = self._sampler.draw(
             self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
@@ -183,12 +194,14 @@ class DecodingBatch:
         ]
 
     def so_far(self, request_id: str, names: Sequence[VersionName]) -> Completion | None:
+        """Return what was sampled for a request so far; None if it is unknown or done."""
         for row, request in enumerate(self._requests):
             if request.request_id == request_id and self._alive_B[row]:
                 return self.completion(row, "unfinished", names)
         return None
 
     def completion(self, row: int, reason: str, names: Sequence[VersionName]) -> Completion:
+        """Return a row's completion. `names` are the versions that `sample` was given indices of."""
         count = int(self._num_sampled_B[row])
         versions_T = self._versions_BT[row, :count]
         edges = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), count]
@@ -223,7 +236,8 @@ class DecodingBatch:
         return any(stop in tail for stop in sampling.stop)
 
     def _penalty_counts(self) -> tuple[Tensor, Tensor]:
-        """Which tokens the prompt has, and how often each was sampled: kept while the rows stay the same."""
+        """Return which tokens the prompt has, and how often each token was sampled. Both are kept while the rows
+        stay the same."""
         if self._seen is None:
             vocabulary = self.logits_BV.shape[1]
             seen_BV = np.zeros((self.num_rows, vocabulary), dtype=bool)

@@ -1,8 +1,10 @@
-"""The cache of keys and values that `hf` decodes over: rows that end in the same column, so that all grow by one write.
+"""The cache of keys and values that `hf` decodes over. All rows end in the same column, so that one write makes all
+longer.
 
-A row that joins is written beside the others, one that leaves is overwritten by the last; nothing else is copied but
-when the room is used up. Shapes: B rows, H heads of keys and values, W columns in use, D width of a head.
-"""
+A row that joins is written beside the others; the last row overwrites one that leaves. Nothing else is copied, except
+when the room is used up.
+
+Shapes: B rows, H heads of keys and values, W columns in use, D width of a head."""
 
 from __future__ import annotations
 
@@ -15,28 +17,32 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 SPARE_COLUMNS = 64
-"""At least so many steps between two moves of the whole cache."""
+"""Least number of decoding steps between two moves of the whole cache."""
 
 LayerStates = Sequence[tuple[Tensor, Tensor]]
 """Keys and values [U, H, L, D] of each layer, as a forward pass over prompts left them."""
 
 
 class RowCache:
-    """At most `max_rows` rows. What is right of a row's beginning is its own; left of it are zeros or stale columns."""
+    """The keys and values of at most `max_rows` rows. `DecodingBatch` makes it and changes it together with its own
+    rows.
+
+    The columns from a row's beginning on are the row's own. Left of them are zeros or stale values, which the
+    attention mask hides."""
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
         self._layers: list[_Layer] = []
         self.for_model: Any = None
-        """What the model takes as `past_key_values`."""
+        """The cache that the model takes as `past_key_values`."""
 
     @property
     def width(self) -> int:
-        """Columns in use: as many as the longest row has tokens, or more until `narrow`."""
+        """Number of columns in use: as many as the longest row has tokens, or more until `narrow` is called."""
         return self._layers[0].end - self._layers[0].start if self._layers else 0
 
     def add(self, states: LayerStates, which_U: np.ndarray) -> None:
-        """New rows at the end: row u is `which_U[u]` of the given states, both ending in the newest column."""
+        """Add rows at the end. New row u is row `which_U[u]` of the given states, and ends in the newest column."""
         if not self._layers:
             self._layers = [_Layer() for _ in states]
             self.for_model = Cache(layers=[*self._layers])
@@ -45,18 +51,18 @@ class RowCache:
             layer.add(keys, values, which, self._max_rows)
 
     def keep(self, num_rows: int, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Rows `sources` take the places `targets`, then only the first `num_rows` are left."""
+        """Move the rows `sources` to the places `targets`, and keep only the first `num_rows`."""
         for layer in self._layers:
             layer.keep(num_rows, torch.from_numpy(sources), torch.from_numpy(targets))
 
     def narrow(self, width: int) -> None:
-        """No row is longer than this."""
+        """Give up the columns that no row needs. `width` is the length of the longest row."""
         for layer in self._layers:
             layer.start = layer.end - width
 
 
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Columns `start` to `end` of the first `num_rows` rows of two larger tensors."""
+    """Keys and values of one layer: columns `start` to `end` of the first `num_rows` rows of two larger tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,10 +70,11 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._rooms: tuple[Tensor, Tensor] | None = None
 
     def get_seq_length(self) -> int:
+        """Return the number of columns in use; the model asks for it."""
         return self.end - self.start
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Appends columns to all rows, and gives the whole of them; called by the model."""
+        """Append columns to all rows, and return all columns in use. The model calls it."""
         assert self._rooms is not None
         count = key_states.shape[2]
         assert count <= SPARE_COLUMNS
@@ -80,6 +87,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.keys, self.values
 
     def add(self, keys: Tensor, values: Tensor, which: Tensor, max_rows: int) -> None:
+        """Add rows as `RowCache.add` does. The tensors grow if there is no room."""
         if self._rooms is None:
             self.lazy_initialization(keys, values)
             self._rooms = (keys.new_empty((0, *keys.shape[1:])), values.new_empty((0, *values.shape[1:])))
@@ -98,6 +106,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.num_rows, self.start = last, start
 
     def keep(self, num_rows: int, sources: Tensor, targets: Tensor) -> None:
+        """Move and drop rows as `RowCache.keep` does."""
         if len(sources):
             assert self._rooms is not None
             for room in self._rooms:
@@ -106,7 +115,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.num_rows = num_rows
 
     def _moved(self, places: int, width: int) -> tuple[Tensor, Tensor]:
-        """What is in use, at the right end of the first `width` columns of two new tensors."""
+        """Return two new tensors with the columns in use at the right end of their first `width` columns."""
         assert self._rooms is not None
         used = self.end - self.start
         moved = []

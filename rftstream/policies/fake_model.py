@@ -1,6 +1,6 @@
 """The model behind the fake policy and the fake backend: one number, its skill, which policy gradient raises.
 
-A sum such as `3+4=` is answered rightly with probability sigmoid(skill - difficulty), the difficulty derived from the
+A sum such as `3+4=` is answered rightly with probability sigmoid(skill - difficulty). The difficulty follows from the
 prompt. So rewards rise when, and only when, rollouts, rewards and advantages find their way through the whole flow.
 Beside the skill there are filler elements that depend on everything that was trained, in order.
 """
@@ -22,7 +22,7 @@ _SUM = re.compile(r"(-?\d+)\s*([-+*])\s*(-?\d+)")
 
 
 def solve(prompt: str) -> str | None:
-    """The answer to the last sum, difference or product in the text; None if there is none."""
+    """Return the answer to the last sum, difference or product in the text; None if there is none."""
     found = _SUM.findall(prompt)
     if not found:
         return None
@@ -31,17 +31,19 @@ def solve(prompt: str) -> str | None:
 
 
 def right_probability(skill: float, prompt: str) -> float:
+    """Return the probability of a right answer to this prompt: sigmoid(skill - difficulty)."""
     difficulty = uniform(0, "difficulty", prompt) - 0.5
     return 1 / (1 + math.exp(min(difficulty - skill, 700.0)))
 
 
 def uniform(seed: int, *parts: object) -> float:
-    """In (0, 1)."""
+    """Return a number in (0, 1) that seed and parts decide."""
     return (derive_seed(seed, *parts) + 0.5) / 2**63
 
 
 def serve(values: np.ndarray, dtype: str) -> RawTensor:
-    """Float32 values in a served dtype; bfloat16 rounded to nearest, ties to even, as torch does."""
+    """Return float32 values in a served dtype. For bfloat16 they are rounded to nearest, ties to even, as torch
+    does."""
     if dtype == "bfloat16":
         bits = values.astype("<f4").view("<u4")
         data = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
@@ -51,7 +53,7 @@ def serve(values: np.ndarray, dtype: str) -> RawTensor:
 
 
 def read(tensor: RawTensor) -> np.ndarray:
-    """Float32 values of what `serve` made."""
+    """Return the float32 values of a tensor that `serve` made."""
     data = memoryview(tensor.data)
     if tensor.dtype == "BF16":
         bits: np.ndarray = np.frombuffer(data, dtype="<u2").astype("<u4") << 16
@@ -60,6 +62,7 @@ def read(tensor: RawTensor) -> np.ndarray:
 
 
 def read_skill(tensors: Mapping[str, RawTensor], *, where: str) -> float:
+    """Return the skill in a version's tensors. WeightsError if they are not those of the fake backend."""
     if tensors.keys() != {SKILL, FILLER} or tensors[SKILL].shape != (1,):
         raise WeightsError(f"{where}: got {', '.join(sorted(tensors)[:3])}, expected {FILLER}, {SKILL}; another model?")
     return float(read(tensors[SKILL])[0])

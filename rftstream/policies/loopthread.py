@@ -11,6 +11,9 @@ T = TypeVar("T")
 
 
 class LoopThread:
+    """An event loop in a thread of its own. A policy makes it, hands it work with `call` and `soon`, and ends it
+    with `close`."""
+
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
@@ -18,18 +21,19 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
+        """Whether the loop has ended."""
         return self._loop.is_closed()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for its end."""
+        """Run a coroutine in the loop, wait for its end, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def soon(self, function: Callable[..., object], *arguments: object) -> None:
-        """In the loop's thread, after all that was asked before; waits for nothing."""
+        """Call a function in the loop's thread, after all that was asked before. Nothing is waited for."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
-        """What still runs is cancelled."""
+        """Cancel what still runs, and end the loop and its thread."""
         if self.closed:
             return
         self.call(_cancel_all())

@@ -18,22 +18,23 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Prompts of one forward pass, padded on the left."""
+    """The prompts of one forward pass, padded on the left. `HfModel.compute` makes it."""
 
     prompts: tuple[TokenIds, ...]
     states: LayerStates
     """Keys and values [U, H, L, D] of each layer."""
     logits_UV: Tensor
-    """Of the first token to be sampled."""
+    """Logits of the first token to be sampled after each prompt."""
 
     @property
     def num_tokens(self) -> int:
-        """With padding."""
+        """Number of tokens, padding included."""
         return len(self.prompts) * self.states[0][0].shape[2]
 
 
 class PromptStore:
-    """The newest blocks, at most `max_tokens` with padding, but for the newest, which is kept whatever its size."""
+    """The newest blocks: at most `max_tokens` tokens, padding included. The newest block is kept whatever its size.
+    `HfPolicy` makes it, and clears it when new weights come."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -41,17 +42,18 @@ class PromptStore:
         self._places: dict[TokenIds, tuple[Block, int]] = {}
 
     def place(self, prompt: TokenIds) -> tuple[Block, int] | None:
-        """Its block and its number there, if it is known."""
+        """Return a prompt's block and its number there; None if it is not known."""
         return self._places.get(prompt)
 
     def add(self, block: Block) -> None:
+        """Add a block, and forget the oldest ones if there are too many tokens."""
         self._blocks.append(block)
         self._places.update({prompt: (block, number) for number, prompt in enumerate(block.prompts)})
         while len(self._blocks) > 1 and sum(one.num_tokens for one in self._blocks) > self._max_tokens:
             self._forget(self._blocks.popleft().prompts)
 
     def clear(self) -> None:
-        """They are of the weights they were computed with."""
+        """Forget all blocks. They were computed with weights that have been replaced."""
         self._blocks.clear()
         self._places.clear()
 

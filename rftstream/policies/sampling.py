@@ -20,15 +20,15 @@ from torch import Tensor
 from rftstream.contracts.tasks import Sampling
 
 BLOCK = 256
-"""Tokens that are cumulated together."""
+"""Number of tokens whose probabilities are summed up together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """The settings of B rows, a column each."""
+    """The sampling settings of B rows: an array [B] for each setting, float64 but for the seeds."""
 
     seed: np.ndarray
-    """uint64 [B]."""
+    """Seeds, uint64 [B]."""
     temperature: np.ndarray
     top_p: np.ndarray
     top_k: np.ndarray
@@ -40,6 +40,7 @@ class SamplingTable:
 
     @staticmethod
     def of(seeds: Sequence[int], settings: Sequence[Sampling]) -> SamplingTable:
+        """Return the table of these seeds and settings, one row each."""
         columns = {
             item.name: np.asarray([getattr(one, item.name) for one in settings], dtype=np.float64)
             for item in dataclasses.fields(SamplingTable)
@@ -48,19 +49,23 @@ class SamplingTable:
         return SamplingTable(seed=np.asarray(seeds, dtype=np.uint64), **columns)
 
     def take(self, rows_B: np.ndarray) -> SamplingTable:
+        """Return the table of the given rows, in their order."""
         return SamplingTable(*(getattr(self, item.name)[rows_B] for item in dataclasses.fields(self)))
 
     def join(self, other: SamplingTable) -> SamplingTable:
+        """Return this table with the rows of the other one after its own."""
         names = [item.name for item in dataclasses.fields(self)]
         return SamplingTable(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
 
     @property
     def penalises(self) -> bool:
+        """Whether any row has a penalty, so that `Sampler.draw` needs counts."""
         return bool(self.presence_penalty.any() or self.frequency_penalty.any() or (self.repetition_penalty != 1).any())
 
 
 class Sampler:
-    """Bound to the rows of a batch; made anew when they change."""
+    """Draws tokens for the rows of a batch. `DecodingBatch` makes a new one whenever its rows change, and calls
+    `draw` in each step."""
 
     def __init__(self, table: SamplingTable, stop_token_ids: Sequence[int], device: torch.device) -> None:
         self._table, self._device = table, device
@@ -78,11 +83,10 @@ class Sampler:
         prompt_seen_BV: Tensor | None = None,
         counts_BV: Tensor | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The next token of each row, int64 [B], and its logprob, float32 [B].
+        """Return the next token of each row, int64 [B], and its logprob, float32 [B].
 
-        `positions_B`: absolute position of the token to come. `prompt_seen_BV` (bool) and `counts_BV` (float, of the
-        sampled tokens) are needed for penalties only.
-        """
+        `positions_B` is the absolute position of the token to come. `prompt_seen_BV` (bool) and `counts_BV` (float,
+        of the sampled tokens) are needed for penalties only."""
         table = self._table
         logits_BV = logits_BV.float()
         if counts_BV is not None and prompt_seen_BV is not None:
@@ -112,7 +116,7 @@ class Sampler:
         return logits_BV - self._column(self._table.presence_penalty) * sampled_BV.float()
 
     def _truncate(self, logits_BV: Tensor) -> Tensor:
-        """-inf for what min-p, top-k and top-p leave out; greedy rows stay whole."""
+        """Return the logits with -inf for what min-p, top-k and top-p leave out. Greedy rows stay whole."""
         table, whole_B = self._table, self._table.temperature == 0
         if table.min_p.any():
             floor_B1 = self._column(np.where(whole_B, 0.0, table.min_p)).log()
@@ -136,10 +140,10 @@ class Sampler:
 
 
 def _invert(probs_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """The first token at which the cumulated probability exceeds the uniform number, int64 [B, 1].
+    """Return the first token at which the cumulated probability exceeds the uniform number, int64 [B, 1].
 
-    Cumulated in float64, first over blocks and then inside the one that was hit, since a sum is cheaper than a scan.
-    """
+    Probabilities are cumulated in float64: first over blocks, then inside the block that was hit, since a sum is
+    cheaper than a scan."""
     vocabulary = probs_BV.shape[1]
     padded_BV = torch.nn.functional.pad(probs_BV, (0, -vocabulary % BLOCK)) if vocabulary % BLOCK else probs_BV
     blocks_BKW = padded_BV.reshape(len(padded_BV), -1, BLOCK)
@@ -155,7 +159,7 @@ def _invert(probs_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
 
 
 def uniforms(seeds_B: np.ndarray, positions_B: np.ndarray) -> np.ndarray:
-    """A number in (0, 1) for each (seed, position): splitmix64 (Steele et al., 2014). float64 [B]."""
+    """Return a number in (0, 1) for each (seed, position), float64 [B], by splitmix64 (Steele et al., 2014)."""
     with np.errstate(over="ignore"):
         mixed_B = seeds_B + (positions_B.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         mixed_B = (mixed_B ^ (mixed_B >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""What a model's weights look like when they are served, and the check of those that come against it."""
+"""The form of a model's weights when they are served, and the check of a version's tensors against it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
 Parameters = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Name -> safetensors' dtype, shape."""
+"""Name -> safetensors' dtype, and shape."""
 
 
 def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
-    """And the size of the vocabulary; from the model's config alone, no memory is taken for the weights."""
+    """Return the form of the model's weights, and the size of its vocabulary. Only the model's config is read; no
+    memory is taken for weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -26,7 +27,7 @@ def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
 
 
 def check_tensors(tensors: Mapping[str, RawTensor], parameters: Parameters, *, where: str) -> None:
-    """WeightsError unless they are those of the model, all of them and nothing else."""
+    """Raise WeightsError unless the tensors are those of the model, all of them and nothing else."""
     if odd := sorted(tensors.keys() ^ parameters.keys()):
         side = "is missing" if odd[0] in parameters else "is not of this model"
         raise WeightsError(f"{where}: {odd[0]!r} {side} ({len(odd)} names differ); is it another model's?")

@@ -1,8 +1,7 @@
 """The side of the policy `vllm` that speaks asyncio: starts the engine, lets requests in, exchanges weights, sleeps.
 
-The only module that imports vllm, and only when the engine starts: where it may run follows from the environment, which
-has to be set before.
-"""
+It is the only module that imports vllm, and it does so when the engine starts. The environment decides where vllm
+may run, so it has to be set before."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 CPU_CACHE_BYTES = 1 << 30
-"""Of keys and values, on a CPU: vLLM's own default is nearly all of the machine's memory."""
+"""Bytes of keys and values on a CPU. vLLM's own default is nearly all of the machine's memory."""
 
 OURS = {
     "model": "model.path",
@@ -39,26 +38,36 @@ OURS = {
     "logprobs_mode": None,
     "worker_extension_cls": None,
 }
-"""Arguments of the engine that follow from elsewhere -> the setting; None: from what a policy is."""
+"""Arguments of the engine that other settings decide -> the setting; None where a policy needs a fixed value."""
 
 
 class EngineSettings(Protocol):
     """The settings of `[policies.vllm]` that the engine reads (`VllmPolicy.Config` says what each means)."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Number of requests sampled at once."""
+
     @property
-    def in_flight(self) -> str: ...
+    def in_flight(self) -> str:
+        """What becomes of running requests when new weights come: keep, recompute or finish."""
+
     @property
-    def sleep_after_s(self) -> float | None: ...
+    def sleep_after_s(self) -> float | None:
+        """Seconds of idleness before the engine sleeps; None for never."""
+
     @property
-    def environment(self) -> Mapping[str, str]: ...
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables for the engine."""
+
     @property
-    def engine(self) -> Mapping[str, Any]: ...
+    def engine(self) -> Mapping[str, Any]:
+        """Arguments of vLLM's engine, by name."""
 
 
 class Engine:
-    """vLLM's engine; all methods are called in the thread of its event loop."""
+    """vLLM's engine. `VllmPolicy` makes it, then calls every method in the thread of the event loop: `start`, then
+    `load` and `begin`, `close` at the end. What finishes or fails goes into the queue `told`."""
 
     def __init__(
         self, config: EngineSettings, model: ModelSpec, renderer: Renderer, told: queue.SimpleQueue[Any]
@@ -71,7 +80,8 @@ class Engine:
         self._queues: dict[str, tuple[SampleRequest, Any]] = {}
         self._places = asyncio.Semaphore(config.batch_size)
         self._gate = asyncio.Lock()
-        """Held while the engine starts, a request enters it, or weights are exchanged: nothing enters half way."""
+        """Held while the engine starts, a request enters it, or weights are exchanged, so that no request enters
+        half way."""
         self._label = ""
         self._newest: tuple[SharedFile, str] | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -81,6 +91,7 @@ class Engine:
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Begin to start the engine. Errors go into the queue."""
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
     async def _start(self) -> None:
@@ -123,14 +134,17 @@ class Engine:
     # ------------------------------------------------------------------------------------------ requests
 
     def begin(self, unique: str, request: SampleRequest) -> None:
+        """Begin a request under the name `unique`."""
         self._running[unique] = asyncio.get_running_loop().create_task(self._sample(unique, request))
 
     def abort(self, unique: str) -> None:
+        """End a request. Unknown names are ignored."""
         if (task := self._running.get(unique)) is not None:
             task.cancel()
 
     async def so_far(self, unique: str) -> Completion | None:
-        """vLLM tells versions with finished requests only, so this looks into the state that it keeps of them."""
+        """Return what was sampled of a request so far. vLLM gives versions with finished requests only, so this
+        looks into its state."""
         if unique not in self._queues or remembers(self._queues[unique][0].sampling):
             return None
         request, queued = self._queues[unique]
@@ -184,11 +198,12 @@ class Engine:
     # ------------------------------------------------------------------------------------------ weights
 
     async def load(self, shared: SharedFile, label: str) -> None:
+        """Exchange the weights between two decoding steps. PolicyError if that failed."""
         async with self._gate:
             await self._exchange(shared, label, mode="keep", clear_cache=self._config.in_flight == "recompute")
 
     def load_later(self, shared: SharedFile, label: str) -> None:
-        """Once all that runs has finished; of several that wait the newest."""
+        """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
         if self._newest is not None:
             self._newest[0].close()
         self._newest = (shared, label)
@@ -256,6 +271,7 @@ class Engine:
             self._asleep = False
 
     async def close(self) -> None:
+        """Cancel all that runs, and end the engine's processes."""
         self._cancel_sleep()
         tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping))]
         for task in tasks:
@@ -278,11 +294,13 @@ class SharedFile:
         self._file.flush()
 
     def close(self) -> None:
+        """Give the memory back. Nobody can open the file any more."""
         self._file.close()
 
 
 def _environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
-    """What the engine's processes inherit: nothing is reported to anybody, threads and GPUs are the given ones."""
+    """Return environment variables for the engine's processes: nothing is reported to anybody, and threads and GPUs
+    are the given ones."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -300,7 +318,8 @@ def _environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
 
 
 def _visible(which: str, visible: str | None) -> str:
-    """`which` counts among those that this process sees: "1" of "4,5" is "5"."""
+    """Return the value for CUDA_VISIBLE_DEVICES. `which` counts among the GPUs that this process sees: "1" of "4,5"
+    is "5"."""
     if not visible:
         return which
     seen = visible.split(",")
@@ -364,12 +383,13 @@ def _params(request: SampleRequest, stop_ids: Sequence[int]) -> Any:
 
 
 def remembers(sampling: Sampling) -> bool:
-    """Whether what comes next depends on which of the tokens before were sampled, beside the tokens themselves."""
+    """Return whether the next token depends on which tokens were sampled, beside the tokens themselves."""
     return bool(sampling.stop or sampling.presence_penalty or sampling.frequency_penalty)
 
 
 def _seed(request: SampleRequest) -> int:
-    """vLLM's random numbers begin anew with each request, so one that goes on has others."""
+    """Return the seed of a request. vLLM's random numbers begin anew with each request, so one that goes on gets
+    another seed."""
     text = f"{request.seed}/{request.num_sampled}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
@@ -403,6 +423,7 @@ def _span(span: Any) -> VersionSpan:
 
 
 def label_of(name: VersionName) -> str:
+    """Return a version as the engine names it: epoch/version."""
     return f"{name.trainer_epoch}/{name.version}"
 
 

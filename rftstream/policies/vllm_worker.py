@@ -1,7 +1,7 @@
-"""What runs inside vLLM's own worker processes: takes over weights in place. vLLM mixes this class into its worker.
+"""The part that runs inside vLLM's own worker processes and takes over weights in place. vLLM mixes this class into its
+worker.
 
-No import of vllm: it is the engine that imports this.
-"""
+This module does not import vllm: the engine imports this module."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 
 class WeightsReceiver:
-    """Its methods are called by name in every worker, between two decoding steps."""
+    """The methods that the engine calls by name in every worker, between two decoding steps."""
 
     def rftstream_load(self, path: str) -> None:
-        """All weights from a safetensors file, under the names of the checkpoint: the model's own loader fuses, splits
-        and shards them, and prepares what its kernels need, as when it was loaded first."""
+        """Load all weights from a safetensors file with the names of the checkpoint.
+
+        The model's own loader fuses, splits and shards them, and prepares what its kernels need, as in the first
+        load."""
         from safetensors.torch import load_file
 
         worker = cast(Any, self)
@@ -36,14 +38,15 @@ class WeightsReceiver:
             module.quant_method.process_weights_after_loading(module)
 
     def rftstream_prepare(self, client: int) -> None:
-        """Once, before anything is sampled. `client`: the process that the engine works for, on this machine."""
+        """Prepare the worker, once, before anything is sampled. `client` is the id of the process that the engine
+        works for, on this machine."""
         worker = cast(Any, self)
         if worker.device.type == "cpu":
             _spare_generators(worker.model_runner)
         self._end_with(client)
 
     def _end_with(self, client: int) -> None:
-        """Ends the engine when its client is gone: killed, it could not tell anybody."""
+        """Start a thread that ends the engine when its client is gone. A client that is killed cannot tell anybody."""
         engine = os.getppid() if os.getppid() != client else None
         descriptor = os.pidfd_open(client)
 
@@ -57,8 +60,8 @@ class WeightsReceiver:
 
 
 def _tied(model: Module) -> Iterator[Any]:
-    """Layers with another's weight, of which vLLM's kernels for CPUs keep a packed copy. `reload_weights` makes it anew
-    only for the layer that the weight was loaded into."""
+    """Yield the layers that share another layer's weight, and of which vLLM's kernels for CPUs keep a packed copy.
+    `reload_weights` makes the copy anew only for the layer that the weight was loaded into."""
     seen: set[int] = set()
     for module in model.modules():
         weight = module._parameters.get("weight")
@@ -70,9 +73,10 @@ def _tied(model: Module) -> Iterator[Any]:
 
 
 def _spare_generators(runner: Any) -> None:
-    """vLLM sets the random numbers of a request back when it throws a token away (of a long prompt that is computed in
-    pieces, or of one computed anew). On a CPU that cannot be done and ends the worker, so there it is left out: such a
-    request goes on with its next numbers."""
+    """Keep vLLM from resetting random numbers on a CPU, where that fails and ends the worker.
+
+    vLLM resets the numbers of a request when it throws a token away: of a long prompt that is computed in pieces, or
+    of one computed anew. Here such a request goes on with its next numbers."""
     if (original := getattr(runner, "_bookkeeping_sync", None)) is None:
         return
 

@@ -2,7 +2,8 @@
 
 In the order of reading:
 
-    start, readiness          which run folder is meant, and what has to be there before a process starts
+    plan, readiness           what every use of a run's config begins with, and the list of what has to be there
+    folder_choice             which run folder is meant
     check, check_report       `rftstream check`: the run file, its data, prompts and rewards; and what is reported
     check_rewards, check_demonstrations, template_turns, advice
                               the single checks, and settings that are worth another look

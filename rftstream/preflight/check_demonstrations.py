@@ -1,4 +1,5 @@
-"""What `check` says of the demonstrations that a run file names: how many, how long, what is learned of the first."""
+"""What `check` says of the demonstrations that a run file names: how many, how long, and what is learned of the
+first."""
 
 from __future__ import annotations
 
@@ -14,23 +15,27 @@ from rftstream.models.spec import ModelSpec
 from rftstream.runs.load_demonstrations import Loaded, check_experts, look_at_experts
 
 Show = Callable[[int], str]
-"""Text of a token."""
+"""Function that returns the text of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsLine:
+    """What was found of a run file's demonstrations. `experts_line` makes it; the report shows it."""
+
     source: str
     loaded: Loaded
     first: dict[str, list[tuple[bool, str]]]
-    """Of the first one, for each side: whether it is learned, and text."""
+    """Side -> the parts of the first demonstration, each with whether it is learned, and its text."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the line as plain values."""
         first = {
             side: [{"learned": learned, "text": text} for learned, text in parts] for side, parts in self.first.items()
         }
         return {"source": self.source, **self.loaded.to_json(), "first": first}
 
     def to_lines(self) -> list[str]:
+        """Return the line as text, with what is learned in brackets."""
         found, *_ = self.loaded.to_text().partition("\n")
         lines = [f"experts: {self.source}", f"  {found}", "  the first one, what is learned in brackets:"]
         for side, parts in self.first.items():
@@ -40,7 +45,8 @@ class ExpertsLine:
 
 
 def experts_line(config: RunConfig, spec: ModelSpec | None, show: Show) -> ExpertsLine | None:
-    """ConfigError names the first row that is no good, or says that the algorithm cannot learn from what there is."""
+    """Return what was found of the demonstrations, or None if the run file names none. ConfigError names the first row
+    that is no good, or says that the algorithm cannot learn from what there is."""
     check_experts(config)
     section = config.experts
     if section is None or section.source is None or spec is None:

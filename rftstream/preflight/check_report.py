@@ -1,4 +1,4 @@
-"""What `check` found, as text and as JSON."""
+"""The findings of `check`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from rftstream.runs.modules import OwnModule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLine:
+    """A part that the run file chooses, with its settings."""
+
     kind: str
     name: str
     settings: str
-    """Its Config."""
+    """The part's Config, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,46 +38,49 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class TasksetLine:
-    """What was found of a taskset or an evaluation."""
+    """What was found of a taskset or an evaluation. `check` makes and fills it."""
 
     name: str
     source: str
     kind: str
-    """taskset or evaluation."""
+    """Either taskset or evaluation."""
     reward: str
     problems: int = 0
-    """In one pass; of an evaluation those that are used."""
+    """Number of problems in one pass. For an evaluation, those that are used."""
     longest: int = 0
     """Tokens of the longest prompt that was rendered."""
     num_rendered: int = 0
-    """Prompts that were: all, or the first ones and those that may hold a surprise."""
+    """Number of prompts that were rendered: all, or the first ones and those that may hold a surprise."""
     too_long: int = 0
-    """Prompts that leave no room for a completion."""
+    """Number of prompts that leave no room for a completion."""
     too_long_means: str = ""
-    """left out, or cut from the left."""
+    """What becomes of these prompts: left out, or cut from the left."""
     unknown: list[int] = field(default_factory=list)
-    """Problems whose rendered prompt has characters that the tokenizer does not know: of each such character at least
-    the first."""
+    """Problems whose rendered prompt has characters that the tokenizer does not know. For each such character the first
+    problem at least is here."""
     first: Prompt | None = None
     first_problem: Problem | None = None
     turns: str | None = None
     """Where the chat template changes earlier turns; None if it never does."""
     one_turn: bool = False
-    """Nothing depends on that."""
+    """Whether rollouts have one turn, so that nothing depends on `turns`."""
     advice: list[str] = field(default_factory=list)
-    """About its template and its reward."""
+    """Sentences about its template and its reward."""
 
     @property
     def place(self) -> str:
+        """Return the section of the run file, such as `tasksets.sums`."""
         return f"{self.kind}s.{self.name}"
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckReport:
+    """All that `check` found. It makes the report, fills it, and returns it; the command shows it."""
+
     run: str
     parts: list[PartLine] = field(default_factory=list)
     modules: list[OwnModule] = field(default_factory=list)
-    """Users' own, which the run file names or which these import."""
+    """Users' own modules that the run file names, or that these import."""
     model: ModelSpec | None = None
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
@@ -88,12 +93,15 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
+        """Return whether nothing stands in the way of a start."""
         return not self.errors
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
         return _json(self)
 
     def to_text(self) -> str:
+        """Return the report as lines for a person."""
         return "\n".join(_text(self))
 
 
@@ -209,7 +217,7 @@ def _taskset_lines(line: TasksetLine) -> list[str]:
 
 
 def _token_lines(prompt: Prompt, width: int = 100) -> list[str]:
-    """`[1] 'text'` for each token, wrapped."""
+    """Return `[1] 'text'` for each token, wrapped."""
     lines, row = [], "   "
     for token, piece in zip(prompt.token_ids, prompt.pieces, strict=True):
         shown = f" [{token}]{piece!r}"

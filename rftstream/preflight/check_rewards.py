@@ -1,4 +1,4 @@
-"""For `check`: whether the problems of a taskset have what its reward needs."""
+"""A check: whether the problems of a taskset have what its reward needs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from rftstream.rewards.functions import FunctionReward
 from rftstream.rewards.resolve import CompositeReward
 
 LOOKED_AT = 1_000
-"""Problems of each taskset, the first ones."""
+"""Number of problems of each taskset that are looked at, from the first on."""
 
 
 def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:
-    """What is doubtful. ConfigError if the reward could score none of these problems. `place`: tasksets.NAME."""
+    """Return what is doubtful, in sentences that begin with `place` (tasksets.NAME). ConfigError if the reward could
+    score none of these problems."""
     problems = [taskset.problem(index) for index in range(min(num_problems, LOOKED_AT))]
     column = getattr(taskset, "chat_column", lambda: None)()  # own tasksets need not know
     return [
@@ -27,7 +28,8 @@ def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_pro
 
 
 def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:
-    """TRL's functions get what the dataset has: messages for messages. Here the name of the column says which."""
+    """Yield a doubt if a function of TRL's may get texts for messages or the reverse. TRL's get what the dataset has;
+    here the name of the column says which."""
     if isinstance(reward, FunctionReward) and reward.gets_texts and column is not None:
         yield (
             f"{place}.reward: {reward.name} has the signature of TRL's rewards, and the column {column!r} holds "
@@ -69,7 +71,7 @@ def _lack(reward: Reward, problem: Problem) -> str | None:
 
 
 def _columns(problem: Problem) -> str:
-    """With the fields inside of them, as `columns` would name these."""
+    """Return the names of the problem's columns and of the fields inside of them, as `columns` would name them."""
     names = ["answer"] if _has_answer(problem) else []
     for name, value in problem.info.items():
         names += [f"{name}.{field}" for field in value] if isinstance(value, Mapping) and value else [name]

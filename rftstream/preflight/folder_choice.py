@@ -12,11 +12,13 @@ from rftstream.service.control_view import read_control
 
 
 def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
-    """Return where a new run goes. An ended run keeps its folder; one that could go on is not left behind by accident.
+    """Return where a new run goes. An ended run keeps its folder; a run that could go on is not left behind by
+    accident.
 
-    Without `run_dir` the run file names a series of runs, and after an ended one comes the next. Whoever names a folder
-    means this one, and looks there for what comes out: one that holds an ended run is refused, and not quietly replaced
-    by another."""
+    Without `run_dir` the run file names a series of runs, and after an ended one comes the next. A caller that names a
+    folder looks there for the results. If that folder holds an ended run, it is refused, and not quietly replaced by
+    another one.
+    """
     newest = newest_folder(config, run_dir)
     shown = shown_path(newest.path)
     if newest.is_live():

@@ -1,7 +1,7 @@
-"""What each role will hold in memory at most, from the run file and the model's config, before anything starts.
+"""The most memory that each role will hold, from the run file and the model's config, before anything starts.
 
-Assumptions, which `ASSUMED` says to people: layers as in Llama (norms, grouped attention, a gated MLP), every row as
-long as the longest prompt and completion, every place of a policy taken.
+`ASSUMED` tells people the assumptions: layers as in Llama (norms, grouped attention, a gated MLP), every row as long as
+the longest prompt and completion, every place of a policy taken.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rftstream.roles.verifier import VERIFIER
 MAIN = "main memory"
 
 PROCESS_BYTES = 120 << 20
-"""Of a worker that loads no torch."""
+"""Bytes of a worker that loads no torch."""
 TORCH_BYTES = 450 << 20
-"""Of one that does: the libraries, and what they allocate and keep."""
+"""Bytes of a worker that loads torch: the libraries, and what they allocate and keep."""
 DEFAULT_BUCKET = 500_000_000
-"""Gradients that DeepSpeed exchanges at once, if its settings don't say."""
+"""Gradients that DeepSpeed exchanges at once if its settings don't say."""
 
 ASSUMED = (
     "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, "
@@ -44,34 +44,43 @@ ASSUMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleMemory:
+    """The memory of all processes of one role."""
+
     role: str
     count: int
-    """Processes."""
+    """Number of processes."""
     parts: Mapping[str, Mapping[str, int]]
-    """Where -> what -> bytes of one process. Where: a device of torch's, or main memory."""
+    """Place -> what -> bytes of one process. A place is a device of torch's, or main memory."""
 
     def total(self, place: str) -> int:
+        """Return the bytes of all processes of the role at a place."""
         return self.count * sum(self.parts.get(place, {}).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
+    """The memory of a run. `estimate_memory` makes it; `check` reports it."""
+
     roles: tuple[RoleMemory, ...]
     machine: Mapping[str, int] = field(default_factory=dict)
-    """What there is of each place, in bytes; of devices that are not here nothing is said."""
+    """Bytes that each place has. Devices that are not here are left out."""
 
     def total(self, place: str) -> int:
+        """Return the bytes of all roles at a place."""
         return sum(role.total(place) for role in self.roles)
 
     @property
     def places(self) -> list[str]:
+        """Return all places, main memory first."""
         return list(dict.fromkeys([MAIN, *(place for role in self.roles for place in role.parts)]))
 
     @property
     def too_much(self) -> list[str]:
+        """Return the places that have less memory than the run may need."""
         return [place for place in self.places if place in self.machine and self.total(place) > self.machine[place]]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the estimate as plain values."""
         return {
             "roles": [
                 {
@@ -95,9 +104,12 @@ def estimate_memory(
     options: Mapping[str, Any],
     critic: ModelSizes | None = None,
 ) -> MemoryEstimate:
-    """`longest`: tokens of the longest prompt and completion; `needs`: the algorithm's; `options`: `backend`, `policy`
-    and `evaluator`, each part's Config, of those that are built in and hold a model of their own (torch, deepspeed,
-    hf); `critic`: of the trainer's, if it has one."""
+    """Estimate the memory of each role.
+
+    `longest` is the tokens of the longest prompt and completion; `needs` what the algorithms need of a batch. `options`
+    has the Config of `backend`, `policy` and `evaluator`, as far as these parts declare that they are estimated.
+    `critic` has the sizes of the trainer's critic, if it has one.
+    """
     sizes = ModelSizes.of(spec.folder, spec.lora)
     given = islice(cycle(config.explorer.devices), config.explorer.count)
     at_once = config.explorer.max_concurrent
@@ -145,7 +157,8 @@ def estimate_memory(
 
 
 def longest_row(config: RunConfig, prompts: Mapping[str, int], context: int | None) -> int:
-    """`prompts`: tokens of each taskset's longest prompt."""
+    """Return the tokens of the longest prompt and completion. `prompts` has the tokens of each taskset's longest
+    prompt."""
     found = [
         prompt + sampling_for(config, config.tasksets[name].sampling, where=f"tasksets.{name}.sampling").max_tokens
         for name, prompt in prompts.items()
@@ -154,6 +167,7 @@ def longest_row(config: RunConfig, prompts: Mapping[str, int], context: int | No
 
 
 def memory_warnings(memory: MemoryEstimate | None) -> Iterator[str]:
+    """Yield a sentence for each place with too little memory."""
     if memory is None:
         return
     for place in memory.too_much:
@@ -164,6 +178,7 @@ def memory_warnings(memory: MemoryEstimate | None) -> Iterator[str]:
 
 
 def memory_lines(memory: MemoryEstimate) -> list[str]:
+    """Return the estimate as lines for a person."""
     lines = []
     for place in memory.places:
         there = f" of {size(memory.machine[place])}" if place in memory.machine else ""
@@ -187,13 +202,13 @@ def memory_lines(memory: MemoryEstimate) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spread:
-    """Of a model over processes, by a stage of ZeRO. The backend torch is one process without it."""
+    """How a model is spread over processes, by a stage of ZeRO. Without ZeRO the backend torch is one process."""
 
     is_zero: bool = False
     processes: int = 1
     stage: int = 0
     bucket: int = 0
-    """Gradients that are exchanged at once."""
+    """Number of gradients that are exchanged at once."""
 
     @staticmethod
     def of(options: Any) -> _Spread:
@@ -207,7 +222,7 @@ class _Spread:
         return _Spread(is_zero=True, processes=options.processes, stage=options.stage, bucket=bucket)
 
     def part(self, num: int, *, stage: int) -> int:
-        """Of what is spread from this stage on, what each process has."""
+        """Return what each process has of `num` things that are spread from `stage` on."""
         return -(-num // self.processes) if self.stage >= stage else num
 
 
@@ -223,9 +238,9 @@ class _TrainerFacts:
     needs: Collection[str]
     """What the algorithms need of a batch."""
     options: Any
-    """The Config of the backend; None if nothing is known of it."""
+    """The Config of the backend, or None if nothing is known of it."""
     critic: ModelSizes | None
-    """None where no algorithm has one."""
+    """Sizes of the critic, or None if no algorithm has one."""
 
 
 def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
@@ -263,7 +278,7 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
     renewed = settings.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
     masters = spread.part(4 * sizes.trained, stage=1)
     if options.offload_optimizer and spread.stage in (1, 2):
-        masters *= 2  # DeepSpeed brings them to the device by a buffer of their size
+        masters *= 2  # DeepSpeed moves the masters through a buffer of the same size
     version_0 = 4 * sizes.parameters if reference and spec.lora is None else 0
     later = 4 * sizes.trained if reference and renewed else 0
     if spread.is_zero:  # it and a copy of the policy, whose place it takes
@@ -300,7 +315,7 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
 def _sampler(
     role: str, count: int, device: str, places: int, options: Any, sizes: ModelSizes, spec: ModelSpec, longest: int
 ) -> RoleMemory:
-    """Whatever it is, it follows the weights."""
+    """Estimate a role that samples. Whatever its policy is, it follows the weights."""
     served = SERVED_BYTES[spec.dtype]
     in_main = {
         "process": TORCH_BYTES if options is not None else PROCESS_BYTES,
@@ -320,7 +335,7 @@ def _sampler(
 
 
 def _bodies(config: RunConfig, longest: int) -> int:
-    """Of the groups of the batches that may be open at once: ids, logprobs and masks of each token."""
+    """Return the bytes of the groups of all batches that may be open at once: ids, logprobs and masks of each token."""
     batches = config.feeder.max_staleness + 1
     held = 16 * longest * config.feeder.group_size * config.feeder.groups_per_batch * batches
     return min(held, config.buffer.max_body_bytes)

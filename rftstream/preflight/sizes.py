@@ -1,4 +1,4 @@
-"""How large a model is, from its config and the headers of its weights: nothing of it is loaded."""
+"""The size of a model, from its config and the headers of its weights. Nothing of the model is loaded."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ SERVED_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Of a decoder, from its config and the headers of its weights."""
+    """Sizes of a decoder, from its config and the headers of its weights. `of` makes it."""
 
     parameters: int
     trained: int
-    """Of adapters, if the run trains those."""
+    """Parameters that are trained: those of the adapters, if the run trains adapters."""
     adapted: int
     """Parameters of the matrices that have adapters."""
     layers: int
     width: int
     inner: int
-    """Of the MLP."""
+    """Width of the MLP."""
     queries: int
     """Width of all query heads together."""
     keys: int
-    """Likewise of the key heads."""
+    """Width of all key heads together."""
     vocabulary: int
 
     @staticmethod
     def of(folder: Path, lora: LoraSection | None) -> ModelSizes:
+        """Read the sizes of the model in a folder."""
         config = read_json(folder / "config.json")
         config = config.get("text_config", config)
         shapes = _shapes(folder)
@@ -56,21 +57,24 @@ class ModelSizes:
         )
 
     def activation_bytes(self, *, half: bool, recomputed: bool) -> int:
-        """For each token, of what the backward pass needs: of every layer two norms in float32 (their input, and it
-        normalised), and in the type of matrix products the inputs of all matrices, queries, keys, values and output of
-        attention, and the MLP's gate before and after its activation, its other half and their product. `recomputed`:
-        the input of every layer, and one layer whole."""
+        """Return the bytes that the backward pass needs for each token.
+
+        They are, for every layer, two norms in float32 (their input, and it normalised). In the type of matrix products
+        they are the inputs of all matrices; queries, keys, values and output of attention; and the MLP's gate before
+        and after its activation, its other half and their product. With `recomputed` they are the input of every layer,
+        and one layer whole.
+        """
         of_products = 3 * self.width + 2 * self.queries + 2 * self.keys + 4 * self.inner
         layer = 4 * (4 * self.width) + (2 if half else 4) * of_products
         return 4 * self.width * self.layers + layer if recomputed else layer * self.layers
 
     def cache_bytes(self, dtype: str) -> int:
-        """Keys and values of a token."""
+        """Return the bytes of keys and values of a token."""
         return 2 * self.keys * self.layers * SERVED_BYTES[dtype]
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Of all tensors in the folder's safetensors files; empty where there are none."""
+    """Return the shapes of all tensors in the folder's safetensors files; empty if there are none."""
     return {
         name: tuple(tensor["shape"])
         for file in sorted(folder.glob("*.safetensors"))

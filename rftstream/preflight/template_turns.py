@@ -1,4 +1,4 @@
-"""Whether a chat template keeps earlier turns as they were: what a rollout of several turns relies on.
+"""A check: whether a chat template keeps earlier turns unchanged. Rollouts of several turns rely on it.
 
 The turn loop goes on in one segment while the next prompt begins with the tokens that are there already: the prompt
 before, what was sampled, and its stop token. A template that drops earlier thoughts, trims, or puts things elsewhere
@@ -19,9 +19,9 @@ REPLIES = {
     "a reply with a thought": "<think>\n2+2\n</think>\n\n4",
     "a reply with white space around it": "  4  ",
 }
-"""What templates treat differently -> what the policy could have said."""
+"""Kind of reply -> what the policy could have said. Templates treat these kinds differently."""
 ASKED = "3+3="
-"""In later turns."""
+"""What the user asks in later turns."""
 TURNS = 3
 
 
@@ -31,8 +31,8 @@ def first_difference(
     tools: Sequence[Mapping[str, Any]],
     show: Callable[[int], str],
 ) -> str | None:
-    """Where a later prompt does not begin with what was there before, in words; None if it always does. `show`: a token
-    as text."""
+    """Return in words where a later prompt does not begin with what was there before, or None if it always does. `show`
+    returns a token as text."""
     for what, reply in REPLIES.items():
         chat, known = list(messages), None
         try:

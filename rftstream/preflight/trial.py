@@ -24,58 +24,66 @@ from rftstream.runs.folder import RunFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedRollout:
-    """One rollout of a trial."""
+    """One rollout of a trial. `try_run` makes it."""
 
     verified: VerifiedRollout
     prompt_pieces: Pieces
-    """As the policy saw it first: special tokens included, cut where the run would cut it."""
+    """The prompt as the policy saw it first, with special tokens, cut where the run would cut it."""
     num_prompt_tokens: int
     turns: tuple[Pieces, ...]
     """What each turn of the rollout says, with the special tokens that were sampled."""
 
     @property
     def prompt(self) -> str:
+        """Return the prompt as text."""
         return joined(self.prompt_pieces)
 
     @property
     def rollout(self) -> Rollout:
+        """Return the rollout as the explorer made it."""
         assert self.verified.rollout is not None, "its task was made by a feeder"
         return self.verified.rollout
 
     @property
     def is_scored(self) -> bool:
+        """Return whether the rollout has a reward."""
         return self.verified.verdict is not None
 
     @property
     def seconds(self) -> float:
-        """From the environment's start to its end, beside the others that were sampled at the same time."""
+        """Return the seconds from the environment's start to its end. Others were sampled at the same time."""
         return max(0.0, self.rollout.finished_at - self.rollout.started_at) if self.rollout.started_at else 0.0
 
     def to_json(self) -> dict[str, Any]:
+        """Return the rollout as plain values."""
         return _json(self)
 
     def to_text(self, reader: CompletionReader = PLAIN) -> str:
+        """Return the rollout as lines for a person."""
         return "\n".join(_text(self, reader))
 
 
 @dataclass(slots=True)
 class TrialReport:
-    """Filled by `try_run` as rollouts come out, in order of their ids' admission."""
+    """The rollouts of a trial, in order of their admission. The command makes it, and `try_run` fills it as rollouts
+    come out."""
 
     wanted: int
     tried: list[TriedRollout] = field(default_factory=list)
 
     @property
     def num_scored(self) -> int:
+        """Return the number of rollouts with a reward."""
         return sum(one.is_scored for one in self.tried)
 
     @property
     def num_tokens(self) -> int:
+        """Return the tokens of all rollouts."""
         return sum(one.rollout.num_tokens for one in self.tried)
 
     @property
     def sampling_s(self) -> float:
-        """From the first start to the last end."""
+        """Return the seconds from the first start to the last end."""
         sampled = [one.rollout for one in self.tried if one.rollout.started_at]
         if not sampled:
             return 0.0
@@ -83,14 +91,17 @@ class TrialReport:
 
     @property
     def tokens_per_s(self) -> float | None:
+        """Return the tokens per second of sampling, or None if nothing was sampled."""
         return self.num_tokens / self.sampling_s if self.sampling_s > 0 and self.num_tokens else None
 
     @property
     def mean_reward(self) -> float | None:
+        """Return the mean over rollouts with a reward, or None if there are none."""
         rewards = [one.verified.verdict.reward for one in self.tried if one.verified.verdict is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
         return {
             "rollouts": [one.to_json() for one in self.tried],
             "num_scored": self.num_scored,
@@ -101,6 +112,7 @@ class TrialReport:
         }
 
     def summary(self) -> str:
+        """Return the totals as lines for a person."""
         rate = "" if self.tokens_per_s is None else f" ({self.tokens_per_s:,.0f} tokens/s)"
         lines = [
             f"{plural(len(self.tried), 'rollout')}, {self.num_scored:,} scored, "
@@ -118,7 +130,7 @@ class TrialReport:
 def try_run(
     config: RunConfig, report: TrialReport, *, num_tasks: int, samples: int, taskset: str | None, seed: int | None
 ) -> Generator[TriedRollout]:
-    """Rollouts in the order of their tasks; each is in the report, too. Own modules must be importable by now."""
+    """Yield rollouts in the order of their tasks, and add each to the report. Own modules must be importable by now."""
     config = trial_config(config, num_tasks=num_tasks, samples=samples, taskset=taskset, seed=seed)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rftstream-try-"))
@@ -144,7 +156,7 @@ def try_run(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the roles warn of stands in the rollouts, too."""
+    """Keep the warnings of roles out of the output. They stand in the rollouts, too."""
     logger = logging.getLogger("rftstream")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What can be asked of a run: read from its log and folder, never from its processes' memory, and without writing.
+"""Answers what can be asked of a run. The answers come from its log and folder, never from its processes' memory.
 
-Each view is a function from a transport (or a run) to a frozen report; `rftstream.commands.views` prints them.
-"""
+Each view is a function from a transport (or a run) to a frozen report; `rftstream.commands.views` prints them. No view
+writes to the run."""

@@ -48,14 +48,15 @@ OUTCOMES = {"trained": TRAINED, "expired": EXPIRED, "filtered": FILTERED, "dead"
 MAX_TRIES = 5
 
 NUM_EXAMPLES = 3
-"""Names given in the sentence about a problem."""
+"""How many names the sentence about a problem gives."""
 
 
 def audit(transport: Transport, index: Index | None = None) -> AuditReport:
-    """Reads the whole log once, or with an index what has come since; without bodies but for `outcomes`.
+    """Count what became of every rollout and group. The whole log is read once, or with an index only what is new
+    since.
 
-    Memory grows by some 400 bytes per rollout. Groups whose records were deleted count as `control` says; where a
-    trainer deletes more while they are read, they are read again."""
+    Only `outcomes` is read with bodies. Memory grows by some 400 bytes per rollout. Groups whose records were deleted
+    count as `control` says. If a trainer deletes more during the audit, the log is read again."""
     for _ in range(MAX_TRIES):
         said = read_control(transport).deleted
         report = _audit(transport, index, said)
@@ -65,14 +66,15 @@ def audit(transport: Transport, index: Index | None = None) -> AuditReport:
 
 
 def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditReport:
-    """`said`: of what was deleted, as the log had it before anything else was read."""
+    """Audit the log once. `said` is what `control` said of deleted records before anything else was read."""
     log = Log(transport)
 
     def table(topic: str) -> TopicTable:
         return read_kept_table(log, topic, index)
 
     def standing(topic: str) -> TopicTable:
-        """Without groups that are through: of these more may be deleted at any time."""
+        """Return the topic's table without groups that are through, since more of their records may be deleted at any
+        time."""
         return table(topic).where(lambda rows: (rows["sequence"] < 0) | (rows["sequence"] >= said.sequence))
 
     done_by_explorers, done_by_verifiers, done_by_buffer = map(
@@ -155,8 +157,8 @@ def _fates(
     said: Trimmed,
     through: Outcomes,
 ) -> _Fates:
-    """Everybody who was admitted or who got an outcome, so that an outcome too many does not balance; and those of
-    whom the log says only how many they were."""
+    """Return the balances of all who were admitted or got an outcome, so that an outcome too many does not balance.
+    Groups of which the log only keeps the number are added."""
     known = ledger.distinct(np.concatenate([tasks.rollout_R, outcomes.rollout_N]))
     fate = np.full(len(known), PENDING, np.int8)
     named, first = np.unique(outcomes.rollout_N, return_index=True)
@@ -188,7 +190,8 @@ def _balance(admitted: int, fate: Any, stage: Any, counted: Mapping[str, int]) -
 
 
 def _lengths(rollouts: RolloutRows, known: Digests, fate: Any, through: Outcomes) -> dict[str, Lengths]:
-    """By the headers of `rollouts`; of those that are through, by their outcomes."""
+    """Return completion lengths by outcome, from the headers of `rollouts`, or from the outcomes of groups that are
+    through."""
     sampled, first = np.unique(rollouts.rollout_R, return_index=True)
     tokens = rollouts.number_R[first]
     keep = (tokens >= 0) & ledger.isin(sampled, known)
@@ -212,7 +215,7 @@ def _lengths(rollouts: RolloutRows, known: Digests, fate: Any, through: Outcomes
 
 
 def _deleted(transport: Transport, said: Trimmed) -> list[str]:
-    """Records that are gone, and of which nothing was said."""
+    """Return a sentence for each topic whose records were deleted without a word on `control`."""
     sentences = []
     for topic in ("tasks", "rollouts", "verified", "batches", "outcomes"):
         begins = transport.admin.begin_offsets(topic)
@@ -227,7 +230,7 @@ def _deleted(transport: Transport, said: Trimmed) -> list[str]:
 
 
 def _counted(said: Trimmed, through: Outcomes) -> list[str]:
-    """What was said of the groups whose records are gone, against their outcomes, which stay."""
+    """Compare what `control` says of groups whose records are gone with their outcomes, which stay."""
     sentences = []
     if sum(said.groups.values()) != said.sequence:
         sentences.append(f"control: trimmed counts {sum(said.groups.values()):,} groups, expected {said.sequence:,}")
@@ -242,7 +245,8 @@ def _counted(said: Trimmed, through: Outcomes) -> list[str]:
 
 
 def _foreign(log: Log, rows: tuple[RolloutRows, ...], partials: RolloutRows, outcomes: Outcomes) -> list[str]:
-    """Ids without an origin: each id stands on the topic before, each group was admitted."""
+    """Return a sentence for each kind of id without an origin: an id must stand on the topic before, a group must be
+    admitted."""
     tasks, rollouts, verified, batches = rows
     sentences = []
     for here, before in ((rollouts, tasks), (partials, tasks), (verified, rollouts), (batches, verified)):
@@ -267,7 +271,7 @@ def _foreign(log: Log, rows: tuple[RolloutRows, ...], partials: RolloutRows, out
 
 
 def _lost(log: Log, rows: tuple[RolloutRows, ...], outcomes: Outcomes) -> list[str]:
-    """Records whose reader has committed that it is done with them, and of which nothing came out."""
+    """Return a sentence for each topic with records that their reader has finished and of which nothing came out."""
     tasks, rollouts, verified, _ = rows
     sentences = []
     for here, readers, after, found in (
@@ -284,7 +288,7 @@ def _lost(log: Log, rows: tuple[RolloutRows, ...], outcomes: Outcomes) -> list[s
 
 
 def _incomplete(log: Log, tasks: RolloutRows) -> list[str]:
-    """A group is admitted as a whole."""
+    """Return a sentence about groups without all their siblings: a group is admitted as a whole."""
     _, first = np.unique(tasks.rollout_R, return_index=True)
     groups, sizes, counts = np.unique(tasks.group_R[first], return_index=True, return_counts=True)
     wrong = groups[counts != tasks.number_R[first][sizes]]
@@ -297,8 +301,8 @@ def _incomplete(log: Log, tasks: RolloutRows) -> list[str]:
 
 
 def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: RolloutRows, first: int) -> list[str]:
-    """Written in one transaction: what an outcome batched is in the batch, and nothing else is. Batches below `first`
-    are deleted."""
+    """Compare outcomes with batches. Both are written in one transaction, so a batch holds exactly the rollouts that
+    outcomes name. Batches below `first` are deleted."""
     sentences = []
     batched = outcomes.batch_N >= first
     promised = ledger.in_batch(outcomes.rollout_N[batched], outcomes.batch_N[batched])
@@ -309,7 +313,7 @@ def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: RolloutRows
             f"batches: {plural(int(absent.sum()), 'rollout')} not in the batch that the outcome says: "
             + _examples(log, "verified", outcomes.rollout_N[batched][absent], "rollout_id")
         )
-    newest = int(outcomes.batch_G.max(initial=-1))  # later batches had their outcomes written after we looked
+    newest = int(outcomes.batch_G.max(initial=-1))  # outcomes of later batches were written after we looked
     early = batches.number_R <= newest
     unnamed = early & ~ledger.isin(batches.rollout_R, outcomes.rollout_N[batched])
     if unnamed.any():
@@ -358,7 +362,7 @@ def _twin_sentences(log: Log, twins: Mapping[str, Digests]) -> list[str]:
 
 
 def _examples(log: Log, topic: str, digests: Digests, *headers: str) -> str:
-    """The first names behind the digests, with the places of their records."""
+    """Return the first names behind the digests, with the places of their records."""
 
     def text(found: Mapping[str, bytes]) -> bytes | None:
         return b"\0".join(found[name] for name in headers) if all(name in found for name in headers) else None

@@ -9,7 +9,7 @@ from typing import Any
 from rftstream.queries.formatting import columns, number, plural
 
 STAGES = ("to_be_sampled", "sampled", "verified", "batched")
-"""Where pending ones stand; a group stands where its last sibling does."""
+"""Where pending rollouts stand. A group stands where its last sibling does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,16 @@ class Balance:
 
     @property
     def pending(self) -> int:
+        """Return how many have no outcome yet, or are in a batch that is not trained."""
         return sum(self.pending_by_stage.values())
 
     @property
     def balanced(self) -> bool:
+        """Return whether the law holds."""
         return self.admitted == self.pending + self.trained + self.expired + self.filtered + self.dead
 
     def to_json(self) -> dict[str, Any]:
+        """Return the counts as a dict for JSON."""
         return {
             "admitted": self.admitted,
             "pending": self.pending,
@@ -45,7 +48,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Completion tokens of the rollouts that were sampled; None where there are none."""
+    """Completion tokens of the rollouts that were sampled. Values are None if there are no rollouts."""
 
     count: int
     mean: float | None = None
@@ -53,41 +56,46 @@ class Lengths:
     p95: float | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the values as a dict for JSON."""
         return {"count": self.count, "mean": self.mean, "p50": self.p50, "p95": self.p95}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
+    """What an audit found. `audit` makes it; commands print it as text or JSON."""
+
     trainer_epoch: int
     version: int
-    """In force."""
+    """The version in force."""
     rollouts: Balance
     groups: Balance
     twins: Mapping[str, int]
-    """Topic -> records too many."""
+    """Topic -> number of records too many."""
     lengths: Mapping[str, Lengths]
-    """By outcome, pending included."""
+    """Completion lengths by outcome, pending included."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
     """Topic -> records without id headers, which belong to nobody."""
     experts: Balance | None = None
     """Demonstrations, counted once for each pass that took them; None where there are none."""
     deleted_groups: int = 0
-    """Of those admitted: their records may be gone, and they count as the log says."""
+    """Admitted groups whose records may be gone. They count as the log says."""
     deleted_rollouts: int = 0
     earliest_version: int = 0
-    """Batches below are gone."""
+    """Batches below this version are deleted."""
     undeleted: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Topic -> offsets that are said to be deleted and are still there: counted as deleted, whenever they go."""
+    """Topic -> offsets that are said to be deleted and are still there. They count as deleted."""
     problems: tuple[str, ...] = ()
     """Each broken promise in a sentence, twins included."""
     balanced: bool
-    """The law holds, and nothing on the log contradicts it."""
+    """Whether the law holds and nothing on the log contradicts it."""
 
     @property
     def fine(self) -> bool:
+        """Return whether all is balanced and there are no twins."""
         return self.balanced and not any(self.twins.values())
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as a dict for JSON."""
         return {
             "balanced": self.balanced,
             "trainer_epoch": self.trainer_epoch,
@@ -108,6 +116,7 @@ class AuditReport:
         }
 
     def to_text(self) -> str:
+        """Return the report as text for people."""
         return "\n".join(_text(self))
 
 

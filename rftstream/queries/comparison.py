@@ -18,7 +18,7 @@ from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 SAME = 1e-9
-"""Rewards that differ by no more agree."""
+"""Rewards agree if they differ by at most this."""
 SHOWN_CHARACTERS = 60
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 NOT_SCORED_ON_PURPOSE = {"skipped"}
@@ -26,6 +26,8 @@ NOT_SCORED_ON_PURPOSE = {"skipped"}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Moved:
+    """A rollout whose reward changed. `compare` makes it."""
+
     distance: float
     rollout_id: str
     old: float
@@ -37,27 +39,30 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
+    """How two runs scored the same rollouts. `compare` makes it; a command prints it."""
+
     num_rollouts: int
-    """In the new run."""
+    """Rollouts in the new run."""
     num_both: int
-    """Scored then and now; the figures below are over these."""
+    """Rollouts that both runs could score. The figures below are over these."""
     agreement: float | None
-    """Share with the same reward."""
+    """Share of rollouts with the same reward."""
     correlation: float | None
-    """Pearson's; None where one of the two does not vary."""
+    """Pearson's correlation; None if the old or the new rewards do not vary."""
     mean_old: float | None
     mean_new: float | None
     quantiles: dict[float, float]
-    """Of new minus old."""
+    """Quantiles of new minus old reward."""
     unscorable_old: dict[str, int]
     unscorable_new: dict[str, int]
-    """By reason; skipped rollouts have nothing to be scored and are left out."""
+    """Reason -> rollouts. Skipped rollouts have nothing to be scored and are left out."""
     became_scorable: int
     became_unscorable: int
     moved: tuple[Moved, ...]
-    """The furthest first."""
+    """The rollouts whose reward changed most, the largest change first."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the comparison as a dict for JSON."""
         shift = None if self.mean_old is None or self.mean_new is None else self.mean_new - self.mean_old
         return {
             "num_rollouts": self.num_rollouts,
@@ -79,11 +84,13 @@ class Comparison:
         }
 
     def to_text(self) -> str:
+        """Return the comparison as text for people."""
         return "\n".join(_text(self))
 
 
 def compare(old: Transport, new: Transport, *, num_moved: int = 5, reader: CompletionReader = PLAIN) -> Comparison:
-    """Reads `verified` of both once; memory grows by some 100 bytes for each rollout."""
+    """Compare the verdicts of two runs. `verified` of both is read once; memory grows by some 100 bytes for each
+    rollout."""
     before: dict[str, float | str] = {}
     for verified in _verified(old):
         before[verified.ids.rollout_id] = _judged(verified)
@@ -138,7 +145,7 @@ def _verified(transport: Transport):  # type: ignore[no-untyped-def]  # an itera
 
 
 def _judged(verified: VerifiedRollout) -> float | str:
-    """The reward, or why there is none."""
+    """Return the reward, or the reason why there is none."""
     return verified.verdict.reward if verified.verdict is not None else str(verified.reason)
 
 

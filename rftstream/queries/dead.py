@@ -25,24 +25,26 @@ from rftstream.queries.shown_completions import PLAIN, CompletionReader
 from rftstream.service.role import Log
 
 State = Literal["dead", "asked", "put_back"]
-"""Of a dead group: nothing was done yet, it was asked to be put back, it was put back."""
+"""The state of a dead group: nothing was done yet, it was asked to be put back, or it was put back."""
 
 NUM_EXAMPLES = 5
 NUM_ERRORS = 10
-"""Kinds of errors that a person is shown."""
+"""How many kinds of errors are shown to a person."""
 _SCORABLE = {b"completed", b"truncated"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
+    """A dead letter as its headers tell. `read_letters` makes it."""
+
     id: str
     role: str
     topic: str
     reason: str
     at: float
-    """Log time."""
+    """Log time in seconds."""
     offset: int
-    """On `dead`."""
+    """Offset on `dead`."""
     error: str = ""
     """The error's last line; empty where the letter was written before its header had it."""
 
@@ -53,15 +55,17 @@ class ErrorKind:
 
     reason: str
     error: str
-    """Of the newest one."""
+    """The error of the newest letter."""
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroup:
+    """A group that died. `read_dead` makes it."""
+
     group_id: str
     reasons: tuple[str, ...]
-    """Why its siblings have no reward, each once."""
+    """Reasons why its siblings have no reward, each once."""
     num_rollouts: int
     at: float
     state: State
@@ -69,18 +73,20 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadView:
-    """Without what was dropped; newest first."""
+    """Dead letters and dead groups, newest first. `read_dead` makes it and leaves out what was dropped unless asked for
+    it."""
 
     letters: tuple[Letter, ...]
     groups: tuple[DeadGroup, ...]
     num_dropped: int
 
     def find_group(self, group_id: str) -> DeadGroup | None:
+        """Return the dead group of this id, or None."""
         return next((group for group in self.groups if group.group_id == group_id), None)
 
 
 def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
-    """`dead` by its headers, `outcomes`, `control`, and `tasks` by its headers where a group is dead."""
+    """Read what is dead. Bodies are read on `outcomes` and `control` only."""
     dropped, asked = _from_control(log, now)
     letters = {letter.id: letter for letter in read_letters(log)}
     outcomes = {
@@ -106,7 +112,7 @@ def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
 
 
 def read_letters(log: Log) -> list[Letter]:
-    """All on `dead` by their headers, the oldest first; a twin adds nothing."""
+    """Return all letters on `dead`, by their headers, oldest first. A twin is left out."""
     letters: dict[str, Letter] = {}
     for record in log.read("dead", bodies=False):
         letter = _letter(record)
@@ -116,7 +122,7 @@ def read_letters(log: Log) -> list[Letter]:
 
 
 def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
-    """What they died of, the most frequent first. `letters`: the oldest first."""
+    """Return the kinds of errors, the most frequent first. `letters` must have the oldest first."""
     newest: dict[tuple[str, str], str] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for letter in letters:
@@ -185,7 +191,7 @@ def _group(outcome: GroupOutcome, state: State) -> DeadGroup:
 
 
 def find_letters(log: Log, name: str) -> list[tuple[DeadLetter, Record]]:
-    """The letters that a letter's, rollout's or group's id names, each with the original record as it was."""
+    """Return the letters that belong to a letter's, rollout's or group's id, each with its original record."""
     found: dict[str, tuple[DeadLetter, Record]] = {}
     for record in log.read("dead"):
         try:
@@ -200,6 +206,7 @@ def find_letters(log: Log, name: str) -> list[tuple[DeadLetter, Record]]:
 
 
 def original_of(letter: DeadLetter, timestamp_s: float) -> Record:
+    """Return the record that a letter is about, as it was."""
     return Record(letter.topic, letter.partition, letter.offset, timestamp_s, letter.key, letter.value, letter.headers)
 
 
@@ -210,6 +217,7 @@ def _owners(original: Record) -> tuple[str, str]:
 
 
 def letter_to_json(letter: DeadLetter, original: Record) -> dict[str, Any]:
+    """Return a letter and its record as a dict for JSON."""
     return {
         "id": codec.key_of(letter).decode(),
         "role": letter.role,
@@ -222,7 +230,7 @@ def letter_to_json(letter: DeadLetter, original: Record) -> dict[str, Any]:
 
 
 def letter_to_text(letter: DeadLetter, original: Record, reader: CompletionReader = PLAIN) -> str:
-    """`reader`: shows completions with their special tokens."""
+    """Return a letter and its record as text. `reader` shows completions with their special tokens."""
     tried = "tried once" if letter.tries == 1 else f"tried {letter.tries} times"
     lines = [
         f"{codec.key_of(letter).decode()}: {letter.reason}, {tried}, given up {moment(letter.dead_at)}",
@@ -236,9 +244,9 @@ def letter_to_text(letter: DeadLetter, original: Record, reader: CompletionReade
 
 
 def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str | None) -> list[DeadGroup]:
-    """Those that `names` (of letters, rollouts or groups) or a reason choose, else all that are still dead.
+    """Return the groups that `names` (of letters, rollouts or groups) or a reason choose, else all that are still dead.
 
-    ConfigError for a name of which nothing is dead."""
+    ConfigError for a name that belongs to nothing dead."""
     if names:
         owners = _groups_of_letters(log, {one.id for one in view.letters} & set(names))
         return list({group.group_id: group for name in names for group in [_named(view, name, owners)]}.values())
@@ -272,7 +280,8 @@ def _named(view: DeadView, name: str, owners: Mapping[str, str]) -> DeadGroup:
 
 
 def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[list[str], list[str]]:
-    """Letters and groups that names or a reason choose, else all. ConfigError for a name that is not listed."""
+    """Return the letters and groups that names or a reason choose, else all. ConfigError for a name that is not
+    listed."""
     letters, groups = {one.id: one for one in view.letters}, {one.group_id: one for one in view.groups}
     if names:
         if unknown := [name for name in names if name not in letters and name not in groups]:
@@ -288,7 +297,7 @@ def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[l
 
 
 def stored_rollouts(log: Log, groups: Collection[str]) -> dict[str, list[str | None]]:
-    """Group -> where the rollouts of its siblings stand, None for those that have nothing to be scored."""
+    """Return, for each group, where the rollouts of its siblings stand; None for siblings with nothing to be scored."""
     chosen = {group.encode() for group in groups}
     places: dict[str, dict[int, str]] = {group: {} for group in groups}
     for record in log.read("rollouts", bodies=False):
@@ -303,6 +312,7 @@ def stored_rollouts(log: Log, groups: Collection[str]) -> dict[str, list[str | N
 
 
 def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) -> dict[str, Any]:
+    """Return the view as a dict for JSON."""
     details = _details(log, view.letters[:num_examples])
     return {
         "letters": [
@@ -328,6 +338,7 @@ def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
 
 
 def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) -> str:
+    """Return the view as text for people."""
     if not view.letters and not view.groups:
         return "nothing is dead" + (f" ({plural(view.num_dropped, 'record')} dropped)" if view.num_dropped else "")
     waiting = sum(group.state == "dead" for group in view.groups)
@@ -383,7 +394,7 @@ def _group_reasons(groups: Iterable[DeadGroup]) -> Mapping[str, Counter[str]]:
 
 
 def _details(log: Log, letters: Sequence[Letter]) -> dict[str, dict[str, Any]]:
-    """Of a few: what only the body tells."""
+    """Return, for a few letters, what only their bodies tell."""
     wanted = {letter.offset: letter.id for letter in letters}
     details: dict[str, dict[str, Any]] = {}
     if not wanted:

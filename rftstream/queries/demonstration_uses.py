@@ -12,10 +12,10 @@ from rftstream.errors import ConfigError
 from rftstream.queries.lineage import Headers, Node, header, last_line, number
 
 EXPERTS = "experts/"
-"""How ids of what comes from demonstrations begin: `experts/pass/number/0`."""
+"""Prefix of ids that come from demonstrations: `experts/pass/number/0`."""
 
 Uses = Callable[[int, int | None], list[Node]]
-"""Number and pass (None: all) -> batches."""
+"""A function from a demonstration's number and a pass (None: all passes) to the batches that it was in."""
 
 
 def trace_demonstration(headers: Headers, text: str, uses: Uses, wanted: int | str, taken: int | None = None) -> Node:

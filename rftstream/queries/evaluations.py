@@ -1,4 +1,4 @@
-"""Results of evaluations, one below the other."""
+"""Formats results of evaluations as a table, one line for each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ FIRST = ("mean", "std", "pass@", "best@", "worst@", "metric/", "length_mean", "t
 
 
 def result_to_json(result: EvalResult) -> dict[str, Any]:
+    """Return a result as a dict for JSON."""
     return {
         "evaluation": result.evaluation,
         "version": result.name.version,
@@ -29,13 +30,13 @@ def result_to_json(result: EvalResult) -> dict[str, Any]:
 
 
 def results_to_text(results: Iterable[EvalResult]) -> str:
-    """A table: a line for each evaluation and version."""
+    """Return a table with a line for each evaluation and version."""
     ordered = sorted(results, key=lambda one: (one.evaluation, one.name.version, one.name.trainer_epoch))
     return table(("evaluation", "version"), [((one.evaluation, str(one.name.version)), one) for one in ordered])
 
 
 def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]) -> str:
-    """`rows`: what stands in the first columns, and the result."""
+    """Return a table of results. Each row gives the text of its first columns, and the result."""
     metrics = _metrics([result.metrics for _, result in rows])
     unscored = any(result.num_unscored for _, result in rows)
     lines: list[Sequence[object]] = [

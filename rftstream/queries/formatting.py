@@ -1,4 +1,4 @@
-"""Text for people: columns, times, sizes."""
+"""Formats text for people: columns, times, sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 
 def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = "") -> list[str]:
-    """Lines with aligned cells: the first `left` columns to the left, the others to the right. None is empty."""
+    """Return lines with aligned cells. The first `left` columns are aligned left, the others right. None is an empty
+    cell."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
     lines = []
@@ -22,7 +23,7 @@ def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = ""
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Short, and readable at any magnitude: 0.512, 12.340, 1,600, 3.1e-06."""
+    """Return a number as short text that is readable at any magnitude: 0.512, 12.340, 1,600, 3.1e-06."""
     if value is None:
         return "-"
     if not math.isfinite(value):
@@ -37,7 +38,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """12.3 MB, in powers of 1,000."""
+    """Return bytes as text like 12.3 MB, in powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 999.5:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -65,9 +66,10 @@ def duration(seconds: float, *, exact: bool = False) -> str:
 
 
 def moment(timestamp_s: float) -> str:
-    """Local date and time."""
+    """Return the local date and time of a timestamp in seconds."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp_s))
 
 
 def plural(count: int, noun: str) -> str:
+    """Return the count with the noun, which gets an s unless the count is 1."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

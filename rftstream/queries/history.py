@@ -1,4 +1,5 @@
-"""A run as its trainer and evaluator recorded it: steps and evaluations in force, and where trainers started anew."""
+"""Reads a run as its trainer and evaluator recorded it: steps and evaluations in force, and where trainers started
+anew."""
 
 from __future__ import annotations
 
@@ -9,38 +10,43 @@ from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
 NUM_SMOOTHED = 10
-"""Steps of the mean beside the last reward."""
+"""How many steps the mean beside the last reward covers."""
 LEAST_PAUSE_S = 60.0
-"""Before a trainer that starts again in a live run."""
+"""Shortest time in seconds before a trainer's new start that counts as a pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
+    """The steps and evaluations in force. `read_history` makes it; plots and status read it."""
+
     steps: tuple[StepRecord, ...]
-    """In force, by version; without the records that say a trainer started."""
+    """Steps in force, by version, without the records that say that a trainer started."""
     resumes: tuple[StepRecord, ...]
-    """Where a trainer took over from an earlier one, in the order of the log."""
+    """Records of trainers that took over from an earlier one, in the order of the log."""
     evaluations: tuple[EvalResult, ...]
-    """Of versions in force, by version; the newest of each evaluation and version."""
+    """Results for versions in force, by version. Only the newest of each evaluation and version is kept."""
     current: StepRecord | None
-    """The record that says the version in force."""
+    """The newest record in force; None before the first."""
     pauses: tuple[tuple[float, float], ...] = ()
     """From when to when no trainer was at work, as far as its records tell: before a resume, for longer than between
     any two steps."""
 
     @property
     def version(self) -> int:
+        """Return the version in force; 0 before the first record."""
         return 0 if self.current is None else self.current.name.version
 
     def at_work_s(self, at: float) -> float:
-        """A time of the clock without the pauses before it: differences are times of work."""
+        """Return a clock time without the pauses before it. Differences of such times are seconds of work."""
         return at - sum(min(at, end) - begin for begin, end in self.pauses if begin < at)
 
     def rewards(self) -> list[float]:
+        """Return the rewards of the steps that have one."""
         return [step.metrics["reward"] for step in self.steps if "reward" in step.metrics]
 
 
 def read_history(log: Log) -> History:
+    """Read the history of a run from its log."""
     lineage = Lineage()
     found: list[StepRecord] = []
     resumes: list[StepRecord] = []

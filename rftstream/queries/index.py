@@ -33,7 +33,7 @@ from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 
 FORMAT = 3
-"""Of the files and of what rows mean."""
+"""Version of the files' format and of the rows' meaning."""
 LOCK_WAIT_S = 60.0
 _CHUNK_BYTES = 1 << 24
 
@@ -46,7 +46,7 @@ class Index:
         self.notes: list[str] = []
 
     def table(self, log: Log, topic: str) -> TopicTable:
-        """The topic up to its end now; what is new is kept."""
+        """Return the topic's table up to its end now. New rows are kept in the index."""
         known = self.load(topic)
         try:
             table = read_table(log, topic, known)
@@ -60,7 +60,7 @@ class Index:
         return table_kept
 
     def load(self, topic: str) -> TopicTable:
-        """Empty where there is none, or none that can be used."""
+        """Return the table that was kept; an empty one if there is none that can be used."""
         try:
             text = self._json(topic).read_text(encoding="ascii")
         except FileNotFoundError:
@@ -88,7 +88,7 @@ class Index:
         )
 
     def _rows(self, topic: str, num_rows: int, crc32: int) -> RowArray | None:
-        """None if they are not those that were written."""
+        """Return the rows of a file, or None if they are not those that were written."""
         if num_rows == 0:
             return np.empty(0, ROW)
         rows = np.fromfile(self._file(topic), ROW, num_rows)
@@ -127,7 +127,8 @@ class Index:
 
 
 def read_kept_table(log: Log, topic: str, index: Index | None) -> TopicTable:
-    """A topic up to its end now. Of a compacted one nothing is kept: what was compacted away counts no more."""
+    """Return a topic's table up to its end now. A compacted topic is read anew, since what was compacted away counts no
+    more."""
     if index is not None and not TOPICS[topic].compacted:
         return index.table(log, topic)
     return read_table(log, topic)
@@ -135,9 +136,9 @@ def read_kept_table(log: Log, topic: str, index: Index | None) -> TopicTable:
 
 @contextlib.contextmanager
 def opened_index(run: OpenRun, *, looking: bool = False) -> Iterator[Index | None]:
-    """The index of a run under its lock; None where there can be none.
+    """Open the index of a run under its lock; give None if there can be none.
 
-    `looking`: only to read what is there; None if somebody is writing."""
+    With `looking` the index is only read; give None if somebody is writing."""
     manifest = read_control(run.transport).manifest
     if manifest is None:  # the feeder has not begun: there is nothing to be counted
         yield None
@@ -162,20 +163,23 @@ def opened_index(run: OpenRun, *, looking: bool = False) -> Iterator[Index | Non
 
 
 class Unusable(Index):
-    """Keeps nothing; it only says why."""
+    """An index that keeps nothing and only says why."""
 
     def __init__(self, index: Index) -> None:
         super().__init__(index.folder, "")
         self.notes = index.notes
 
     def table(self, log: Log, topic: str) -> TopicTable:
+        """Read the topic's table from the log."""
         return read_table(log, topic)
 
     def load(self, topic: str) -> TopicTable:
+        """Return an empty table."""
         return TopicTable()
 
 
 def folder_of(run: OpenRun) -> Path:
+    """Return the folder of a run's index: in the run folder, or in the user's cache if there is no run folder here."""
     if run.folder.exists():
         return run.folder.index
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

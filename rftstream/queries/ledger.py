@@ -128,6 +128,7 @@ class Shares:
 
 
 def shares_of(table: TopicTable) -> Shares:
+    """Return what batches hold, from the table of `batches`."""
     kind = table.rows["kind"]
     manifests = table.rows[kind == MANIFEST]
     places = zip(manifests["share"].tolist(), manifests["number"].tolist(), strict=True)
@@ -250,26 +251,27 @@ def _fates(rows: RowArray, version: int) -> Fates:
 
 
 def repeated(keys: Digests) -> Digests:
-    """What is too much: keys that occur n times, n - 1 times."""
+    """Return the keys that are too many: a key that occurs n times is returned n - 1 times."""
     ordered = np.sort(keys)
     too_many: Digests = ordered[1:][ordered[1:] == ordered[:-1]]
     return too_many
 
 
 def in_batch(rollouts: Digests, batches: Numbers) -> Digests:
-    """Digests of (rollout, batch sequence)."""
+    """Return digests of (rollout, batch sequence)."""
     return rollouts + batches.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def missing(digests: Digests, known: Digests) -> Digests:
-    """Those that are not known, each once."""
+    """Return the digests that are not known, each once."""
     unique = distinct(digests)
     found: Digests = unique[~isin(unique, known)]
     return found
 
 
 def distinct(values: Digests) -> Digests:
-    """As np.unique, which counts by a hash table: a hundred times slower than sorting [measured, numpy 2.3]."""
+    """Return each value once, sorted. np.unique counts by a hash table and is a hundred times slower [measured, numpy
+    2.3]."""
     ordered = np.sort(values)
     keep = np.ones(len(ordered), np.bool_)
     keep[1:] = ordered[1:] != ordered[:-1]
@@ -278,7 +280,7 @@ def distinct(values: Digests) -> Digests:
 
 
 def isin(values: Digests, known: Digests) -> Flags:
-    """As np.isin, by sorting."""
+    """Return what np.isin does, computed by sorting."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
     ordered = np.sort(known)

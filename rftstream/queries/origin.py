@@ -15,6 +15,8 @@ from rftstream.service.control_view import read_control
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
+    """Where the records of a run come from. `origin_of` makes it."""
+
     run: str
     """Folder of the other run."""
     versions: tuple[int, int] | None
@@ -24,20 +26,23 @@ class Origin:
 
     @property
     def name(self) -> str:
+        """Return the name of the other run."""
         return Path(self.run).name
 
     @property
     def how(self) -> str:
+        """Return how its records are used here, in words."""
         if self.versions is None:
             return "its rollouts, scored again"
         return f"its batches from version {self.versions[0]} to {self.versions[1]}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the origin as a dict for JSON."""
         return asdict(self)
 
 
 def origin_of(config: RunConfig, manifest: RunManifest | None) -> Origin | None:
-    """None for a run that has sampled its rollouts itself."""
+    """Return where the run's records come from; None if the run has sampled its rollouts itself."""
     if config.run.imported_from is None:
         return None
     return Origin(

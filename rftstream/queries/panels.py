@@ -26,7 +26,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK = "#333333"
 
 MAX_LINES = 6
-"""Of one panel, the first ones; how many more there are is said."""
+"""How many lines a panel shows. The number of further lines is said."""
 
 TIME_UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (4 * 86400.0, 3600.0, "h"), (math.inf, 86400.0, "days"))
 """Up to so many seconds -> seconds per unit, its name."""
@@ -50,6 +50,8 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
+    """A line of a panel, with its values and how it is drawn."""
+
     x: Floats
     y: Floats
     label: str
@@ -67,6 +69,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
+    """A picture in a plot: a title and lines over an axis. `panels` makes it."""
+
     title: str
     unit: str
     lines: Sequence[Line]
@@ -74,13 +78,14 @@ class Panel:
     from_zero: bool = False
     log_if_wide: bool = False
     empty: str = "not recorded"
-    """Said where there is no line."""
+    """The text that is shown if there is no line."""
     optional: bool = False
-    """Left out where there is no line."""
+    """Whether the panel is left out if there is no line."""
     marks_skipped: bool = False
 
 
 def over_steps(history: History) -> Axis:
+    """Return the axis of versions."""
     return Axis(
         file="by_step.png",
         label="version (trained batches)",
@@ -93,8 +98,8 @@ def over_steps(history: History) -> Axis:
 
 
 def over_time(history: History) -> Axis:
-    """Time runs from the first record on, and stands still in pauses. An evaluation stands where its version was
-    made."""
+    """Return the axis of time. Time begins at the first record and stands still in pauses. An evaluation stands where
+    its version was made."""
 
     def at_work(steps: Iterable[StepRecord]) -> Floats:
         return _floats(history.at_work_s(step.recorded_at) for step in steps)
@@ -126,14 +131,14 @@ def _ends_of_stages(history: History) -> Iterator[StepRecord]:
 
 
 def metric(history: History, axis: Axis, name: str, label: str, *, scale: float = 1.0, **style: Any) -> list[Line]:
-    """The line of a metric, or none if no step has it."""
+    """Return the line of a metric, or none if no step has it."""
     values = _floats(step.metrics.get(name, math.nan) for step in history.steps) * scale
     there = np.isfinite(values)
     return [Line(x=axis.steps[there], y=values[there], label=label, **style)] if there.any() else []
 
 
 def rates(history: History, axis: Axis, name: str, fallback: str, label: str, **style: Any) -> list[Line]:
-    """A recorded rate, or what a step counted over the time that it took."""
+    """Return the line of a recorded rate, or of what each step counted divided by the seconds that it took."""
     if lines := metric(history, axis, name, label, **style):
         return lines
 
@@ -147,7 +152,7 @@ def rates(history: History, axis: Axis, name: str, fallback: str, label: str, **
 
 
 def per_taskset(history: History, axis: Axis) -> list[Line]:
-    """One line for each taskset if there are several."""
+    """Return a line for each taskset if there are several."""
     names = sorted({name for step in history.steps for name in step.metrics if name.startswith("reward/")})
     if len(names) < 2:
         return []
@@ -226,19 +231,19 @@ def by_prefix(history: History, axis: Axis, prefix: str, *, deep: bool = False) 
 
 
 def parts(history: History, axis: Axis) -> list[Line]:
-    """Of the reward, by taskset where there are several; none where the only one is the reward itself."""
+    """Return the parts of the reward, by taskset if there are several; none if the only part is the reward itself."""
     lines = by_prefix(history, axis, "part", deep=True) or by_prefix(history, axis, "part")
     return lines if len(lines) > 1 else []
 
 
 def spread(history: History, axis: Axis) -> list[Line]:
-    """Standard deviation of the rewards, of all and by taskset."""
+    """Return the standard deviation of the rewards, of all and by taskset."""
     tasksets = by_prefix(history, axis, "reward_std")
     return [*metric(history, axis, "reward_std", "all" if tasksets else "", color=INK if tasksets else None), *tasksets]
 
 
 def panels(history: History, axis: Axis) -> list[Panel]:
-    """In the order in which they stand, the first one wider."""
+    """Return the panels in the order in which they are shown. The first one is wider."""
 
     def of(name: str, label: str, **style: Any) -> list[Line]:
         return metric(history, axis, name, label, **style)

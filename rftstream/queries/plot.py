@@ -36,7 +36,7 @@ DPI = 110
 
 
 def plot(history: History, *, run: str, folder: Path) -> list[Path]:
-    """Writes by_step.png and by_time.png into the folder."""
+    """Write by_step.png and by_time.png into the folder."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def plot(history: History, *, run: str, folder: Path) -> list[Path]:
 
 
 def write_events(history: History, folder: Path) -> Path:
-    """The same for TensorBoard: event files in the folder."""
+    """Write the history as TensorBoard event files into the folder."""
     from rftstream.trackers.tensorboard import TensorBoard
 
     tracker = TensorBoard(folder)
@@ -72,7 +72,7 @@ def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) ->
 
 
 def window(num_values: int) -> int:
-    """Width of the running mean: none for a handful, 4 % of a long run."""
+    """Return the width of the running mean: 1 for a handful of values, 4 % of a long run."""
     return 1 if num_values < 12 else max(5, num_values // 25)
 
 
@@ -97,6 +97,7 @@ def goes_wide(values: Floats) -> bool:
 
 
 def subtitle(history: History) -> str:
+    """Return the run's main numbers in a line."""
     facts = [plural(len(history.steps), "step")]
     if rewards := history.rewards():
         tenth = max(1, len(rewards) // 10)
@@ -114,6 +115,7 @@ def subtitle(history: History) -> str:
 
 
 def skipped_text(count: int) -> str:
+    """Return how many batches were skipped, in words."""
     return f"{count:,} batch{'' if count == 1 else 'es'} skipped (not finite)"
 
 
@@ -210,7 +212,7 @@ def _legend(ax: Any, handles: Sequence[Any]) -> None:
 
 
 def shorten(label: str, length: int) -> str:
-    """Of what is too long the middle is left out: names that differ often do so at an end."""
+    """Cut the middle out of a label that is too long, since names that differ often do so at an end."""
     if len(label) <= length:
         return label
     end = (length - 1) // 2

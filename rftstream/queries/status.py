@@ -38,6 +38,8 @@ ERROR_WIDTH = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
+    """How a run is doing. `read_status` makes it; `rftstream status` prints it."""
+
     run: str
     folder: str
     state: str
@@ -45,7 +47,7 @@ class Status:
     live: bool
     """Whether a `run` or `resume` supervises it here."""
     stopped: Ending | None
-    """What ended the last one that did, of a run that is neither live nor finished."""
+    """What ended the newest session, if the run is neither live nor finished."""
     origin: Origin | None
     """Where its rollouts come from, if it has not sampled them itself."""
     control: ControlView
@@ -61,7 +63,7 @@ class Status:
     """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
-    """What most of them died of."""
+    """The errors that most dead letters died of."""
     disk_bytes: Mapping[str, int]
     workers: tuple[WorkerStatus, ...]
     no_signal: NoSignal | None
@@ -70,14 +72,16 @@ class Status:
     """What does not go on, of a run that should."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the status as a dict for JSON."""
         return _json(self)
 
     def to_text(self, now: float | None = None) -> str:
+        """Return the status as text for people. `now` is a time in seconds, by default this machine's."""
         return "\n".join(_text(self, time.time() if now is None else now))
 
 
 def read_status(run: OpenRun, now: float | None = None) -> Status:
-    """`now`: by the clock of who writes the log; default: this machine's."""
+    """Read how a run is doing. `now` is the time by the clock of the log's writers, by default this machine's."""
     log = Log(run.transport)
     control = read_control(run.transport)
     live = run.folder.is_live()
@@ -134,6 +138,7 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
 
 
 def state_of(control: ControlView, live: bool) -> str:
+    """Return running, paused, draining, finished, or stopped."""
     if control.finished is not None:
         return "finished"
     desired = DesiredState.running if control.state is None else control.state.state
@@ -141,12 +146,12 @@ def state_of(control: ControlView, live: bool) -> str:
 
 
 def ending_of(control: ControlView, folder: RunFolder, live: bool) -> Ending | None:
-    """None of a run that is live or finished, and where nobody has begun it here."""
+    """Return what ended the newest session; None if the run is live or finished, or no session was begun here."""
     return None if live or control.finished is not None else read_ending(folder)
 
 
 def disk_bytes(folder: RunFolder) -> dict[str, int]:
-    """What is below the run folder, by its first folder; links are not followed."""
+    """Return the bytes in each folder of the run folder. Links are not followed."""
     found: Counter[str] = Counter()
     for base, _, files in os.walk(folder.path):  # passes over folders that are deleted meanwhile
         parts = Path(base).relative_to(folder.path).parts

@@ -1,4 +1,4 @@
-"""What of a run's weights is there: `rftstream weights list` and `verify`."""
+"""Lists the versions of a run's weights and their state: `rftstream weights list` and `verify`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionLine:
+    """A version in force and the state of its weights. `list_versions` makes it."""
+
     version: int
     trainer_epoch: int
     kind: str
-    """anchor, or delta."""
+    """"anchor" or "delta"."""
     state: str
-    """kept; deleted, as the run said; or missing: it should be there, or something that it is made from."""
+    """"kept", "deleted" (the run gave it up), or "missing": the object, or one that it is made from, should be
+    there."""
     num_bytes: int
-    """Of the snapshot, or of the delta that it is."""
+    """Bytes of the snapshot, or of the delta."""
     delta_bytes: int | None
-    """Of the delta that takes its parent to it, if there is one."""
+    """Bytes of the delta from the version's parent; None if there is no delta."""
     parent: int | None
     announced_at: float
     object: str
 
 
 def list_versions(published: Published) -> list[VersionLine]:
-    """Those in force, oldest first."""
+    """Return the versions in force, oldest first."""
     available = {one.name for one in published.follower.available()}
     return [
         _line(one, "kept" if one.name in available else "deleted" if one.name in published.gone else "missing")
@@ -41,10 +44,12 @@ def list_versions(published: Published) -> list[VersionLine]:
 
 
 def line_to_json(line: VersionLine) -> dict[str, Any]:
+    """Return a line as a dict for JSON."""
     return asdict(line)
 
 
 def lines_to_table(lines: Sequence[VersionLine], title: str) -> Table:
+    """Return the lines as a table for a terminal."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")

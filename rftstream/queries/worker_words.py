@@ -1,4 +1,4 @@
-"""What a worker says of itself on /health, in words: what it is doing, with what, and since when not."""
+"""Puts a worker's answer on /health into words: what the worker is doing, with what, and since when it does nothing."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ NOT_USUAL: dict[str, Word] = {
     "experts_dead": _of("demonstration", " of no use"),
     "failures_in_a_row": lambda count: f"{plural(count, 'failure')} in a row",
 }
-"""Likewise, left out where it is 0."""
+"""Field -> what is said of its value. A field that is 0 is left out."""
 
 SHOWN_ELSEWHERE = {"ok", "silent_s", "role", "process", "epoch", "state", "last_progress_at"}
 
 QUIET_S = 30.0
-"""A worker that did nothing for so long is said to have done nothing."""
+"""Seconds without progress after which a worker is said to have done nothing."""
 
 
 def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:
-    """Whether it is alive and at work, and what it has in hand. None: nobody answered."""
+    """Return whether a worker is alive and at work, and what it has in hand. `health` is None if nobody answered."""
     if health is None:
         return "does not answer"
     state = health.get("state")

@@ -1,4 +1,4 @@
-"""The workers of a run on this machine, as they say of themselves on `/health`."""
+"""Asks the workers of a run on this machine for their state, on `/health`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from rftstream.runs.folder import RunFolder
 
 HEALTH_TIMEOUT_S = 0.5
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Past any proxy: what is asked is on this machine."""
+"""Opens URLs without a proxy, since the workers are on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
+    """A worker's answer. `ask_workers` makes it."""
+
     process: str
     port: int
     health: Mapping[str, Any] | None
-    """What /health says; None when nobody answers."""
+    """What /health says; None if nobody answers."""
 
 
 def ask_workers(folder: RunFolder) -> tuple[WorkerStatus, ...]:
-    """Ask all workers of the run that have a port on this machine; takes no longer than one that does not answer."""
+    """Ask all workers of the run that have a port on this machine, all at once. The call waits for the slowest
+    answer."""
     files = sorted(folder.logs.glob("*.port")) if folder.logs.is_dir() else []
     if not files:
         return ()

@@ -1,1 +1,2 @@
-"""Training what a run recorded again: to see that it gives the same weights (`again`), or what else it gives."""
+"""Trains recorded batches again: to see that they give the same weights (`again`), or what else they give
+(`branch`)."""

@@ -1,4 +1,4 @@
-"""Trains the recorded batches again and compares what comes out with what was recorded. Writes nothing."""
+"""Train the recorded batches again and compare the results with what was recorded. Nothing is written to the run."""
 
 from __future__ import annotations
 
@@ -29,64 +29,82 @@ from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.snapshot import state_digest
 
 Report = Callable[[int, int, int], None]
-"""Told after each batch: the version it made, the last one to come, how many versions differ so far."""
+"""A function that is called after each batch with the version that the batch made, the last version to come, and how
+many versions differ so far."""
 
 NUM_KEPT = 100
-"""Differences that are told one by one; beyond, only the versions are counted."""
+"""How many differences a report holds. Of further ones only the versions are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
+    """One value that the replay computed differently from what was recorded. `replay` collects them in a
+    `ReplayReport`."""
+
     version: int
     batch: int | None
     """The batch that makes the version; None for the state that the replay starts from."""
     what: str
-    """weights, metric NAME, skipped, batch, or record."""
+    """"weights", "metric NAME", "skipped", "batch", or "record"."""
     recorded: str
     replayed: str
 
     def to_text(self) -> str:
+        """Return the difference as one line."""
         where = f"version {self.version}" + (f" (batch {self.batch})" if self.batch is not None else "")
         return f"{where}: {self.what}: recorded {self.recorded}, replayed {self.replayed}"
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
+    """What a replay found. `replay` makes it, fills it batch by batch through `differs`, and returns it to the
+    command."""
+
     run: str
     first: int
-    """Of the versions that were asked for."""
+    """The first version that was asked for."""
     last: int
+    """The last version that was asked for."""
     start: int
-    """The version that it began with, at most `first`."""
+    """The version that the replay began with, at most `first`."""
     checkpoint: str | None
-    """Trainer epoch and version of the checkpoint it began with; None: with the model."""
+    """Trainer epoch and version of the checkpoint that the replay began with, as "epoch/version"; None if it began with
+    the model."""
     num_batches: int = 0
+    """Batches that were trained again."""
     num_digests: int = 0
-    """Recorded digests that were compared."""
+    """Recorded digests of weights that were compared."""
     num_metrics: int = 0
+    """Recorded metrics that were compared."""
     differences: list[Difference] = field(default_factory=list)
-    """The first of them, in order of versions."""
+    """The first `NUM_KEPT` differences, in order of versions."""
     different_versions: set[int] = field(default_factory=set)
+    """All versions that differ."""
     complete: bool = True
-    """False when a batch could not be read, so that the rest was not trained."""
+    """False when a batch could not be read. The versions after it were not trained then."""
     not_promised: list[str] = field(default_factory=list)
-    """Why equality bit for bit is not to be expected here."""
+    """Reasons why equality bit for bit cannot be expected on this machine."""
     wall_s: float = 0.0
+    """Seconds that the replay took."""
 
     @property
     def equal(self) -> bool:
+        """Return whether all that was compared is equal bit for bit."""
         return not self.different_versions
 
     def differs(self, difference: Difference) -> None:
+        """Note a difference."""
         self.different_versions.add(difference.version)
         if len(self.differences) < NUM_KEPT:
             self.differences.append(difference)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as a dict for JSON, with the number of different versions in place of their list."""
         values = {name: value for name, value in asdict(self).items() if name != "different_versions"}
         return {**values, "num_different_versions": len(self.different_versions), "equal": self.equal}
 
     def to_text(self) -> str:
+        """Return the report as lines for people."""
         origin = f"checkpoint {self.checkpoint}" if self.checkpoint else "the model"
         trained = f"{self.num_batches:,} batches from version {self.start} ({origin})"
         lines = [f"{self.run}: trained {trained} again in {self.wall_s:.1f} s"]
@@ -114,7 +132,7 @@ def replay(
     device: str | None = None,
     report: Report = lambda version, last, different: None,
 ) -> ReplayReport:
-    """Versions `first` to `last` (default: the newest), from the checkpoint at or before `first`.
+    """Train versions `first` to `last` (default: the newest) again, from the newest checkpoint at or before `first`.
 
     ConfigError if there are no such versions, or nothing to begin with."""
     recorded = read_recorded(Log(run.transport))
@@ -123,12 +141,14 @@ def replay(
 
 
 def save_state(run: OpenRun, recorded: Recorded, version: int, folder: Path, report: Report) -> ReplayReport:
-    """What a checkpoint of the version holds, by training again from the one at or before it."""
+    """Put into `folder` what a checkpoint of the version holds, by training again from the checkpoint at or before
+    it."""
     return _train_again(run, recorded, version, version, None, report, save=folder)
 
 
 def check_versions(run_id: str, recorded: Recorded, first: int, last: int | None) -> int:
-    """The last version that was asked for. ConfigError if there are no such versions."""
+    """Return the last version that was asked for, the newest if `last` is None. ConfigError if there are no such
+    versions."""
     last = recorded.version if last is None else last
     if not recorded.anchors:
         raise ConfigError(f"{run_id}: no trainer has recorded anything yet, expected steps; wait for the first")
@@ -171,7 +191,8 @@ def _train_again(
 
 
 class _Again:
-    """One backend at a time, as the trainer of each version had it."""
+    """Trains recorded batches with one backend at a time, under the settings that the trainer of each version had.
+    `_train_again` makes it and calls `begin`, `go_on`, `why_not_equal`, perhaps `save`, and `close`, in this order."""
 
     def __init__(self, run: OpenRun, recorded: Recorded, device: str | None) -> None:
         self._run = run
@@ -184,7 +205,9 @@ class _Again:
         self._here: dict[str, str] = {}
 
     def begin(self, first: int) -> tuple[TrainerProgress, VersionName | None]:
-        """Opens the backend with the newest good checkpoint in force at or before `first`."""
+        """Open the backend with the newest good checkpoint in force at or before `first`, or with the model if there is
+        none. Return the state that training goes on from, and the name of the checkpoint. ConfigError if batches that
+        are needed were deleted."""
         checkpoints = CheckpointStore(self._run.store())
         begins = [offset for _, offset in sorted(self._run.transport.admin.begin_offsets("batches").items())]
 
@@ -206,7 +229,7 @@ class _Again:
         return TrainerProgress.from_state(state), name
 
     def _earliest(self, checkpoints: CheckpointStore, begins: list[int], first: int) -> str:
-        """What to say when the batches after the start are not there any more."""
+        """Return the text of the error for a start whose batches are deleted."""
         versions = []
         for name in checkpoints.names():
             if self._recorded.in_force(name):
@@ -222,7 +245,7 @@ class _Again:
         )
 
     def go_on(self, progress: TrainerProgress, found: ReplayReport, report: Report) -> None:
-        """Trains up to the last version, comparing each."""
+        """Train up to the last version and compare each version with its record."""
         self._compare_weights(progress.version, None, found)
         batches = RecordedBatches(self._run.transport, progress.positions, progress.version)
         try:
@@ -244,6 +267,7 @@ class _Again:
             batches.close()
 
     def save(self, folder: Path) -> None:
+        """Write the backend's state into `folder`, as a checkpoint has it."""
         assert self._training is not None
         self._training.backend.save(folder)
 
@@ -280,7 +304,8 @@ class _Again:
         self._compare_weights(version, batch.sequence, found)
 
     def _update(self, training: Training, batch: Batch, lr: float, *, skip: bool) -> tuple[Update, dict[str, float]]:
-        """A batch that was skipped leaves the weights alone, whatever it gives now."""
+        """Train a batch. With `skip` (the recorded step skipped the batch) the weights stay as they are, whatever the
+        update gives now."""
         if not skip:
             return training.update(batch, lr)
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
@@ -304,7 +329,7 @@ class _Again:
                 )
 
     def _compare_metrics(self, record: StepRecord, values: Mapping[str, float], found: ReplayReport) -> None:
-        """Those that do not depend on the clock."""
+        """Compare the metrics that both steps have. `training.update` gives none that depends on the clock."""
         for name in sorted(record.metrics.keys() & values.keys()):
             recorded, replayed = record.metrics[name], values[name]
             found.num_metrics += 1
@@ -322,7 +347,7 @@ class _Again:
     # ------------------------------------------------------------------------------------------ the parts
 
     def _use(self, version: int) -> None:
-        """Trains on by the settings of the trainer that made the version."""
+        """Make sure that the backend works by the settings of the trainer that made the version."""
         anchor = self._recorded.anchors.get(self._recorded.epoch_of(version))
         config = settings_of(anchor, self._run.config)
         said = anchor.computed_with if anchor is not None else {}
@@ -338,7 +363,7 @@ class _Again:
         )
         old, self._training = self._training, _as_recorded(build_training(config, spec), said)
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
-            if old is not None:  # what a resumed trainer gets from its checkpoint
+            if old is not None:  # a resumed trainer gets this state from its checkpoint
                 old.backend.save(Path(scratch))
                 old.backend.close()
             self._training.backend.open()
@@ -347,17 +372,19 @@ class _Again:
         self._here = computed_with(device, settings.threads)
 
     def why_not_equal(self) -> list[str]:
-        # threads are used as they were recorded, so those of the last trainer say nothing of the others
+        # the replay uses the recorded numbers of threads, so the last trainer's number says nothing of the others
+        """Return the reasons why equality bit for bit cannot be expected on this machine; none if it can."""
         here = {name: value for name, value in self._here.items() if name != "threads"}
         return why_not_equal(list(self._said.values()), here)
 
     def close(self) -> None:
+        """Close the backend, if one is open."""
         if self._training is not None:
             self._training.backend.close()
 
 
 def _as_recorded(training: Training, said: Mapping[str, str]) -> Training:
-    """Mini-batches are cut as the trainer cut them that said this of itself."""
+    """Return the training with mini-batches cut as by the trainer that recorded `said`."""
     return replace(training, stratified=formulas_of(said) != "1")
 
 
@@ -366,7 +393,8 @@ def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:
 
 
 def _trains_alike(one: RunConfig, other: RunConfig) -> bool:
-    """Whether a backend and an algorithm built by one serve for the other; rates and rhythms are read anew anyway."""
+    """Return whether a backend and an algorithm that were built by one config serve for the other, too. Rates and
+    rhythms do not matter: they are read anew for each batch."""
     return (one.trainer, one.stages, one.algorithms, one.backends, one.algorithms_named()) == (
         other.trainer,
         other.stages,

@@ -1,11 +1,10 @@
-"""The log of a run that trains another one's batches: all that belongs to the groups of these batches, and no more.
+"""Builds the log of a run that trains another run's batches: everything that belongs to the groups of these batches.
 
-A branch: up to the version that it begins with it has the history of the other run, batches and steps, and that
-version's state as a checkpoint; what was recorded from there on lies on `batches` to be trained. Versions keep their
-numbers, and its trainers have higher epochs than those of the other run, so that a version's full name is of one of
-them. All laws hold here as they stand: each group was admitted, has one record on each topic for each rollout, and was
-put into a batch.
-"""
+The new run is a branch. Up to the version that it begins with, it has the batches and steps of the other run, and that
+version's state as a checkpoint. The batches after that version lie on `batches` and wait to be trained. Versions keep
+their numbers. The branch's trainers have higher epochs than those of the other run, so a version's full name belongs to
+one of the two runs. All laws hold in the branch: each group was admitted, has one record on each topic for each
+rollout, and was put into a batch."""
 
 from __future__ import annotations
 
@@ -45,31 +44,33 @@ from rftstream.weights.checkpoints import CheckpointStore
 
 FLOW = ("tasks", "rollouts", "verified", "outcomes")
 Fill = Callable[[Path], None]
-"""Puts the files of a checkpoint into a folder."""
+"""A function that puts the files of a checkpoint into a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is trained, and what comes along with it."""
+    """Which batches a branch trains, and what is copied with them. `measure` makes it, before a `BatchImport`
+    copies."""
 
     first: int
-    """Version that it begins with."""
+    """The version that the branch begins with."""
     last: int
-    """Version that the last of the batches makes."""
+    """The version that the last of the batches makes."""
     groups: frozenset[str]
-    """Of batches 0 to `last` - 1."""
+    """Ids of the groups in batches 0 to `last` - 1."""
     num_rollouts: int
-    """In the batches that are trained."""
+    """Rollouts in the batches that are trained."""
     num_groups: int
-    """In the batches that are trained."""
+    """Groups in the batches that are trained."""
     rewards: tuple[float, ...]
-    """Means of the batches before them, as their manifests say."""
+    """Mean reward of each batch before version `first`, as its manifest says. Batches without a reward are left out."""
     foreign: frozenset[tuple[TopicPartition, int]] = frozenset()
-    """Places and offsets of records of `batches` that are no part of any of them."""
+    """Places and offsets of records on `batches` that belong to none of the batches."""
 
 
 def measure(transport: Transport, first: int, last: int) -> Extent:
-    """Reads all batches up to the last. ConfigError if one cannot be read, or is not what its manifest says."""
+    """Read all batches up to version `last` and return what a branch from version `first` holds. ConfigError if a batch
+    cannot be read or is not what its manifest says, or if records of `batches` were deleted."""
     begins = [offset for _, offset in sorted(transport.admin.begin_offsets("batches").items())]
     if any(begins):
         raise ConfigError("batches: the log was trimmed by retention, expected it whole: a run of its own has its past")
@@ -97,6 +98,9 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
 
 
 class BatchImport(Import):
+    """The import that makes a branch. The caller makes it with what `measure` found and calls `run`, which calls
+    `bounds` and `copy`."""
+
     def __init__(
         self,
         source: Transport,
@@ -110,7 +114,8 @@ class BatchImport(Import):
         fill: Fill,
         rewards_kept: int,
     ) -> None:
-        """`fill` saves the state of the first version; `rewards_kept`: of so many steps the trainer remembers them."""
+        """`fill` saves the state of the first version. `rewards_kept` is how many rewards of recent steps the trainer
+        remembers."""
         super().__init__(source, target, run_id, say)
         self._extent = extent
         self._recorded = recorded
@@ -119,6 +124,8 @@ class BatchImport(Import):
         self._rewards_kept = rewards_kept
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
+        """Return from where to where each partition of the source is copied. ConfigError if records of it were
+        deleted."""
         self.check_whole(*FLOW, "batches", "steps")
         topics = ("experts", *FLOW, *(("steps",) if self._extent.first else ()))
         found = {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
@@ -126,6 +133,8 @@ class BatchImport(Import):
         return found | {place: (0, end) for place, end in zip(sorted(self._from.ends("batches")), ends, strict=True)}
 
     def copy(self) -> None:
+        """Copy the records, decide what is undecided, and write the checkpoint, the claims and `end`. What is there is
+        kept."""
         self.copy_topic("experts", self.as_it_is)
         for topic in FLOW:
             self.copy_topic(topic, self._of_the_groups)
@@ -146,7 +155,7 @@ class BatchImport(Import):
         return self.as_it_is(record) if group is not None and group.decode() in self._extent.groups else None
 
     def _of_the_batches(self, record: Record) -> NewRecord | None:
-        """The last of them says that it is the last."""
+        """Return the record of a batch that is trained. The manifests of the last batch are marked as last."""
         sequence = int(record.header("batch_sequence") or -1)
         if not 0 <= sequence < self._extent.last or (record.place, record.offset) in self._extent.foreign:
             return None
@@ -161,10 +170,11 @@ class BatchImport(Import):
         return codec.to_record(manifest, "batches", record.partition, run=self._run_id, writer_epoch=_epoch(record))
 
     def _step(self, record: Record, positions: list[tuple[int, ...]]) -> NewRecord | None:
-        """The history in force up to the first version. Its objects stay where they are."""
+        """Return the record of a step in force up to the first version. The objects that it names stay where they
+        are."""
         try:
             step = self._from.rule.decode(record)
-        except ContractError:  # nothing that anybody counts
+        except ContractError:  # nobody counts a record that cannot be decoded
             return None
         if not isinstance(step, StepRecord) or not self._is_past(step):
             return None
@@ -179,7 +189,7 @@ class BatchImport(Import):
         return known is not None and known.name == name and name.version <= self._extent.first
 
     def _positions(self) -> list[tuple[int, ...]]:
-        """Of this run's batches, per share: where each begins, and where the last one ends."""
+        """Return this run's offsets on each share of `batches`: the beginning, then the end of each batch."""
         shares: dict[TopicPartition, list[int]] = {
             place: [begin] for place, begin in self._target.admin.begin_offsets("batches").items()
         }
@@ -191,7 +201,7 @@ class BatchImport(Import):
     # ------------------------------------------------------------------------------------------ what was pending
 
     def _decide_the_rest(self) -> None:
-        """Siblings that were still on their way when their group had its outcome: they come too late here."""
+        """Give an outcome to siblings that were on their way when their group was decided: here they come too late."""
         late = self.commit_all(skipped_rollouts(self._into, self._run_id))
         self.commit_all(self._unscored())
         self.commit_all(self._late())
@@ -226,7 +236,7 @@ class BatchImport(Import):
         self._checkpoints.write(name, self._fill, self._progress(positions).to_state())
 
     def _progress(self, positions: tuple[int, ...]) -> TrainerProgress:
-        """What the trainer knew at the first version."""
+        """Return what the trainer knew at the first version."""
         steps = [step for version, step in sorted(self._recorded.steps.items()) if version <= self._extent.first]
         skips_in_a_row = next((n for n, step in enumerate(reversed(steps)) if not step.skipped), len(steps))
         return TrainerProgress(
@@ -240,8 +250,8 @@ class BatchImport(Import):
         )
 
     def _claim(self) -> None:
-        """The epochs under which the other run's records were written: they count here, and this run's trainers begin
-        above them."""
+        """Write claims for all epochs under which the other run's records were written. So these records count here,
+        and this run's trainers begin above them."""
         if TRAINER.name in read_control(self._target).claims:
             return
         buffer = read_control(self._source).claims.get(BUFFER.name)
@@ -263,7 +273,7 @@ class BatchImport(Import):
         )
 
     def _all_is_done(self) -> None:
-        """Nobody samples, scores or batches what is here."""
+        """Commit positions at the end of each topic, so that nobody samples, scores or batches what was copied."""
         self.pass_over(EXPLORER.name, "tasks")
         self.pass_over(VERIFIER.name, "rollouts")
         self.pass_over(BUFFER.name, "verified", f"{{end}} {self._extent.last} 1")
@@ -274,7 +284,8 @@ def _epoch(record: Record) -> int:
 
 
 def _verified(record: Record) -> VerifiedRollout:
-    """What a record of `rollouts` or `verified` is to the buffer; of a rollout, one that nobody has scored."""
+    """Return a record of `rollouts` or `verified` as the buffer sees it. A rollout becomes one that nobody has
+    scored."""
     ids = codec.ids_from_headers(record)
     assert ids is not None, "others were not copied"
     message: Message | None = None

@@ -1,4 +1,4 @@
-"""What a run says of its own training: the steps in force, and by which settings each of its trainers worked."""
+"""Reads what a run recorded of its own training: the steps in force, and the settings of each of its trainers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from rftstream.weights.lineage import Lineage
 
 @dataclass(slots=True)
 class Recorded:
-    """Of records in force; what a replaced trainer wrote does not count."""
+    """The records of a run's training that are in force; what a replaced trainer wrote is left out. `read_recorded`
+    makes it."""
 
     steps: dict[int, StepRecord] = field(default_factory=dict)
     """Version -> the step that made it."""
     anchors: dict[int, StepRecord] = field(default_factory=dict)
-    """Trainer epoch -> the record that it started with."""
+    """Trainer epoch -> the record that its trainer started with."""
     lineage: Lineage = field(default_factory=Lineage)
+    """The versions that the trainers started from. It says which names are in force."""
 
     @property
     def version(self) -> int:
-        """The newest in force."""
+        """Return the newest version in force; 0 before the first step."""
         return max(self.steps, default=0)
 
     def in_force(self, name: VersionName) -> bool:
-        """Whether a checkpoint of this version counts."""
+        """Return whether a checkpoint of this version counts."""
         step = self.steps.get(name.version)
         known = name.version == 0 or (step is not None and step.name == name) or self._starts_at(name)
         return known and self.lineage.in_force(name)
@@ -39,13 +41,14 @@ class Recorded:
         return anchor is not None and anchor.name == name
 
     def epoch_of(self, version: int) -> int:
-        """Of the trainer that made the version; of one that nothing was recorded of, the newest that may have."""
+        """Return the epoch of the trainer that made the version. If no step of the version is recorded, return the
+        newest epoch that began below it, or 0."""
         if version in self.steps:
             return self.steps[version].name.trainer_epoch
         return max((epoch for epoch, one in self.anchors.items() if one.name.version < version), default=0)
 
     def digests(self, version: int) -> list[tuple[VersionName, str]]:
-        """Of the weights, by every record in force that has one."""
+        """Return the digests of a version's weights, with the full name, from each record in force that has one."""
         found = [self.steps[version]] if version in self.steps else []
         found += [one for one in self.anchors.values() if one.name.version == version]
         return [
@@ -56,6 +59,7 @@ class Recorded:
 
 
 def read_recorded(log: Log) -> Recorded:
+    """Read `steps` and return the records in force."""
     recorded = Recorded()
     for _, message in log.in_force("steps"):
         if not isinstance(message, StepRecord) or not recorded.lineage.accepts(message.name.trainer_epoch):
@@ -71,7 +75,8 @@ def read_recorded(log: Log) -> Recorded:
 
 
 def settings_of(anchor: StepRecord | None, now: RunConfig) -> RunConfig:
-    """What a trainer worked by, with the paths of the run as it lies here; `now` where that was not recorded."""
+    """Return the settings that a trainer worked by, with the paths of the run as it lies here. Return `now` if they
+    were not recorded. ConfigError if this version of rftstream cannot read them."""
     if anchor is None or not anchor.config:
         return now
     try:

@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSegment:
-    """The tokens of a segment, as bytes, little-endian: few rewards look at them."""
+    """The tokens of a segment, as little-endian bytes. They become arrays on demand, since few rewards read them."""
 
     token_data: bytes
     """int32 [T]."""
     mask_data: bytes
-    """uint8 [T]: 1 where the policy sampled it."""
+    """uint8 [T]: 1 where the policy sampled the token."""
     logprob_data: bytes
     """float32 [T]: logprobs by the policy that sampled the tokens."""
 
     @property
     def token_ids(self) -> np.ndarray:
-        """The ids as an array, int32 [T]."""
+        """Return the ids as an array, int32 [T]."""
         import numpy as np
 
         return np.frombuffer(self.token_data, "<i4")
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """The loss mask as an array, a copy."""
+        """Return the loss mask as an array, uint8 [T]. It is a copy, which the caller may change."""
         import numpy as np
 
         return np.frombuffer(self.mask_data, "u1").copy()
 
     @property
     def behavior_logprobs(self) -> np.ndarray:
-        """The logprobs as an array, float32 [T]."""
+        """Return the logprobs as an array, float32 [T]."""
         import numpy as np
 
         return np.frombuffer(self.logprob_data, "<f4")
@@ -53,7 +53,7 @@ class TokenSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInput:
-    """What a reward sees of a rollout."""
+    """What a reward sees of a rollout. The verifier and the evaluator make it; a scorer hands it to the reward."""
 
     completion: str
     """The text of the last assistant turn."""
@@ -63,18 +63,18 @@ class RewardInput:
     messages: tuple[dict[str, Any], ...]
     """The whole conversation, problem and completion, as {role, content}."""
     info: Mapping[str, Any]
-    """What else the taskset had for the problem."""
+    """Further columns that the taskset has for the problem."""
     data_source: str
     num_tokens: int
     truncated: bool
     num_prompt_messages: int = 1
-    """How many of `messages` are the problem; the rest is what policy and environment said."""
+    """How many of `messages` are the problem; the others are what policy and environment said."""
     segments: tuple[TokenSegment, ...] = ()
     """Prompt and completion as the policy saw them."""
 
     @property
     def completion_ids(self) -> list[int]:
-        """The sampled tokens of all turns."""
+        """Return the sampled tokens of all turns."""
         return [int(one) for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0]]
 
 
@@ -103,43 +103,50 @@ def needed_answer(item: RewardInput, reward: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a reward makes of a rollout: the number that is trained on, its parts, and what was measured on the way."""
+    """The result of a reward for one rollout: the number to train on, its parts, and metrics."""
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     additions: Mapping[str, Array] = field(default_factory=dict)
-    """Finite arrays for the algorithm; with one element per token: of all segments, one after the other."""
+    """Finite arrays for the algorithm. An array with one element per token covers all segments in order."""
 
 
 class Reward(Protocol):
-    """Built as `Class(config: Class.Config)`; for a plain function a wrapper is made by `rewards.functions`.
+    """A function from a rollout to a score. `rewards.resolve` makes it as `Class(config: Class.Config)` in each child
+    of the scorer, which then calls it for each rollout. `rewards.functions` wraps a plain function as a Reward.
 
-    One that scores several rollouts at once has `batched = True` and, beside the call, `score_all(items)`, which
-    returns for each item a Score, a number, None where it does not apply, or the exception that says why there is
-    none. Costly preparation (a model) belongs into `open()`, which a scorer calls before the first item and
-    `rftstream check` does not. One that needs something of the problem has `check(item)`, which raises RewardError
-    where it is missing, whatever the completion will be; `rftstream check` calls it. With `takes_base = True` it is
-    built with `base=`, the folder of the run file, too."""
+    These members are optional:
+
+    batched = True    The reward scores several rollouts at once, by `score_all(items)`. For each item it returns a
+                      Score, a number, None where the reward does not apply, or the exception that says why not.
+    open()            Makes costly preparations, such as loading a model. A scorer calls it before the first item;
+                      `rftstream check` does not.
+    check(item)       Raises RewardError if the problem lacks what the reward needs, whatever the completion will be.
+                      `rftstream check` calls it.
+    takes_base = True The constructor also gets `base=`, the folder of the run file.
+    """
 
     version: str
-    """Changes whenever the same input could get another score."""
+    """Text that changes whenever the same input could get another score."""
 
-    def __call__(self, item: RewardInput) -> Score | float: ...
+    def __call__(self, item: RewardInput) -> Score | float:
+        """Return the score of a rollout. RewardError if it cannot be computed; any other exception counts as one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """A rollout to be scored. The verifier and the evaluator submit it to a scorer."""
+    """A rollout to score. The verifier and the evaluator submit it to a scorer."""
 
     request_id: str
     taskset: str
-    """Name of the taskset or evaluation whose reward is meant."""
+    """Name of the taskset, or `eval:` and the name of the evaluation, whose reward scores the rollout."""
     item: RewardInput
     rollout_id: str = ""
-    """Id of the rollout in the log; empty: its request_id."""
+    """Id of the rollout in the log. If empty, the request_id is used."""
     group_id: str = ""
-    """Group of the rollout: rollouts of one problem may hang together; empty: it is alone."""
+    """Group of the rollout. Rollouts of one problem may hang together. Empty: the rollout has no siblings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,17 +155,20 @@ class ScoreReply:
 
     request_id: str
     score: Score | None
-    """The score; None when it could not be computed, and then `reason` is timeout, error or missing_checker."""
+    """The score. None if it could not be computed; `reason` is then timeout, error or missing_checker."""
     scorer: str
     scorer_version: str
     reason: str | None = None
     detail: str = ""
     tries: int = 1
-    """How often it was tried; 0 if it was given up without a try, as all others hung."""
+    """How often the rollout was tried. 0 if it was given up without a try, since all others hung."""
 
 
 class Scorer(Protocol):
-    """Scores many requests at once, without blocking the loop that uses it."""
+    """Scores many requests at once, without blocking the loop that uses it.
+
+    The verifier and the evaluator submit requests, poll for replies in each step, and close the scorer at the end.
+    """
 
     def submit(self, request: ScoreRequest) -> None:
         """Take a request. The reply comes from a later `poll`."""
@@ -168,7 +178,7 @@ class Scorer(Protocol):
 
     @property
     def num_active(self) -> int:
-        """How many requests were submitted and have no reply yet."""
+        """Return how many requests were submitted and have no reply yet."""
 
     def close(self) -> None:
         """End all children. Requests without a reply get none."""

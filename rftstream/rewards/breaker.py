@@ -1,7 +1,7 @@
-"""A circuit breaker: notices across rollouts that a reward hangs, and that it comes back.
+"""A circuit breaker: it notices across rollouts that a reward hangs, and that the reward comes back.
 
-One rollout that hangs costs a time limit, and so does each of its tries. Where all of them hang nobody should wait for
-each of them; but a reward that hangs on one problem must cost the other problems nothing.
+A rollout that hangs costs a time limit, and so does each of its tries. When all rollouts hang, nobody should wait for
+each of them. A reward that hangs on one problem alone must cost the other problems nothing.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 HUNG_IN_A_ROW = 6
-"""Tries that have to hang one after the other before a breaker gives up ..."""
+"""Tries that must hang one after the other before a breaker gives up, if they are of GROUPS_IN_A_ROW groups."""
 GROUPS_IN_A_ROW = 3
-"""... if they were of so many groups: siblings share a problem, and hang together."""
+"""Groups that these tries must come from: siblings share a problem, and hang together."""
 HUNG_ANYHOW = 16
-"""Or so many tries one after the other, however few groups there are."""
+"""Tries that hang one after the other before a breaker gives up, however few groups they come from."""
 SLOW_SHARE = 0.5
-"""Of the time limit: an error that took so long is as bad as no result."""
+"""Share of the time limit. An error that took at least this share counts as a try that hung."""
 
 
 def is_slow(reason: str | None, seconds: float, slow_s: float) -> bool:
-    """Whether a try that gave no score is taken for one that hung."""
+    """Return whether a try without a score counts as one that hung. `seconds` is what it took, `slow_s` the limit."""
     return reason == "timeout" or (reason != "missing_checker" and seconds >= slow_s)
 
 
 class Tried(Protocol):
-    """What a breaker needs to know of a rollout."""
+    """What a breaker needs to know of a rollout. `queue.Pending` keeps it."""
 
     @property
     def number(self) -> int:
-        """The number that the queue gave to its request."""
+        """Return the number that the queue gave to the rollout's request."""
 
     @property
     def group_id(self) -> str:
-        """The group of the rollout; siblings share a problem."""
+        """Return the group of the rollout; siblings share a problem."""
 
 
 _Tried = TypeVar("_Tried", bound=Tried)
@@ -56,7 +56,7 @@ class Breaker:
         self.probe: int | None = None
         """Number of the rollout that is being tried, unless the breaker is closed."""
         self.num_hung = 0
-        """Tries that hung in a row; those that were under way together count as one."""
+        """Number of tries that hung in a row. Tries that were under way together count as one."""
         self.reason = ""
         self.detail = ""
         """Detail of the last try that hung."""
@@ -64,17 +64,17 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether everything may be tried."""
+        """Return whether everything may be tried."""
         return self.num_hung == 0
 
     @property
     def given_up(self) -> bool:
-        """Whether so many tries hung that nothing is tried twice."""
+        """Return whether so many tries hung that nothing is tried twice."""
         enough = self.num_hung >= HUNG_IN_A_ROW and len(self._groups) >= GROUPS_IN_A_ROW
         return enough or self.num_hung >= HUNG_ANYHOW
 
     def hung(self, tried: Sequence[Tried], reason: str, detail: str) -> None:
-        """Note that a try gave nothing. `tried`: the rollout, or those of a batch, of which any may be the cause."""
+        """Note that a try gave nothing. `tried` is the rollout, or a batch of which any rollout may be the cause."""
         probed = any(one.number == self.probe for one in tried)
         if self.closed or probed:
             self.num_hung += 1
@@ -85,16 +85,16 @@ class Breaker:
         self.reason, self.detail = reason, detail
 
     def came_back(self) -> None:
-        """Close: the reward gave a score, or an error in good time."""
+        """Close the breaker, since the reward gave a score, or an error in good time."""
         self.probe = None
         self.num_hung = 0
         self._groups.clear()
 
     def not_tried(self, number: int) -> None:
-        """Note that a rollout came back untried: what it was with took its process along."""
+        """Note that a rollout came back untried, since another one ended its process or gave nothing for long."""
         if number == self.probe:
             self.probe = None
 
     def choose(self, held: Sequence[_Tried]) -> _Tried:
-        """Return which of these to try next: the first one of a group that has not hung, else the first one."""
+        """Return the rollout to try next: the first of a group that has not hung, else the first of all."""
         return next((one for one in held if one.group_id not in self._groups), held[0])

@@ -1,6 +1,7 @@
-"""A child of the scorer: `python -m rftstream.rewards.child PARENT_PID PAGE_FD`. It may hang or die; nobody minds.
+"""A child of the scorer: `python -m rftstream.rewards.child PARENT_PID PAGE_FD`. It may hang or die without harm.
 
-Rewards run in its main thread. What they print goes to stderr, their stdin is empty, and when the parent dies they do.
+Rewards run in the child's main thread. What they print goes to stderr, and their stdin is empty. The child dies when
+its parent dies.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from rftstream.rewards.functions import BatchFailed
 
 READ_BYTES = 1 << 20
 FLUSH_S = 0.005
-"""Seconds for which results are kept back at most, to be sent together."""
+"""Most seconds that results are kept back, to be sent together."""
 MAX_DETAIL = 2000
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Score what comes in on stdin until it ends."""
+    """Score the items that come in on stdin, until stdin ends."""
     parent, page_fd = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
     requests, replies = _take_pipes()
@@ -60,8 +61,9 @@ def score_items(
 ) -> list[tuple[Score | None, str | None, str]]:
     """Return for each item a score, or the reason and the detail why there is none.
 
-    What fails as a whole is tried one by one, so that the bad one alone has no score. `begin` is told before each try
-    with which item it begins and how many it takes."""
+    If a batch fails as a whole, its items are tried one by one, so that only the bad item has no score. `begin` is
+    called before each try with the place of its first item and the number of its items.
+    """
     if isinstance(reward, MissingChecker):
         return [_reply(reward)] * len(items)
     begin(0, len(items))
@@ -92,7 +94,8 @@ def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, st
 def _score_all(
     items: list[ScoreItem], rewards: Mapping[str, Any], page: mmap.mmap, replies: int, slow_s: float = math.inf
 ) -> None:
-    """What waits behind a slow failure goes back untried: whether it may be tried now is for the parent to say."""
+    """Score the items and write the results. After a slow failure, the other items of that reward go back untried:
+    the parent decides whether they are tried now."""
     results: list[Result] = []
     suspicious: set[str] = set()
     flush_at = time.monotonic() + FLUSH_S
@@ -120,7 +123,7 @@ def _score_all(
 
 
 def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:
-    """Yield items of one batched reward that came together; all others alone."""
+    """Yield neighbouring items of one batched reward together, and every other item alone."""
     for name, group in itertools.groupby(items, key=lambda item: item.reward):
         if getattr(rewards[name], "batched", False):
             yield list(group)
@@ -155,7 +158,8 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
 
 
 def _die_with(parent: int) -> None:
-    """On Linux the kernel ends this process with its parent, even when a reward hangs; elsewhere stdin's end does."""
+    """End this process with its parent. On Linux the kernel does so even when a reward hangs; elsewhere the end of
+    stdin does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -164,7 +168,7 @@ def _die_with(parent: int) -> None:
 
 
 def _take_pipes() -> tuple[int, int]:
-    """The protocol's own descriptors; what rewards and their children see as stdin and stdout is something else."""
+    """Return descriptors for the protocol alone. Rewards see an empty stdin, and stderr for stdout."""
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,8 +1,7 @@
 """How a scorer and its children talk: frames of length and msgpack over pipes, and one shared page.
 
-Parent to child: first a Setup, then lists of Items. Child to parent: a Ready, then lists of Results. The page holds
-what the child is at right now (the number of the item, or of the first of several, how many, and since when), so that
-the parent knows, without waking the child, which items hang or were the end of it.
+The parent sends a Setup, then lists of ScoreItems. The child sends a Ready, then lists of Results. The page holds what
+the child works on (an At). So the parent knows, without waking the child, which items hang or killed it.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ _PAGE = struct.Struct("<dqq")
 
 
 class Setup(msgspec.Struct, kw_only=True):
-    """The first message to a child: what it needs to build the rewards of the run."""
+    """The first message to a child: all that the child needs to build the rewards of the run."""
 
     config: dict[str, Any]
     """The resolved run file as plain values."""
     path: list[str]
-    """The parent's sys.path, so that what it can import the child can, too."""
+    """The parent's sys.path, so that the child can import what the parent can."""
     slow_s: float = math.inf
-    """After a failure that took so long the child tries no other item of that reward that came with it."""
+    """Seconds. After a failure that slow, the child sends the reward's other items of that list back untried."""
 
 
 class Ready(msgspec.Struct, kw_only=True):
-    """The first message of a child: its rewards are built, or why they are not."""
+    """The first message of a child. It says that the rewards are built, or why they cannot be built."""
 
     error: str | None = None
-    """The run file's rewards cannot be built."""
+    """Why the run file's rewards cannot be built; None if they are."""
     rewards: dict[str, tuple[str, str]] = {}
     """Name of the reward -> scorer and its version."""
     batched: list[str] = []
-    """Rewards that take several rollouts at once."""
+    """Names of rewards that take several rollouts at once."""
 
 
 class ScoreItem(msgspec.Struct, array_like=True):
-    """A rollout that a child is to score, with the number that its Result will name."""
+    """A rollout for a child to score, with the number that its Result will name."""
 
     number: int
     reward: str
@@ -54,16 +53,16 @@ class ScoreItem(msgspec.Struct, array_like=True):
 
 
 class Result(msgspec.Struct, array_like=True):
-    """What a child made of an item: a score, or a reason and its detail."""
+    """A child's answer to a ScoreItem: a score, or a reason and its detail."""
 
     number: int
     score: Score | None
     reason: str | None = None
     detail: str = ""
     seconds: float = 0.0
-    """Seconds that the call took, with all items that were scored in it."""
+    """Seconds that the call took, for all items that were scored in it."""
     tried: bool = True
-    """False: it comes back as it was, since one before it gave nothing for long."""
+    """False if the item comes back untried, since an item before it was slow and gave no score."""
 
 
 def pack(value: Any) -> bytes:
@@ -73,13 +72,13 @@ def pack(value: Any) -> bytes:
 
 
 class Frames:
-    """Cuts a stream of bytes into frames."""
+    """Cuts a stream of bytes into frames. Each end of a pipe has one, and feeds it what it reads."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that are complete now. ValueError for a length no frame has."""
+        """Return the bodies that are complete now. ValueError for a length that no frame has."""
         self._buffer += data
         bodies = []
         start = 0
@@ -96,21 +95,21 @@ class Frames:
 
 
 class At(NamedTuple):
-    """What a child is at."""
+    """What a child works on: an item, or several that are scored in one call."""
 
     number: int
-    """Number of the item, or of the first of several; IDLE: none."""
+    """Number of the item, or of the first of several. IDLE if there is none."""
     num_items: int
     since: float
-    """time.monotonic."""
+    """When the call began, in seconds of `time.monotonic`."""
 
 
 def write_page(page: Any, at: At) -> None:
-    """Write into the shared page what the child is at."""
+    """Write into the shared page what the child works on."""
     _PAGE.pack_into(page, 0, at.since, at.number, at.num_items)
 
 
 def read_page(page: Any) -> At:
-    """Return what the child is at, from the shared page."""
+    """Return what the child works on, from the shared page."""
     since, number, num_items = _PAGE.unpack_from(page, 0)
     return At(number, num_items, since)

@@ -68,7 +68,7 @@ class MathReward:
         return Score(reward=float(equal), metrics={"parsed": float(bool(found))})
 
     def check(self, item: RewardInput) -> None:
-        """Whether its answer can be read is not looked at: that may take any time."""
+        """Raise RewardError if the problem has no answer. The answer is not parsed here, since that may take long."""
         needed_answer(item, "math")
 
     def _read(self, text: str, targets: list[Any]) -> list[Any]:

@@ -23,11 +23,11 @@ from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result
 from rftstream.rewards.queue import Pending
 
 TARGET_S = 0.05
-"""Seconds of work that are sent to a child ahead of time."""
+"""Seconds of work that a child is sent ahead of time."""
 MAX_HELD = 512
 MAX_CHUNK_BYTES = 8 << 20
 START_TIMEOUT_S = 600.0
-"""Seconds that a child may take to start: a reward may load a model first."""
+"""Most seconds that a child may take to start, since a reward may load a model first."""
 DYING_S = 0.5
 """Seconds to wait for a child's exit code after the end of its pipe."""
 
@@ -35,11 +35,11 @@ _RESULTS = msgspec.msgpack.Decoder(list[Result])
 
 
 class BatchSizes:
-    """Decides how many rollouts a batched reward gets at once: what it does in half of the time limit, by what it took
-    so far.
+    """Decides how many rollouts a batched reward gets at once. A ProcessScorer makes it for all of its children.
 
-    So one that goes through its list in a loop is not killed for it, and one that takes as long for many as for one
-    gets many."""
+    The limit is what the reward can do in half of the time limit, by the seconds that its calls have taken. A reward
+    that goes through its list in a loop gets few, so it is not killed; a reward that is as quick for many gets many.
+    """
 
     def __init__(self, *, max_batch: int, timeout_s: float) -> None:
         self._max_batch = max_batch
@@ -51,25 +51,28 @@ class BatchSizes:
         return max(1, int(min(self._max_batch, self._patience_s / self._item_s.get(reward, 1e-9))))
 
     def took(self, reward: str, num_items: int, seconds: float) -> None:
-        """Note how long a call for so many rollouts took."""
+        """Note that a call for `num_items` rollouts took `seconds`."""
         item_s = max(1e-9, seconds / num_items)
         self._item_s[reward] = 0.5 * self._item_s.get(reward, item_s) + 0.5 * item_s
 
 
 class RewardChild:
-    """A child process that computes rewards. A ProcessScorer starts it, lets it `take` from the queue, reads by
-    `receive`, and ends it by `kill`."""
+    """A child process that computes rewards, as its parent sees it.
+
+    A ProcessScorer makes it, which starts the process. It then calls `take` to send requests and `receive` to read
+    results, `flush` when the pipe can be written, and `kill` at the end or when the child `hangs`.
+    """
 
     def __init__(self, setup: bytes, selector: selectors.BaseSelector, sizes: BatchSizes) -> None:
         self.held: dict[int, Pending] = {}
-        """Requests that were sent and are not yet answered."""
+        """Number -> request that was sent and has no answer yet."""
         self.versions: dict[str, tuple[str, str]] = {}
-        """Name of the reward -> scorer and version; empty until the child is ready."""
+        """Name of the reward -> scorer and version. Empty until the child is ready."""
         self.batched: frozenset[str] = frozenset()
-        """Rewards that take several items at once."""
+        """Names of rewards that take several items at once."""
         self._sizes = sizes
         self.error: str | None = None
-        """Why the rewards cannot be built."""
+        """Why the rewards cannot be built; None if they can."""
         self._frames = Frames()
         self._out = bytearray()
         self._item_s = TARGET_S / 8
@@ -88,12 +91,12 @@ class RewardChild:
 
     @property
     def pid(self) -> int:
-        """The process id of the child."""
+        """Return the process id of the child."""
         return self._process.pid
 
     @property
     def current(self) -> list[Pending]:
-        """Return what the child is at: one item, or those of a batch."""
+        """Return the requests that the child works on: one, or those of a batch."""
         at = read_page(self._page)
         if at.num_items > 1:
             return [pending for pending in self.held.values() if pending.batch == at.number]
@@ -101,16 +104,16 @@ class RewardChild:
 
     @property
     def exited(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         return self._process.poll() is not None
 
     @property
     def load(self) -> float:
-        """Seconds of work ahead of it, by what items took so far."""
+        """Return the seconds of work that the child has, by what items took so far. Infinite until it is ready."""
         return len(self.held) * self._item_s if self.versions else float("inf")
 
     def take(self, waiting: deque[Pending], selector: selectors.BaseSelector) -> bool:
-        """Take what the child should be sent now, if anything, from the front of the queue."""
+        """Send requests from the front of the queue to the child, if it has room. Return whether any were sent."""
         if not self.versions or self._out:
             return False
         chosen = self._choose(waiting)
@@ -126,20 +129,21 @@ class RewardChild:
         return True
 
     def _choose(self, waiting: deque[Pending]) -> list[Pending]:
-        """The front of the queue as far as there is room; of a batched reward all that wait for it, up to a limit."""
+        """Remove and return the front of the queue, as far as there is room. For a batched reward, take all requests
+        that wait for it, up to a limit."""
         first = waiting[0]
         if first.reward not in self.batched:
             limit = max(1, min(MAX_HELD, int(TARGET_S / self._item_s)))
             room = limit - len(self.held)
             if room <= limit // 2 and self.held:
-                return []  # what it has keeps it busy
+                return []  # the child has enough to do
             front = itertools.islice(waiting, max(room, 1))
             chosen = _fit(itertools.takewhile(lambda one: one.reward not in self.batched, front))
             for _ in chosen:
                 waiting.popleft()
             return chosen
         if self.held:
-            return []  # the next batch is what waits when this one is done
+            return []  # the next batch is chosen when this one is done, from all that wait by then
         same = (one for one in waiting if one.reward == first.reward and not one.alone)
         chosen = [first] if first.alone else _fit(itertools.islice(same, self._sizes.limit(first.reward)))
         numbers = {one.number for one in chosen}
@@ -149,14 +153,14 @@ class RewardChild:
         return chosen
 
     def flush(self, selector: selectors.BaseSelector) -> None:
-        """Write what the pipe takes; the selector says when it takes more."""
+        """Write as much as the pipe takes. The selector says when it takes more."""
         try:
             while self._out:
                 del self._out[: os.write(self._stdin, memoryview(self._out)[: 1 << 18].tobytes())]
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self._out.clear()  # it is gone: the end of its stdout says so, too
+            self._out.clear()  # the child is gone: the end of its stdout says so, too
         if bool(self._out) != self._writing:
             self._writing = bool(self._out)
             if self._writing:
@@ -165,7 +169,7 @@ class RewardChild:
                 selector.unregister(self._stdin)
 
     def receive(self) -> tuple[list[Result], bool]:
-        """Return the results that have come, and whether the child is still there and makes sense."""
+        """Return the results that have come, and whether the child still lives and sends valid frames."""
         results: list[Result] = []
         try:
             while data := os.read(self._stdout, 1 << 20):
@@ -178,14 +182,15 @@ class RewardChild:
         return results, False
 
     def hangs(self, now: float, timeout_s: float) -> bool:
-        """Return whether it has been at its item for longer than `timeout_s`, or takes too long to start."""
+        """Return whether the child works on one call for longer than `timeout_s`, or takes too long to start."""
         if not self.versions:
             return now - self._started_at > START_TIMEOUT_S
         at = read_page(self._page)
         return at.number != IDLE and now - at.since > timeout_s and read_page(self._page) == at
 
     def kill(self, selector: selectors.BaseSelector, *, dying: bool = False) -> str:
-        """End the child and all that it started, and return how it ended. A dying child may end by itself."""
+        """End the child and all processes that it started, and return how it ended. A dying child gets DYING_S to end
+        by itself."""
         if self._writing:
             selector.unregister(self._stdin)
             self._writing = False
@@ -243,7 +248,7 @@ class RewardChild:
 
 
 def _fit(pending: Iterable[Pending]) -> list[Pending]:
-    """Return as many requests as fit into one chunk; at least one."""
+    """Return the first requests that fit into one chunk, at least one."""
     chosen: list[Pending] = []
     num_bytes = 0
     for one in pending:

@@ -18,7 +18,7 @@ from rftstream.rewards.version import source_version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
-    """One reward of a sum, with its name and weight."""
+    """One reward of a weighted sum, with its name and weight."""
 
     name: str
     weight: float
@@ -26,7 +26,10 @@ class RewardPart:
 
 
 class CompositeReward:
-    """The weighted sum of one or more rewards. A part that does not apply to a rollout is left out of its sum."""
+    """The weighted sum of one or more rewards. A part that does not apply to a rollout is left out of its sum.
+
+    `build_reward` makes it, `build_rewards` opens it, and a scorer calls `score_all`.
+    """
 
     def __init__(self, parts: Sequence[RewardPart]) -> None:
         self._parts = tuple(parts)
@@ -35,11 +38,11 @@ class CompositeReward:
             part.reward.version if part.weight == 1.0 else f"{part.weight!r}*{part.reward.version}" for part in parts
         )
         self.batched = any(getattr(part.reward, "batched", False) for part in parts)
-        """Whether it is worth while to hand it several rollouts at once."""
+        """Whether any part scores several rollouts at once."""
 
     @property
     def rewards(self) -> list[Reward]:
-        """The rewards of all parts, in order."""
+        """Return the rewards of all parts, in order."""
         return [part.reward for part in self._parts]
 
     def open(self) -> None:
@@ -62,7 +65,7 @@ class CompositeReward:
         return [self._sum([column[place] for column in columns]) for place in range(len(items))]
 
     def _weighed(self, outcome: Outcome) -> Score | BaseException:
-        """The only part's."""
+        """Return the score of the only part, with its weight."""
         if not isinstance(outcome, Score):
             return self._nothing() if outcome is None else outcome
         part = self._parts[0]
@@ -116,8 +119,8 @@ def build_reward(
 
 
 def reward_specs(config: RunConfig) -> dict[str, str | list[WeightedReward]]:
-    """Return what ScoreRequest.taskset may name, with its reward: each taskset, and `eval:<name>` for each
-    evaluation."""
+    """Return the reward of each name that ScoreRequest.taskset may have: of each taskset by its name, and of each
+    evaluation by `eval:<name>`."""
     return {name: section.reward for name, section in _sections(config).items()}
 
 
@@ -126,7 +129,8 @@ def _sections(config: RunConfig) -> dict[str, TasksetSection | EvaluationSection
 
 
 def build_rewards(config: RunConfig) -> dict[str, CompositeReward | MissingChecker]:
-    """Build all rewards of a run. In place of a reward whose package is absent stands the error that says so."""
+    """Build and open all rewards of a run, by the name of their taskset or evaluation. If a reward's package is absent,
+    the result has the error in its place."""
     rewards: dict[str, CompositeReward | MissingChecker] = {}
     for name, section in _sections(config).items():
         place = f"evaluations.{name.removeprefix('eval:')}" if name.startswith("eval:") else f"tasksets.{name}"
@@ -139,7 +143,7 @@ def build_rewards(config: RunConfig) -> dict[str, CompositeReward | MissingCheck
 
 
 def _outcomes(part: RewardPart, items: Sequence[RewardInput]) -> list[Outcome]:
-    """What one reward makes of each."""
+    """Return the result of one reward for each item."""
     reward: Any = part.reward
     if not getattr(reward, "batched", False):
         outcomes: list[Outcome] = []

@@ -1,4 +1,4 @@
-"""What rewards have in common that ask a served model: settings, errors, several rollouts at once."""
+"""The common ground of rewards that ask a served model: settings, errors, several rollouts at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNSEEN = {"api_key": None, "max_concurrent": 1, "timeout_s": 1.0, "tries": 1}
 
 
 class AskedModel:
-    """A served model, asked through `resource` of its server. RewardErrors begin with `name`."""
+    """A served model, asked through `resource` of its server. A reward makes it; RewardErrors begin with `name`."""
 
     def __init__(self, name: str, config: ServedConfig, resource: str) -> None:
         if not config.url or not config.model:
@@ -57,8 +57,8 @@ class AskedModel:
         )
 
     def ask(self, body: dict[str, Any], *, hint: str = "") -> dict[str, Any]:
-        """Return the server's answer. RewardError if there is none; `hint` says what to look at where the server
-        refuses."""
+        """Return the server's answer. RewardError if there is none. `hint` ends the error if the server refuses, and
+        says what to look at."""
         try:
             return self._server.ask({**self._fixed, **body, **self._extra})
         except Refused as error:
@@ -68,7 +68,7 @@ class AskedModel:
 
 
 class Concurrent:
-    """A reward whose calls may run at once; a subclass says `__call__`."""
+    """A reward whose calls may run at the same time, in threads. A subclass defines `__call__`."""
 
     batched = True
 
@@ -79,7 +79,7 @@ class Concurrent:
         raise NotImplementedError
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
-        """Return the score of each item, or the exception that says why there is none; the calls run at once."""
+        """Return the score of each item, or the exception that says why there is none. The calls run at once."""
         return list(self._threads.map(self._outcome, items))
 
     def _outcome(self, item: RewardInput) -> Score | BaseException:

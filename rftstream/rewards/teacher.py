@@ -24,7 +24,7 @@ from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfi
 from rftstream.rewards.version import config_version
 
 ADDITION = "teacher_logprobs"
-"""float32 [T]: of every token of all segments, one after the other; 0 where not sampled."""
+"""Name of the addition, float32 [T]: a logprob for each token of all segments in order, 0 where not sampled."""
 
 
 class TeacherReward(Concurrent):
@@ -74,7 +74,7 @@ class TeacherReward(Concurrent):
 
 
 def _check(logprobs_T: np.ndarray, sampled_T: np.ndarray) -> None:
-    """RewardError unless there is a finite one for each sampled token."""
+    """Raise RewardError unless there is a finite logprob for each sampled token."""
     if logprobs_T.shape != sampled_T.shape:
         raise RewardError(f"teacher: got logprobs {logprobs_T.shape}, expected one for each of {len(sampled_T)} tokens")
     odd = np.flatnonzero(sampled_T & ~np.isfinite(logprobs_T))
@@ -86,10 +86,11 @@ class Teacher(Protocol):
     """A model that says how likely tokens are. A TeacherReward opens it once and then asks it for each segment."""
 
     def open(self) -> None:
-        """Load what it needs; called once, before the first rollout."""
+        """Load what the teacher needs. Called once, before the first rollout."""
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
-        """Of each token, given those before it: float32 [T], 0 for the first. RewardError."""
+        """Return the logprob of each token given the tokens before it, float32 [T], 0 for the first. RewardError if
+        there is none."""
 
 
 class ServedTeacher:
@@ -99,16 +100,17 @@ class ServedTeacher:
         self._model = AskedModel("teacher", config, "completions")
 
     def open(self) -> None:
-        pass
+        """Do nothing: the server has its model."""
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
+        """Ask the server for the logprobs, float32 [T]. RewardError if it does not give them."""
         body = {"prompt": token_ids_T.tolist(), "max_tokens": 1, "prompt_logprobs": 1}
         answer = self._model.ask(body, hint="; is its context longer than the rollout, its tokenizer the same?")
         return _prompt_logprobs(answer, token_ids_T)
 
 
 def _prompt_logprobs(answer: Mapping[str, Any], token_ids_T: np.ndarray) -> np.ndarray:
-    """vLLM's form: for each token of the prompt a map from ids to what is said of them, none for the first."""
+    """Return the logprobs in vLLM's answer, which has for each token of the prompt but the first a map by token id."""
     try:
         places = answer["choices"][0]["prompt_logprobs"]
         if len(places) != len(token_ids_T):
@@ -126,7 +128,7 @@ def _prompt_logprobs(answer: Mapping[str, Any], token_ids_T: np.ndarray) -> np.n
 
 
 class LocalTeacher:
-    """A teacher in a model folder, computed on the CPU of this process."""
+    """A teacher in a model folder. This process computes it, on its CPU."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         if not (folder / "config.json").is_file():
@@ -135,6 +137,7 @@ class LocalTeacher:
         self._model: Any = None
 
     def open(self) -> None:
+        """Load the model. ConfigError if the folder cannot be read as one."""
         import torch
         from transformers import AutoModelForCausalLM, logging
 
@@ -149,6 +152,7 @@ class LocalTeacher:
         self._model.eval()
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
+        """Compute the logprobs, float32 [T]. RewardError if the model does not know a token."""
         import torch
 
         if self._model is None:
@@ -166,6 +170,6 @@ class LocalTeacher:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Changes with the files, so that another teacher in its place is another scorer."""
+    """Return a text that changes with the folder's files, so that another teacher is another scorer."""
     stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     return ",".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)

@@ -13,13 +13,13 @@ import msgspec
 
 
 def config_version(code: str, config: Any, *packages: str) -> str:
-    """`<code>[+package-1.2]+<hash of the config>`; `code` is raised by hand when the code's verdicts change."""
+    """Return `<code>[+package-1.2]+<hash of the config>`. `code` is raised by hand when the code's verdicts change."""
     installed = [f"{package}-{importlib.metadata.version(package)}" for package in packages]
     return "+".join([code, *installed, _short(msgspec.json.encode(config, order="deterministic"))])
 
 
 def source_version(thing: Any, options: Mapping[str, Any] | None = None) -> str:
-    """A hash of the file that a user's function or class is defined in, and of its options."""
+    """Return a hash of the file that defines a user's function or class, and of the options."""
     try:
         code = Path(inspect.getsourcefile(inspect.unwrap(thing)) or "").read_bytes()
     except (OSError, TypeError):

@@ -1,7 +1,8 @@
 """The roles: which there are, and the steps of each, in a folder of its own.
 
-To add one: a folder with its declaration (a RoleSpec) in `__init__.py` and its step beside it, a line in ROLES, and
-a module in `workers/` that composes the step from the parts that the run file names (docs/extending.md).
+To add one: a folder with its declaration (a RoleSpec) in `__init__.py` and its step beside it, and a line in
+ROLES. A role whose step is composed of parts that the run file names has a module in `workers/`, too
+(docs/extending.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROLES: dict[str, str] = {
 
 
 def role_spec(name: str) -> RoleSpec:
-    """The declaration of a role; ConfigError names the nearest known one."""
+    """Return the declaration of a role. ConfigError names the nearest known one."""
     from rftstream.config import registry
     from rftstream.errors import ConfigError
 
@@ -34,5 +35,5 @@ def role_spec(name: str) -> RoleSpec:
 
 
 def role_specs() -> tuple[RoleSpec, ...]:
-    """All declarations, in the order of the flow."""
+    """Return all declarations, in the order of the flow."""
     return tuple(role_spec(name) for name in ROLES)

@@ -43,5 +43,6 @@ def role_builder(role: str | RoleSpec) -> Callable[[RoleContext], Role]:
 
 
 def service_of(role: Role, context: RoleContext) -> Service:
-    """The loop of the role's kind round its step."""
+    """Return the loop of the role's kind round its step. TransportError if the log does not answer; the caller then
+    asks again, or closes the step."""
     return LOOPS[role.spec.kind](role, context)

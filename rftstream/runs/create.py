@@ -1,8 +1,7 @@
-"""What makes a folder a run, and what is left of one that failed before it had begun.
+"""Makes a folder a run, and cleans up after a run that failed before it had begun.
 
-The order makes a kill at any point harmless: lock, model, log, and config.toml last, for a folder without one is no
-run yet, and workers wait for it.
-"""
+The order makes a kill at any point harmless: lock, model, log, and config.toml last. A folder without config.toml is no
+run yet, and workers wait for it."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from rftstream.transport.base import Transport
 
 
 def write_config(config: RunConfig, folder: RunFolder) -> None:
-    """At once or not at all; whoever sees it sees all of it."""
+    """Write the run's config.toml, whole or not at all."""
     partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
     with naming(folder.config_file):
         partial.write_text(loader.to_toml(config), encoding="utf-8")
@@ -29,15 +28,15 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
 
 
 def say_aside(text: str) -> None:
-    """Where nobody else shows it: stdout is for results."""
+    """Print a line to stderr, since stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def begin(
     transport: Transport, config: RunConfig, folder: RunFolder, *, say: Callable[[str], None] = say_aside
 ) -> None:
-    """The log of a new run, with the demonstrations that the run file names, then the file that makes the folder a
-    run."""
+    """Create the log of a new run, load the demonstrations that the run file names, and write config.toml, which makes
+    the folder a run. ConfigError if the name or the store belongs to another run."""
     _check_unused(transport, config, folder)
     create_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
@@ -61,7 +60,8 @@ def _check_unused(transport: Transport, config: RunConfig, folder: RunFolder) ->
 
 
 def discard(folder: RunFolder, transport: Transport) -> None:
-    """Of a run that failed before its first rollout only the logs are of use, and the name stays free."""
+    """Remove what a run left that failed before its first rollout. Only its logs are kept, and its name becomes
+    free."""
     folder.config_file.unlink()
     folder.modules_file.unlink(missing_ok=True)
     if not folder.log.exists():

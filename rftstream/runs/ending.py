@@ -1,4 +1,4 @@
-"""How a run came to stand still, in two lines of `logs/run.log`: each stretch writes that it begins and what ended it.
+"""How a run came to stand still, in two lines of `logs/run.log`: each session writes that it begins and what ended it.
 
     2026-01-31 12:00:00.123 INFO    run begins pid=4711
     2026-01-31 12:30:00.456 ERROR   run ended by=error error="trainer-0: ..."
@@ -30,18 +30,21 @@ _LINE = re.compile(r"(\S+ \S+)\.\d+ (?:INFO|ERROR) +run (?:begins pid=\d+|ended 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
+    """How a session of a run ended. `read_ending` makes it from the run's log file."""
+
     by: str
-    """SIGINT (ctrl-C), SIGTERM, SIGHUP, error, kill (it left no word); else what `run` gave as its reason."""
+    """SIGINT (ctrl-C), SIGTERM, SIGHUP, error, kill (the session left no word), or the reason that `run` gave."""
     at: float | None = None
-    """Unknown of a kill."""
+    """Time of the ending in seconds; None for a kill."""
     error: str | None = None
-    """One line."""
+    """The error, in one line; None if there was none."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the ending as a dict for JSON."""
         return asdict(self)
 
     def sentence(self, width: int, moment: str = "") -> str:
-        """What it was stopped by, and when; of an error at most `width` characters."""
+        """Return what stopped the run and when. An error is cut to `width` characters."""
         by = {"SIGINT": "ctrl-C", "error": "an error", "kill": "a kill"}.get(self.by, self.by)
         error = "" if self.error is None else ": " + shorten(self.error, width, placeholder=" ...")
         return by + moment + error
@@ -49,7 +52,7 @@ class Ending:
 
 @contextmanager
 def noting_failure(notes: logging.Logger) -> Iterator[None]:
-    """Around a stretch: it begins, and if it ends by raising, that is said."""
+    """Note that a session begins, and note the error if it ends by raising."""
     notes.info("begins", extra={"pid": os.getpid()})
     try:
         yield
@@ -62,6 +65,7 @@ def noting_failure(notes: logging.Logger) -> Iterator[None]:
 
 
 def note_ending(notes: logging.Logger, by: str, error: str | None = None) -> None:
+    """Note how a session ended. Of an error only the last line is noted, without secrets."""
     if error is None:
         notes.info("ended", extra={"by": by})
     else:
@@ -69,7 +73,7 @@ def note_ending(notes: logging.Logger, by: str, error: str | None = None) -> Non
 
 
 def read_ending(folder: RunFolder) -> Ending | None:
-    """Of the newest stretch, when the run is not live; None where none was begun here."""
+    """Return how the newest session ended, for a run that is not live; None if no session was begun here."""
     found: Ending | None = None
     try:
         with (folder.logs / RUN_LOG).open(encoding="utf-8", errors="replace") as lines:

@@ -17,7 +17,8 @@ OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count
 
 
 def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> RunConfig:
-    """The source's under the new name, changed by `sets`, without explorers. ConfigError where that cannot be."""
+    """Return the source's config under the new name, changed by `sets`, without explorers. ConfigError if that is
+    impossible."""
     if folder.path == source.folder.path:
         raise ConfigError(f"--into {shown_path(folder.path)}: is the run itself, expected a new folder")
     if not source.folder.exists():
@@ -43,14 +44,14 @@ def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> Ru
 
 
 def differences(source: OpenRun, config: RunConfig) -> tuple[str, ...]:
-    """`key before -> after` of each setting that was changed on purpose."""
+    """Return a line `key before -> after` for each setting that was changed on purpose."""
     lines = changed_settings(source.config, config)
     return tuple(line for line in lines if line.partition(" ")[0] not in OWN)
 
 
 def copy_model(source: RunFolder, target: RunFolder) -> None:
-    """The model folder that the source made or fetched, once: what it was begun with may be gone meanwhile. The run
-    folder of the target is held."""
+    """Copy the model folder of the source, once, since the files that it was made from may be gone. The caller holds
+    the target's run folder."""
     if target.model.exists() or not source.model.is_dir():
         return
     partial = target.model.with_name(f"{target.model.name}.partial")  # whoever holds the run folder is alone with it

@@ -36,7 +36,8 @@ Say = Callable[[str], None]
 
 
 class Import:
-    """What is the same whatever is copied; subclasses say what that is."""
+    """Copies records of one run into another. Subclasses say which: they implement `bounds` and `copy`. A caller makes
+    one and calls `run`, which may be repeated after a kill."""
 
     def __init__(self, source: Transport, target: Transport, run_id: str, say: Say) -> None:
         self._source, self._target = source, target
@@ -45,7 +46,7 @@ class Import:
         self._say = say
 
     def run(self, manifest: Callable[[], RunManifest]) -> None:
-        """Nothing, if it is complete."""
+        """Do the import, or the rest of it; do nothing if it is complete."""
         if read_control(self._target).ended is not None:
             return
         self._open()
@@ -62,17 +63,18 @@ class Import:
         self._producer.start()
 
     def settle(self) -> None:
-        """What was committed can be read from now on: a broker answers a commit before its records are visible, and
-        lets nobody begin again under this name before they are."""
+        """Wait until what was committed can be read. A broker answers a commit before its records are visible, and lets
+        a producer of the same name begin only when they are."""
         self._producer.close()
         self._open()
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
-        """From where to where each partition of the source is copied, as it is now. ConfigError if it is not whole."""
+        """Return from where to where each partition of the source is copied, as it is now. ConfigError if records were
+        deleted."""
         raise NotImplementedError
 
     def copy(self) -> None:
-        """All of it, and `end`; what is there already is passed over."""
+        """Copy everything and write `end`. What is there already is passed over."""
         raise NotImplementedError
 
     def _begin(self, manifest: RunManifest) -> None:
@@ -82,11 +84,12 @@ class Import:
         self._producer.commit([record], positions=self._begun, group=GROUP)
 
     def check_whole(self, *topics: str) -> None:
-        """ConfigError if something of these was deleted, on a live run meanwhile."""
+        """Check again, on a run that may be live, that no records were deleted. ConfigError if some were."""
         check_whole(self._source, *topics)
 
     def copy_topic(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
-        """From where it was left. `change`: the record for this run, None for one that does not belong here."""
+        """Copy a topic from where the import was left. `change` returns the record for this run, or None for a record
+        that does not belong here."""
         committed = {place: one for place, one in self._begun.items() if place.topic == topic}
         ends = {place: int(position.metadata) for place, position in committed.items()}
         starts = {place: position.offset for place, position in committed.items()}
@@ -113,14 +116,14 @@ class Import:
         self._say(f"{topic}: {total + len(records):,} records copied")
 
     def as_it_is(self, record: Record) -> NewRecord | None:
-        """Under this run's name; None for what is of no contract of its topic."""
+        """Return the record under this run's name; None if its contract is none of its topic."""
         if codec.is_foreign(record):
             return None
         headers = tuple((k, self._run_id.encode() if k == "run" else v) for k, v in record.headers)
         return NewRecord(record.topic, record.partition, record.key, record.value, headers)
 
     def commit_all(self, records: Iterable[NewRecord]) -> int:
-        """So many records that the import itself wrote, beside those it copied."""
+        """Write records that the import itself makes, and return their number."""
         total = 0
         for some in _by_transaction(records):
             self._producer.commit(some)
@@ -130,14 +133,14 @@ class Import:
         return total
 
     def pass_over(self, group: str, topic: str, metadata: str = "") -> None:
-        """What is on the topic was done in the other run: it waits for nobody. `{end}` in the metadata becomes where
-        the partition ends."""
+        """Commit positions at the end of a topic, because its records were dealt with in the other run. `{end}` in the
+        metadata becomes the end of the partition."""
         ends = self._target.admin.end_offsets(topic)
         positions = {place: Position(end, metadata.replace("{end}", str(end))) for place, end in ends.items()}
         self._producer.commit([], positions=positions, group=group)
 
     def end(self) -> None:
-        """How many groups there are: all there will ever be."""
+        """Write how many groups there are; no more will come."""
         admitted = len({record.header("group_id") for record in self._into.read("tasks", bodies=False)})
         cursor = self._from.committed(FEEDER.name).get(STEPS, Position(0))
         counts = json.loads(cursor.metadata or '{"drawn": {}, "left_out": {}}')
@@ -153,11 +156,11 @@ class Import:
 
 
 class RolloutImport(Import):
-    """Tasks and rollouts, to be scored anew. What has no rollout in the source (it was pending there), or was put back
-    there under another attempt, gets one that says `skipped`."""
+    """Copies tasks and rollouts to be scored anew. A task gets a rollout that says `skipped` if it has none in the
+    source, or was put back there under another attempt."""
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Whole groups, and no rollout without its task."""
+        """Return bounds that hold whole groups, and no rollout without its task."""
         self.check_whole("tasks", "rollouts")
         topics = ("rollouts", "tasks", "experts")
         return {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
@@ -188,7 +191,7 @@ class RolloutImport(Import):
 
 
 def check_whole(source: Transport, *topics: str) -> None:
-    """ConfigError if something of these was deleted."""
+    """Check that no records of these topics were deleted. ConfigError if some were."""
     deleted = read_control(source).deleted
     if deleted.sequence or any(any(source.admin.begin_offsets(topic).values()) for topic in topics):
         raise ConfigError(
@@ -205,14 +208,14 @@ def _by_transaction(records: Iterable[NewRecord]) -> Iterator[list[NewRecord]]:
 
 
 def without(log: Log, topic: str, after: str) -> Iterator[Record]:
-    """Records of rollouts that have none on the topic that comes after."""
+    """Yield the records of rollouts on `topic` that have none on the topic `after`."""
     there = {record.header("rollout_id") for record in log.read(after, bodies=False)}
     if {record.header("rollout_id") for record in log.read(topic, bodies=False)} - there:
         yield from (record for record in log.read(topic) if record.header("rollout_id") not in there)
 
 
 def skipped_rollouts(log: Log, run_id: str) -> Iterator[NewRecord]:
-    """Each task has a rollout then."""
+    """Yield a skipped rollout for each task that has no rollout."""
     for record in without(log, "tasks", "rollouts"):
         yield codec.to_record(_skipped(record), "rollouts", record.partition, run=run_id)
 

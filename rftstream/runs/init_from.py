@@ -15,10 +15,11 @@ from rftstream.weights.snapshot import write_snapshot
 
 
 def fetch_initial(config: RunConfig, folder: Path) -> None:
-    """Makes the model folder of a run with `init_from`, once; without it there is nothing to do. Its folder is held.
+    """Make the model folder of a run with `init_from`, once; do nothing without `init_from`. The caller holds the run
+    folder.
 
-    It holds the version's weights as they were published, and all that belongs to the other run's model: tokenizer,
-    template, config. ConfigError if there is no such run or version, or its weights are gone."""
+    The folder gets the version's weights as they were published, and all that belongs to the other run's model:
+    tokenizer, template, config. ConfigError if there is no such run or version, or its weights are gone."""
     wanted = config.model.init_from
     if wanted is None or initial_of(folder) is not None:
         return

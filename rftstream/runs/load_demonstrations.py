@@ -36,31 +36,33 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True)
 class Loaded:
-    """What became of the rows."""
+    """What became of the rows of a load. `load_experts` and `look_at_experts` make and return it."""
 
     rows: int
     new: int = 0
-    """Written, or with `dry_run` to be written."""
+    """Rows that were written, or would be written without `dry_run`."""
     known: int = 0
-    """On the topic before."""
+    """Rows that were on the topic before."""
     repeated: int = 0
-    """The same as a row before them; left out."""
+    """Rows that were left out because they are the same as an earlier row."""
     too_long: int = 0
-    """Left out."""
+    """Rows that were left out because they are longer than the context."""
     total: int = 0
-    """On the topic now."""
+    """Demonstrations on the topic now."""
     tokens: int = 0
-    """Trained on in one pass, of those that are new."""
+    """Tokens of the new rows that are trained on in one pass."""
     longest: int = 0
-    """Tokens."""
+    """Tokens of the longest new row."""
     kinds: dict[str, int] = field(default_factory=dict)
     """Chats and pairs among the new ones."""
     dry_run: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """Return the values as a dict for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def to_text(self) -> str:
+        """Return the values as text for people."""
         kinds = " and ".join(f"{count:,} {kind}" for kind, count in self.kinds.items()) or "nothing"
         verb = "to be loaded" if self.dry_run else "loaded"
         text = (
@@ -76,7 +78,7 @@ class Loaded:
 
 
 def check_experts(config: RunConfig) -> None:
-    """ConfigError if the algorithms cannot learn from what the run has."""
+    """Check that the algorithms can learn from what the run has. ConfigError if they cannot."""
     for where, named in config.algorithms_named().items():
         own = name_of_algorithm(named, where)
         if where.startswith("tasksets.") and LossKind.rl not in loss_kinds(own, where):
@@ -128,8 +130,7 @@ def _check_stages(config: RunConfig) -> None:
 
 
 def look_at_experts(section: ExpertsSection, spec: ModelSpec, kinds: frozenset[LossKind]) -> tuple[Loaded, Sides]:
-    """What a load into a new run would find, and the first one's tokens. ConfigError names the first row that is no
-    good."""
+    """Return what a load into a new run would find, and the first row's tokens. ConfigError names the first bad row."""
     rows, renderer = Demonstrations(section), open_renderer(spec)
     loaded = Loaded(rows=len(rows), dry_run=True)
     context = spec.context if spec.context is not None else renderer.context
@@ -147,8 +148,8 @@ def load_experts(
     say: Say,
     dry_run: bool = False,
 ) -> Loaded:
-    """Everything in `section.source` that is not there yet. ConfigError names the first row that is no good; nothing
-    is written then."""
+    """Load the rows of `section.source` that are not on the topic yet. ConfigError names the first bad row; then
+    nothing is written."""
     rows = Demonstrations(section)
     spec = prepare_model(config.model, folder.model, config.run.seed)
     renderer = open_renderer(spec)

@@ -27,7 +27,8 @@ _WARNED = ("trainer.lr",)
 def make_manifest(
     config: RunConfig, run_id: str, digests: Mapping[str, str], now: float, changed: Sequence[str] = ()
 ) -> RunManifest:
-    """The run's first record: what it is. `changed`: in which settings it differs from the one it is made of."""
+    """Return the run's first record, which says what the run is. `changed` lists settings that differ from the run that
+    it was made from."""
     return RunManifest(
         run=run_id,
         created_at=now,
@@ -42,7 +43,8 @@ def make_manifest(
 
 
 def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """ConfigError, with the differences, if a run would go on with another model, template, taskset or layout."""
+    """Check that a run goes on with its model, template, tasksets and layout. ConfigError, with the differences, if
+    not."""
     then, now = _then_and_now(manifest, config)
     differences = _of_the_layout(manifest, config, then)
     for name in sorted(set(digests) | set(manifest.digests) - {"config"}):
@@ -56,8 +58,8 @@ def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[st
 
 
 def check_worker(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """ConfigError, with the differences, if a worker was given another run file than the run that it works for.
-    `digests`: of what its role makes use of."""
+    """Check that a worker was given the same run file as its run. ConfigError, with the differences, if not. `digests`
+    are those of what its role uses."""
     then, now = _then_and_now(manifest, config)
     differences = _of_the_layout(manifest, config, then)
     tasksets = sorted(name.removeprefix("taskset.") for name in manifest.digests if name.startswith("taskset."))
@@ -74,7 +76,8 @@ def check_worker(manifest: RunManifest, config: RunConfig, digests: Mapping[str,
 
 
 def digests_for(role: str, config: RunConfig, model: Callable[[], ModelSpec]) -> dict[str, str]:
-    """Of what a role makes use of. Weights are of use to the trainer alone: to others they are announced."""
+    """Return the digests of what a role uses. Only the trainer uses the weights' digest: others get weights
+    announced."""
     wanted = role_spec(role).digests
     if not wanted:
         return {}
@@ -124,14 +127,14 @@ def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
 
 
 def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
-    """As `changed_settings`, with a warning where it changes what is learned."""
+    """Return `changed_settings`, with a warning at settings that change what is learned."""
     lines = changed_settings(before, after)
     return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
 
 
 def data_digests(config: RunConfig, model: ModelSpec, tasksets: Mapping[str, Taskset] | None = None) -> dict[str, str]:
-    """Of the model, its tokenizer and template, and each taskset with its template, if it has one of its own.
-    `tasksets`: those that are open already."""
+    """Return digests of the model, its tokenizer and template, and each taskset, with its template if it has its own.
+    `tasksets` are those that are open already."""
     digests = model_digests(model)
     for name, section in config.tasksets.items():
         taskset = (tasksets or {}).get(name) or open_taskset(name, section, config)
@@ -167,6 +170,7 @@ def _difference(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> st
 
 
 def shorten(text: str) -> str:
+    """Return the text quoted and cut to 80 characters."""
     return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 

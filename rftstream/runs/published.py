@@ -21,14 +21,16 @@ from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 @dataclass(frozen=True, slots=True)
 class Published:
+    """A run's published versions. `read_published` makes it; its callers choose versions and fetch their weights."""
+
     follower: WeightsFollower
-    """Has been told of all announcements."""
+    """A follower that knows all announcements."""
     gone: frozenset[VersionName]
-    """Versions that were given up, be their objects still there or not."""
+    """Versions that were given up, whether their objects are still there or not."""
 
     def choose(self, versions: Sequence[int], *, where: str) -> list[WeightsAnnounced]:
-        """Those in force with these numbers, the newest that there is without any; ConfigError for one that cannot be
-        made any more."""
+        """Return the versions in force with these numbers, or the newest available one if `versions` is empty.
+        ConfigError for a version that cannot be made any more."""
         available = {one.name.version: one for one in self.follower.available()}
         if not available:
             raise ConfigError(f"{where}: the store has no version (any more); a run keeps some (weights.keep)")
@@ -45,7 +47,7 @@ class Published:
 
 
 def read_published(opened: OpenRun) -> Published:
-    """ConfigError if nothing was published yet."""
+    """Read the announcements of a run. ConfigError if nothing was published yet."""
     found = [one.message for one in Log(opened.transport).messages("weights")]
     announced = [one for one in found if isinstance(one, WeightsAnnounced)]
     if not announced:
@@ -57,7 +59,8 @@ def read_published(opened: OpenRun) -> Published:
 
 
 def verify(published: Published) -> Iterator[tuple[WeightsAnnounced, str | None]]:
-    """Each version in force that was not given up, oldest first: read, made and compared; and what is wrong with it."""
+    """Read and compare each version in force that was not given up, oldest first. Yield it with what is wrong with it,
+    or None."""
     for one in published.follower.in_force():
         if one.name in published.gone:
             continue
@@ -70,7 +73,7 @@ def verify(published: Published) -> Iterator[tuple[WeightsAnnounced, str | None]
 
 
 def model_of(opened: OpenRun) -> ModelSpec:
-    """ConfigError if the run's model has no folder that could be copied."""
+    """Return the run's model. ConfigError if it has no folder that could be copied."""
     spec = prepare_model(opened.config.model, opened.folder.model, opened.config.run.seed)
     if not (spec.folder / "config.json").is_file():
         raise ConfigError(f"{opened.run_id}: its model is {spec.name!r}, expected one with a folder")
@@ -78,7 +81,7 @@ def model_of(opened: OpenRun) -> ModelSpec:
 
 
 def whole_model(spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> Mapping[str, RawTensor]:
-    """All weights of a version: adapters are merged with what they are for."""
+    """Return all weights of a version. Adapters are merged into the model that they belong to."""
     if spec.lora is None:
         return tensors
     from rftstream.policies.served import served_parameters
@@ -114,7 +117,7 @@ def write_model_folder(
 
 
 def numbers(versions: Sequence[int]) -> str:
-    """0, 20 to 57."""
+    """Return version numbers as text, like "0, 20 to 57"."""
     runs: list[list[int]] = []
     for version in sorted(set(versions)):
         if runs and runs[-1][1] == version - 1:

@@ -1,4 +1,4 @@
-"""What a user asks of a run, through `control`: the log is the only way in, so it works from any host."""
+"""Writes what a user asks of a run to `control`. The log is the only way in, so this works from any host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES_A_RECORD = 1000
 
 
 def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> DesiredState:
-    """Sets the run's desired state; returns the one before. ConfigError if there is nothing to be asked of it."""
+    """Set the run's desired state and return the one before. ConfigError if the run is finished, or draining."""
     control = read_control(run.transport)
     before = control.state.state if control.state is not None else DesiredState.running
     if control.finished is not None:
@@ -39,19 +39,20 @@ def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> Desired
 
 
 def retry_request(group: str, stored: Sequence[str | None], expires_at: float) -> Request:
-    """Puts a dead group back. `stored`: where rollouts of its siblings stand that need not be sampled again."""
+    """Return the request to put a dead group back. `stored` holds, for each sibling, where a rollout stands that can be
+    used again, or None."""
     arguments = {"group": group, "stored": list(stored)}
     return Request(request_id=f"retry/{group}", kind=RequestKind.retry_dead, arguments=arguments, expires_at=expires_at)
 
 
 def ask_retries(run: OpenRun, groups: Mapping[str, Sequence[str | None]], *, within_s: float) -> None:
-    """Each group with where its rollouts stand; not done any more after so long."""
+    """Ask for each group to be put back. The requests expire after `within_s` seconds."""
     expires_at = time.time() + within_s
     _say(run, [retry_request(group, stored, expires_at) for group, stored in groups.items()])
 
 
 def drop_dead(run: OpenRun, letters: Sequence[str], groups: Sequence[str], *, reason: str) -> None:
-    """Takes dead letters and dead groups from the list; nothing is deleted."""
+    """Take dead letters and dead groups from the list. Nothing is deleted."""
     now, by = time.time(), _who()
     messages = []
     for start in range(0, max(len(letters), len(groups)), NAMES_A_RECORD):
@@ -65,7 +66,7 @@ def drop_dead(run: OpenRun, letters: Sequence[str], groups: Sequence[str], *, re
 
 
 def _say(run: OpenRun, messages: Sequence[Message]) -> None:
-    """On `control`, in one transaction."""
+    """Write the messages to `control`, in one transaction."""
     producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
     producer.start()
     producer.commit([codec.to_record(message, "control", 0, run=run.run_id) for message in messages])

@@ -25,7 +25,8 @@ from rftstream.weights.store import ObjectStore
 
 
 def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: int) -> None:
-    """Makes `version` the newest in force. ConfigError, naming those there are, if it has no good checkpoint."""
+    """Make `version` the newest in force. ConfigError if it has no good checkpoint; the text names those that there
+    are."""
     producer = transport.producer(f"{run_id}.trainer", timeout_s=60.0)
     producer.start()  # from here on no trainer gives up a checkpoint
     try:

@@ -1,4 +1,4 @@
-"""What stands on `control`: who is in force, what the run should do, what was said of it as a whole."""
+"""The state that `control` describes: who is in force, what the run should do, and what was said of it as a whole."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ from rftstream.transport.base import Transport
 
 @dataclass(slots=True)
 class ControlView:
-    """The newest of each kind on `control`; None what was never said or was taken back."""
+    """The newest message of each kind on `control`; None for what was never said or was taken back. `read_control`
+    makes it, or a reader that calls `absorb` for each record in order."""
 
     manifest: RunManifest | None = None
+    """The description of the run."""
     finished: RunFinished | None = None
+    """Why and with which version the run has finished."""
     ended: TasksEnded | None = None
+    """Why no more tasks are made."""
     state: RunState | None = None
+    """What the run should do."""
     trimmed: Trimmed | None = None
+    """What was deleted of the run; see `deleted`."""
     claims: dict[str, Claim] = field(default_factory=dict)
+    """The newest claim of each role."""
     retries: dict[bytes, Request] = field(default_factory=dict)
     """Requests to put dead groups back that were not answered, by their keys."""
 

@@ -1,17 +1,17 @@
-"""The one rule for topics that a single role writes: which of their records are in force. All readers ask it.
+"""The rule for topics that a single role writes: which of their records are in force. All readers use it.
 
 A record is in force if the epoch under which it was written was claimed for the role that writes the topic, and if it
 follows from what stands before it. Anything else is foreign: somebody else wrote it, or it is damaged. It changes
 nothing for anybody, and is passed over.
 
-- On `control` claims of a role follow one another by one. The first good manifest is the manifest. What the trainer
+- On `control`, claims of a role follow one another by one. The first good manifest is the manifest. What the trainer
   and the feeder say there (`finished`, `trimmed`, `end`) counts under the epoch that is in force at this place, and
   `trimmed` may contradict neither the log's ends nor what was said before.
 - On `weights` and `steps` each record names a version of its writer's epoch, newer than the one before.
-- On `batches` a record belongs to the chain of batches, which roles/assembly.py puts together.
+- On `batches` a record belongs to the chain of batches, which roles/trainer/assembly.py puts together.
 
 A claim is on the log before anything else of its epoch, but a reader may see another topic first. So on an epoch that
-it does not know it reads `control` to its end, and only then it decides.
+it does not know, it reads `control` to its end, and only then decides.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ CONTROL = TopicPartition("control", 0)
 RULED = frozenset(("control", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
 """Topics that the rule is about."""
 PASSED_OVER = frozenset(("control", "weights", "steps"))
-"""Those of which a record that cannot be decoded is passed over, too: the next one says all that it said."""
+"""Topics on which a record that cannot be decoded is passed over, too: the next record says all that it said."""
 
 
 class RecordsInForce:
-    """Judges records as a reader meets them. Each reader of a log has one of its own, and hands it the records of a
-    topic in order, from the beginning of the topic; handed the same record again it says the same again."""
+    """Judges records as a reader meets them.
+
+    Each reader of a log has one of its own, and hands it the records of a topic in order, from the beginning of the
+    topic. Handed the same record again, it gives the same answer again."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -53,23 +55,24 @@ class RecordsInForce:
         self._has_manifest = False
         self._trimmed: Trimmed | None = None
         self._next_offset = 0
-        """On `control`: all below was judged."""
+        """The offset on `control` below which everything was judged."""
         self._newest: dict[tuple[str, str], tuple[VersionName, int]] = {}
-        """By topic and model: the newest version, and where the last record stands that is not foreign."""
+        """The newest version, and the offset of the last record that is not foreign, by topic and model."""
         self._names: defaultdict[str, set[VersionName]] = defaultdict(set)
-        """By topic: versions that stand there."""
+        """The versions that stand on each topic."""
         self._foreign: dict[tuple[str, int], str] = {}
-        """Of topics with one partition: offset -> why the record there is foreign."""
+        """Why a record is foreign, by topic and offset. These topics have one partition."""
         self._is_compacted: bool | None = None
 
     def check(self, record: Record, message: Message) -> None:
-        """ForeignRecord unless the record is in force. TransportError if the log does not answer: ask again."""
+        """Raise ForeignRecord unless the record is in force. TransportError if the log does not answer; the caller then
+        asks again."""
         if record.topic in RULED and (why := self._why_foreign(record, message)) is not None:
             raise ForeignRecord(f"foreign: {why}", where=str(record))
 
     def decode(self, record: Record) -> Message | None:
-        """The message of a record, None of a tombstone. ContractError if it cannot be decoded; ForeignRecord if it is
-        not in force, or cannot be decoded on a topic where that is the same."""
+        """Return the message of a record, None for a tombstone. ContractError if it cannot be decoded. ForeignRecord if
+        it is not in force, or if it cannot be decoded on a topic of PASSED_OVER."""
         if record.value is None:
             return None
         try:
@@ -82,8 +85,8 @@ class RecordsInForce:
         return message
 
     def messages(self, records: Iterable[Record]) -> Iterator[tuple[Record, Message | None]]:
-        """Records with their messages, None for tombstones. What is foreign or cannot be decoded is left out: looking
-        on must not end a run, and roles say so."""
+        """Yield records with their messages, None for tombstones. Records that are foreign or cannot be decoded are
+        left out: for somebody who only looks, they must not end a run, and the roles report them."""
         for record in records:
             try:
                 yield record, self.decode(record)
@@ -93,7 +96,8 @@ class RecordsInForce:
     # ------------------------------------------------------------------------------------------ epochs
 
     def _is_claimed(self, role: str, epoch: int) -> bool:
-        """Whether the role was ever taken under this epoch. Looks at the end of `control` before it says no."""
+        """Return whether the role was ever claimed under this epoch. It reads `control` to its end before it says
+        no."""
         known = self._claims.get(role)
         for settled in (False, True):  # an open transaction may hide a claim
             if known is None or epoch > known.epoch:
@@ -104,12 +108,12 @@ class RecordsInForce:
         return 1 <= epoch <= known.epoch
 
     def _rules(self, role: str, epoch: int) -> bool:
-        """Whether the role is held under this epoch at the place of `control` that is judged."""
+        """Return whether the role is held under this epoch at the place of `control` that is judged."""
         known = self._claims.get(role)
         return self._may_lack_claims() if known is None else epoch == known.epoch
 
     def _read_on(self, *, settled: bool) -> None:
-        """Judges `control` up to its end; `settled` as for `Admin.end_offsets`."""
+        """Judge `control` up to its end; `settled` as for `Admin.end_offsets`."""
         end = self._transport.admin.end_offsets("control", settled=settled)[CONTROL]
         if end <= self._next_offset:
             return
@@ -118,13 +122,13 @@ class RecordsInForce:
         try:
             for records in read_to_ends(self._transport, reader, {CONTROL: end}):
                 for _ in self.messages(records):
-                    pass  # judging is all
+                    pass  # the records only have to be judged
             self._next_offset = max(self._next_offset, end)
         finally:
             reader.close()
 
     def _may_lack_claims(self) -> bool:
-        """Whether claims may have been compacted away: runs of before the rule have such a `control`."""
+        """Return whether claims may have been compacted away. Runs from before the rule have such a `control`."""
         if self._is_compacted is None:
             self._is_compacted = self._transport.admin.topics()["control"].compacted
         return self._is_compacted
@@ -165,7 +169,7 @@ class RecordsInForce:
             self._foreign[place] = why
         else:
             self._names[record.topic].add(name)
-            # What a trainer writes that was replaced is its own, and out of force by the rule of weights/lineage.py.
+            # A replaced trainer may still write versions; by the rule of weights/lineage.py they are out of force.
             self._newest[key] = (name if newest is None else max(newest, name, key=_in_order)), record.offset
         return why
 
@@ -202,7 +206,8 @@ class RecordsInForce:
         return None
 
     def _contradiction(self, said: Trimmed) -> str | None:
-        """What is deleted was there before, and stays deleted."""
+        """Return why the record contradicts the log, or None. What it deletes must have been there, and must stay
+        deleted."""
         before = self._trimmed
         if before is not None and (said.version < before.version or said.sequence < before.sequence):
             return f"it takes back that what is below version {before.version} was deleted"
@@ -219,7 +224,7 @@ class RecordsInForce:
 
 
 def writer_epoch(record: Record) -> int:
-    """The epoch under which a record says it was written; -1 if it says none."""
+    """Return the epoch under which a record says it was written; -1 if it says none."""
     text = record.header("writer_epoch") or b""
     return int(text) if text.isdigit() and len(text) < 20 else -1
 

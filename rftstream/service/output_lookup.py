@@ -17,11 +17,11 @@ class OutputLookup:
     """
 
     def __init__(self, transport: Transport, *, bodies: bool = False) -> None:
-        """`bodies`: whether the records that are found have their values."""
+        """Look on this log; `bodies` says whether the records that are found have their values."""
         self._transport = transport
         self._bodies = bodies
         self._ends: dict[TopicPartition, int] = {}
-        """Where the partitions ended before the commit that was tried last."""
+        """The ends of the partitions before the commit that was tried last."""
 
     def note_ends(self, places: Collection[TopicPartition]) -> None:
         """Remember where these partitions end, so that what is written now can be looked for there."""

@@ -1,7 +1,8 @@
-"""What former owners of partitions saved, read before their work is begun.
+"""Reading what former owners of partitions saved, before the work of these partitions is begun.
 
-The order matters. First the stable positions: from then on nobody else can commit anything for these partitions. Then
-the ends of what was saved, past all transactions that are still open. Whatever was committed lies below them.
+The order matters. First the stable positions are asked for: from then on nobody else can commit anything for these
+partitions. Then the ends of what was saved are asked for, when no transaction is open. Whatever was committed lies
+below them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from rftstream.transport.base import Member, Position, Reader, Transport
 
 
 class PartialsRestore:
-    """Reads what former owners of some partitions have saved. ConcurrentService makes it when it comes to own them,
-    calls `advance` until that returns True, takes `positions`, and calls `close`; it makes another if the partitions
-    change meanwhile. `places`: the partitions, with the numbers of their assignments."""
+    """Reads what former owners of some partitions have saved. OwnedPartitions makes it when the worker comes to own
+    them, calls `advance` until that returns True, takes `positions`, and calls `close`. It makes another if the
+    partitions change meanwhile. `places` are the partitions, with the numbers of their assignments."""
 
     def __init__(
         self, transport: Transport, member: Member, places: Mapping[TopicPartition, int], topic: str | None = None
     ) -> None:
-        """`topic`: where what is not finished was saved, if the role does so."""
+        """Ask for positions and ends. `topic` holds what was saved; None if the role saves nothing."""
         self.places = dict(places)
         self.positions: Mapping[TopicPartition, Position] = member.committed(list(places))
         self.reader: Reader | None = None
@@ -33,7 +34,7 @@ class PartialsRestore:
             self.reader = transport.reader(dict.fromkeys(self._ends, 0))
 
     def advance(self, step: SavingStep) -> bool:
-        """Hand the step some of it; return whether that was all. It may fail for now, and go on later."""
+        """Hand the step some of what was saved; return whether that was all. If it raises, it is called again."""
         if self.reader is None:
             return True
         if not self._has_begun:

@@ -1,4 +1,4 @@
-"""What a role is: a declaration, and a step that sees messages and returns messages.
+"""Roles: a role is a declaration, and a step that sees messages and returns messages.
 
 A step never sees a client, a position of another process, or the wall clock (it gets a Clock). The loop polls,
 decodes, calls the step, and commits what it returned together with the positions; a step that was interrupted is
@@ -44,7 +44,7 @@ ManifestCheck = Callable[["RunManifest"], None]
 """Raises ConfigError if the worker was given other settings than the run that the manifest describes."""
 
 FOREVER = math.inf
-"""`idle_s`: nothing to do until a record arrives."""
+"""The value of `idle_s` for a step that has nothing to do until a record arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Publish:
     value: bytes | None = None
     """The message encoded, where a step needed the bytes itself."""
     key: bytes | None = None
-    """Of a tombstone; a message has its own."""
+    """The key of a tombstone; a message has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Saved:
     number: int
     outputs: tuple[Publish, ...]
     leaves: bool = False
-    """Once this is on the log the item is given back."""
+    """Whether the item is given back once this is on the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ConcurrentStep(Protocol):
 
     @property
     def room(self) -> int:
-        """How many more items it takes. Asked before each poll; the service starts at most so many."""
+        """How many more items the step takes. The service asks before each poll, and starts at most so many."""
 
     def follow(self, received: Received) -> None:
         """Take a record of a followed topic. Called for all of them in log order, from the first one on."""
@@ -129,26 +129,26 @@ class ConcurrentStep(Protocol):
         out for any of them afterwards."""
 
     def not_begun(self) -> Collection[int]:
-        """Items that wait for something and have nothing to be saved. Called when the worker is to leave; the service
-        then drops them."""
+        """Return items that wait for something and have nothing to be saved. Called when the worker is to leave; the
+        service then drops them."""
 
     def advance(self) -> Sequence[Done]:
         """Do a bounded slice of work; return what finished in it, each item once. Called in every slice, also with
         nothing in hand. StopRule: the run cannot go on; what was handed out before is committed first."""
 
     def idle_s(self) -> float:
-        """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some. Asked
-        after a slice in which nothing happened."""
+        """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
+        brings some. Asked after a slice in which nothing happened."""
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
-        """Return the one record that an undecodable one still yields downstream, and what goes with it. Called instead
-        of `start`, if at least the ids could be read; the service adds the dead letter."""
+        """Return the one record that an undecodable one still yields downstream, and what goes with it. The service
+        calls this instead of `start` if at least the ids could be read, and adds the dead letter."""
 
     def health(self) -> Mapping[str, object]:
-        """What people see of its state. Called at any time between two slices."""
+        """Return what people see of its state. Called at any time between two slices."""
 
     def close(self) -> None:
-        """Release what it holds. Called once, last; nothing that is still in hand is published."""
+        """Release what the step holds. Called once, last; nothing that is still in hand is published."""
 
 
 class SavingStep(ConcurrentStep, Protocol):
@@ -162,7 +162,7 @@ class SavingStep(ConcurrentStep, Protocol):
         """Forget what was known of these partitions of the kept topic. Called before they are read (again)."""
 
     def restore_partials(self, records: Sequence[Record]) -> None:
-        """Take what stands on the kept topic in partitions that this worker owns now. Called after `forget`, several
+        """Take records of the kept topic, in partitions that this worker owns now. Called after `forget`, several
         times, in log order; tombstones included."""
 
     def save(self, *, leaving: bool) -> Sequence[Saved]:
@@ -190,8 +190,8 @@ class SingleStep(Protocol):
 
     @property
     def outlives_the_run(self) -> bool:
-        """Whether it has work left when the run is finished (`done` says when that is done, too). Asked before the
-        claim, and after each slice of reading once the run is finished."""
+        """Whether the step has work left when the run is finished; `done` then says when that work is done. Asked
+        before the claim, and after each slice of reading once the run is finished."""
 
     def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Build the state from the log and return from where each partition is read on. Called when `claim` is on the
@@ -212,7 +212,8 @@ class SingleStep(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether enough is in hand. Asked before each poll; while it is, what the role consumes stays on the log."""
+        """Whether the step has enough in hand. Asked before each poll; while it has, the topics that the role consumes
+        stay unread."""
 
     def advance(self) -> SingleTransaction | None:
         """Do a bounded slice of work; return the next transaction, if there is one. Called only when the transaction
@@ -224,12 +225,12 @@ class SingleStep(Protocol):
         added, or one with nothing but dead letters. Not called where the outcome is unknown: then `recover` comes."""
 
     def idle_s(self) -> float:
-        """How long `advance` need not be called: 0 while there is work, FOREVER if only a record brings some. Asked
-        after a slice in which nothing was read or published."""
+        """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
+        brings some. Asked after a slice in which nothing was read or published."""
 
     def paused(self, paused: bool) -> None:
-        """Begin nothing new while `paused`; end what was begun. Called after `recover`, whenever `control` was read,
-        and when the process is to leave; the same value may come again."""
+        """Begin nothing new while `paused`, and end what was begun. Called after `recover`, whenever `control` was
+        read, and when the process is to leave. The same value may come again."""
 
     def draining(self) -> None:
         """Bring the run to its end: no new work is admitted. Called after `recover` and whenever `control` was read, as
@@ -237,8 +238,8 @@ class SingleStep(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether it has begun something of which a transaction will come, even while it is paused. Asked while the
-        process is to leave: it goes on until this is False."""
+        """Whether the step has begun something from which a transaction will come, even while it is paused. Asked while
+        the process is to leave: the process goes on until this is False."""
 
     def leave(self) -> None:
         """Save a successor some work. Called at most once, when the process was told to leave and nothing is pending;
@@ -246,58 +247,62 @@ class SingleStep(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do, ever. Asked in each slice; the process ends when it is."""
+        """Whether nothing is left to do, ever. Asked in each slice; the process ends when this is True."""
 
     def health(self) -> Mapping[str, object]:
-        """What people see of its state. Called at any time between two slices, also before `recover`."""
+        """Return what people see of its state. Called at any time between two slices, also before `recover`."""
 
     def close(self) -> None:
-        """Release what it holds. Called once, last, also where `recover` was never called."""
+        """Release what the step holds. Called once, last, also where `recover` was never called."""
 
 
 class Wakeup(Protocol):
     """Something with a file descriptor that becomes readable, such as a socket or a SelfPipe."""
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """Return the descriptor."""
 
 
 class SourceStep(Protocol):
-    """The step of a source. The loop calls, in this order: `follow` for everything on the followed topics so far, then
-    `advance` and `committed` in turns, with `follow` in between, and at the end `draining` and `close`.
+    """The work of a source. SourceService calls, in this order: `follow` for everything on the followed topics so far,
+    then `advance` and `committed` in turns, with `follow` in between, and at the end `draining` and `close`.
 
-    What it takes in from outside must be able to come again until the step has answered, and it answers only in
-    `committed`: a worker that dies before that has written it, or not. To write it once all the same, the role
-    follows its own output, and the step answers at once what is on the log already. Keys of records name what they are
-    about, so that the loop can find them on the log.
-    """
+    The step answers whoever is outside only in `committed`. Until then what was taken in must be able to come again: a
+    worker that dies before has written its output, or has not. To write it once all the same, the role follows its own
+    output, and the step answers at once what is on the log already. Keys of records name what they are about, so that
+    the loop can find them on the log."""
 
     def follow(self, received: Received) -> None:
-        """A record of a followed topic: those that stood there when the worker started come before `advance`."""
+        """Take a record of a followed topic. Those that stood there when the worker started come before `advance`."""
 
     def advance(self) -> tuple[Publish, ...]:
-        """A bounded slice of work that does not wait; the outputs of the next transaction, or () if there are none.
+        """Do a bounded slice of work that does not wait; return the outputs of the next transaction, or () for none.
 
         Called only while the run is running, and not before `committed` was called for the outputs before."""
 
     def committed(self, outputs: tuple[Publish, ...]) -> None:
-        """These outputs, which `advance` returned, are on the log for good."""
+        """Take note that these outputs, which `advance` returned, are on the log for good."""
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """What ends a wait when it becomes readable; `advance` reads from all of them, or every wait ends at once."""
+        """Return what ends a wait when it becomes readable. `advance` must read from all of them, or every wait ends at
+        once."""
 
     def idle_s(self) -> float:
-        """Seconds until `advance` has to be called if nothing wakes the worker; FOREVER if only that brings work."""
+        """Return the seconds until `advance` has to be called if nothing wakes the worker; FOREVER if it need not
+        be."""
 
     def draining(self) -> None:
-        """The worker is to leave: take nothing more in from outside. `advance` is called until `busy` is False."""
+        """Take nothing more in from outside: the worker is to leave. `advance` is called until `busy` is False."""
 
     @property
     def busy(self) -> bool:
-        """Whether something was taken in from outside of which a transaction will come."""
+        """Whether something was taken in from outside from which a transaction will come."""
 
-    def health(self) -> Mapping[str, object]: ...
+    def health(self) -> Mapping[str, object]:
+        """Return what people see of its state."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the step holds. Called once, last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,8 +312,8 @@ class Role:
     spec: RoleSpec
     step: ConcurrentStep | SingleStep | SourceStep
     after_the_end: Callable[[Log], bool] | None = None
-    """Single roles: what a process that starts when the run is finished does still, without taking the role. It is
-    called until it returns True; None: nothing."""
+    """What a process of a single role still does if the run is finished when it starts. It does not take the role. This
+    is called until it returns True; None: nothing."""
 
 
 class RunPlace(Protocol):
@@ -337,7 +342,7 @@ class RunPlace(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext:
-    """What `workers.<role>.build` composes a role from."""
+    """The parts from which `workers.<role>.build` makes a role's step."""
 
     config: RunConfig
     folder: RunPlace
@@ -353,15 +358,15 @@ class RoleContext:
     check_manifest: ManifestCheck
 
     def open_store(self, *, patience_s: float | None = None) -> ObjectStore:
-        """The run's object store. `patience_s`: for who has something better to do than to wait."""
+        """Return the run's object store. `patience_s` is for callers that have something better to do than to wait."""
         return self.make_store(patience_s)
 
 
 class Log:
-    """Reading the log outside the loop: what a recovering role does, and everybody who looks at a run."""
+    """A log as it is read outside of the loop: by a recovering role, and by everybody who looks at a run."""
 
     def __init__(self, transport: Transport, rule: RecordsInForce | None = None) -> None:
-        """`rule`: that of a reader which goes on where this one ends."""
+        """Read through this transport. `rule` is that of a reader which goes on where this one ends."""
         self.transport = transport
         self.rule = rule or RecordsInForce(transport)
 
@@ -374,8 +379,8 @@ class Log:
         settled: bool = False,
         partitions: Collection[int] | None = None,
     ) -> Iterator[Record]:
-        """Everything on the topic (or on some of its partitions) up to its end at the time of the call; `settled` as
-        for `Admin.end_offsets`."""
+        """Yield everything on the topic (or on some of its partitions) up to its end at the time of the call. `settled`
+        is as for `Admin.end_offsets`."""
         admin = self.transport.admin
         ends = admin.end_offsets(topic, settled=settled, partitions=partitions)
         begins = admin.begin_offsets(topic)
@@ -390,8 +395,8 @@ class Log:
             reader.close()
 
     def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
-        """As `read`, decoded; tombstones have no message. Records of foreign contracts, and those that are not in
-        force, are passed over. ContractError for one that cannot be decoded and cannot be done without."""
+        """Yield what `read` yields, decoded; tombstones have no message. Records of foreign contracts and records that
+        are not in force are passed over. ContractError for one that cannot be decoded and cannot be done without."""
         for record in self.read(topic, start=start):
             if record.value is not None and codec.is_foreign(record):
                 log.error("%s: of no contract of this topic; passed over", record)
@@ -402,7 +407,8 @@ class Log:
                 log.error("%s; passed over", error)
 
     def in_force(self, topic: str) -> Iterator[tuple[Record, Message | None]]:
-        """As `messages`, for who only looks on: without a word, and without what cannot be decoded."""
+        """Yield records in force, for callers that only look. Others, and records that cannot be decoded, are left out
+        silently."""
         return self.rule.messages(self.read(topic))
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:
@@ -415,7 +421,7 @@ class Log:
 
 
 def read_records(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
-    """The records at these places of the log, by offset; those that are not there (any more) are left out."""
+    """Return the records at these offsets, by offset. Records that are not there (any more) are left out."""
     admin = transport.admin
     begin, end = admin.begin_offsets(place.topic).get(place, 0), admin.end_offsets(place.topic).get(place, 0)
     wanted = sorted(offset for offset in offsets if begin <= offset < end)

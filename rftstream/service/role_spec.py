@@ -1,4 +1,4 @@
-"""What is declared of a role: its name, its topics, how many there are, and what it takes to start one.
+"""The declaration of a role: its name, its topics, how many workers it has, and what it takes to start one.
 
 The declaration of each role stands in `rftstream/roles/<role>/__init__.py`; everything that must know which roles
 there are (the commands, the supervisor, the simulation, metrics, estimates, docs) reads it from there.
@@ -44,10 +44,11 @@ def _no_metrics() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
-    """The declaration of a role. Cheap to import: what it takes to build the role is named by `build`."""
+    """The declaration of a role. `rftstream/roles/__init__.py` lists them all. It is cheap to import: `build` only
+    names what it takes to build the role."""
 
     name: str
-    """In `--role`, logs, claims and metrics; also its consumer group."""
+    """Its name in `--role`, logs, claims and metrics; also the name of its consumer group."""
     kind: RoleKind
     """Which loop drives it."""
     build: str

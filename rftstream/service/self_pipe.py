@@ -21,6 +21,7 @@ class SelfPipe:
         os.set_blocking(self._write_fd, False)
 
     def fileno(self) -> int:
+        """Return the descriptor that is readable after `ring`."""
         return self._read_fd
 
     def ring(self) -> None:
@@ -35,5 +36,6 @@ class SelfPipe:
                 pass
 
     def close(self) -> None:
+        """Close both ends. Nobody may call `ring` afterwards."""
         os.close(self._read_fd)
         os.close(self._write_fd)

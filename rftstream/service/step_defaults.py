@@ -14,27 +14,27 @@ from rftstream.service.role import FOREVER, Received
 
 
 class SingleStepDefaults:
-    """A single step that never has enough in hand, never ends by itself, and has nothing to do when it is paused,
-    drained, told to leave or closed."""
+    """A base of single steps. By default a step never has enough in hand, never ends by itself, and does nothing when
+    it is paused, drained, told to leave or closed."""
 
     @property
     def outlives_the_run(self) -> bool:
-        """False: it leaves as soon as the run is finished."""
+        """Return False: the step leaves as soon as the run is finished."""
         return False
 
     @property
     def full(self) -> bool:
-        """False: it takes whatever is on the log."""
+        """Return False: the step takes whatever is on the log."""
         return False
 
     @property
     def busy(self) -> bool:
-        """False: it begins nothing outside of `advance`."""
+        """Return False: the step begins nothing outside of `advance`."""
         return False
 
     @property
     def done(self) -> bool:
-        """False: it works until the run is finished."""
+        """Return False: the step works until the run is finished."""
         return False
 
     def undecodable(self, record: Record, error: ContractError) -> None:
@@ -45,7 +45,7 @@ class SingleStepDefaults:
         return FOREVER
 
     def paused(self, paused: bool) -> None:
-        """Go on: what it does is bounded by what it is given."""
+        """Go on: what the step does is bounded by what it is given."""
 
     def draining(self) -> None:
         """Go on: the end comes by the log."""
@@ -58,7 +58,7 @@ class SingleStepDefaults:
 
 
 class ConcurrentStepDefaults:
-    """A concurrent step that follows no topic, has nothing to report and nothing to release."""
+    """A base of concurrent steps. By default a step follows no topic, reports nothing and releases nothing."""
 
     def follow(self, received: Received) -> None:
         """Pass over the record."""

@@ -1,4 +1,4 @@
-"""Which records of a partition are finished, when they finish in any order; and how the commit says so.
+"""Keeping track of the finished records of a partition, which finish in any order, and saying so in commits.
 
 The committed position is the low-water offset: everything below it is finished. What is finished above it travels
 as metadata: run lengths from the low-water offset on, alternately open and finished (`3,5,1,2`: three open, five
@@ -17,16 +17,18 @@ _DIGITS = string.digits + string.ascii_lowercase
 
 
 class PartitionTracker:
-    """Which records of a partition are open and which are finished. ConcurrentService makes one for each assignment of
-    a partition, calls `deliver` for each record, and for each commit `position_after`, then `committed`."""
+    """Knows which records of a partition are open and which are finished.
+
+    OwnedPartitions makes one for each assignment of a partition. It calls `deliver` for each record, and for each
+    commit `position_after`, then `committed`."""
 
     def __init__(self, committed: Position) -> None:
         self.position = committed
-        """As it was committed last."""
+        """The position that was committed last."""
         self._open: dict[int, None] = {}
-        """Delivered and not committed as finished, in order."""
+        """Offsets that were delivered and are not committed as finished, in order."""
         self._finished = decode_finished(committed)
-        """Above the low-water; at first what predecessors finished."""
+        """Finished offsets above the low-water offset; at first those that predecessors finished."""
 
     @property
     def low_water(self) -> int:
@@ -34,7 +36,7 @@ class PartitionTracker:
         return self.position.offset
 
     def deliver(self, offset: int) -> bool:
-        """Whether the record is still to be done."""
+        """Take note of a delivered record. Return whether it is still to be done."""
         if offset < self.low_water or offset in self._finished:
             return False
         self._open[offset] = None
@@ -42,12 +44,13 @@ class PartitionTracker:
 
     @property
     def num_open(self) -> int:
-        """Records that were delivered and are not committed as finished."""
+        """The number of records that were delivered and are not committed as finished."""
         return len(self._open)
 
     def position_after(self, offsets: list[int], next_offset: int) -> tuple[Position, list[int]]:
-        """What to commit when these open offsets are finished too, and those of them that the metadata has no room
-        for (the highest ones; they are to be held back). `next_offset` is the member's delivery position."""
+        """Return the position to commit when these open offsets are finished too, and those of them that the metadata
+        has no room for. The latter are the highest ones, and are to be held back. `next_offset` is the member's
+        delivery position."""
         taken = sorted(offsets)
         position = self._position(taken, next_offset)
         if len(position.metadata) <= MAX_METADATA_BYTES:
@@ -67,7 +70,7 @@ class PartitionTracker:
         return encode_position(still_open, finished, max(next_offset, self.low_water))
 
     def committed(self, position: Position, offsets: list[int]) -> None:
-        """The position was committed, with these offsets finished."""
+        """Take note that the position was committed, with these offsets finished."""
         for offset in offsets:
             self._open.pop(offset, None)
         self.position = position
@@ -76,10 +79,11 @@ class PartitionTracker:
 
 
 def encode_position(still_open: list[int], finished: set[int], next_offset: int) -> Position:
-    """Low-water and metadata, given the open offsets, the finished ones and where delivery stands.
+    """Return the low-water offset and the metadata, given the open offsets, the finished ones and where delivery
+    stands.
 
-    Below `next_offset` everything that is not open is finished or was never a record; above it, what a predecessor
-    finished is, and nothing else."""
+    Below `next_offset`, everything that is not open is finished or was never a record. From there on, only what a
+    predecessor finished is finished."""
     end = max(max(finished, default=-1) + 1, next_offset)
     ordered = sorted(still_open) + [offset for offset in range(next_offset, end) if offset not in finished]
     if not ordered:
@@ -97,7 +101,8 @@ def encode_position(still_open: list[int], finished: set[int], next_offset: int)
 
 
 def decode_finished(position: Position) -> set[int]:
-    """Offsets at or above the low-water that the metadata says are finished."""
+    """Return the offsets at or above the low-water offset that are finished according to the metadata. ContractError if
+    the metadata is not of this form."""
     finished: set[int] = set()
     if not position.metadata:
         return finished

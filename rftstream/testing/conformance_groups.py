@@ -14,13 +14,16 @@ from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position
 
 
 def begin(member: Member) -> None:
-    """Every owned partition where the group stands."""
+    """Position every owned partition where the group stands."""
     for place, position in member.committed(member.assignment()).items():
         member.seek(place, position.offset)
 
 
 class GroupConformance(BenchFixtures):
+    """Tests of members that share work, come, go, fall silent and come back."""
+
     def test_members_share_the_partitions(self, bench: Bench) -> None:
+        """Each member owns a fair share of the partitions, and together the members read every record once."""
         topic = bench.topic(6)
         group = bench.group(topic)
         members = []
@@ -40,6 +43,7 @@ class GroupConformance(BenchFixtures):
         bench.settle(members, topic)
 
     def test_groups_do_not_share_with_each_other(self, bench: Bench) -> None:
+        """Each of two groups reads all records."""
         topic = bench.topic(2)
         bench.write([new(topic, number % 2, f"{number}") for number in range(10)])
         for _ in range(2):
@@ -49,6 +53,7 @@ class GroupConformance(BenchFixtures):
             assert sorted(texts(take(transport, member, 10)), key=int) == [f"{number}" for number in range(10)]
 
     def test_partitions_of_one_number_go_together(self, bench: Bench) -> None:
+        """A member of a group on two topics owns partitions of the same numbers on both."""
         tasks, partials = bench.topic(4), bench.topic(4, compacted=True)
         group = bench.group(tasks, partials)
         members = [bench.join(group, tasks, partials) for _ in range(2)]
@@ -62,6 +67,7 @@ class GroupConformance(BenchFixtures):
             assert len(of_tasks) == 2
 
     def test_a_new_partition_gives_nothing_before_it_was_positioned(self, bench: Bench) -> None:
+        """A newly owned partition gives no record before `seek`."""
         topic = bench.topic()
         group = bench.group(topic)
         bench.write([new(topic, 0, f"{number}") for number in range(5)])
@@ -75,6 +81,7 @@ class GroupConformance(BenchFixtures):
         assert member.position(place) > bench.all_records(topic)[4].offset
 
     def test_paused_partitions_give_nothing_and_keep_their_place(self, bench: Bench) -> None:
+        """A paused partition gives no record and wakes nobody. It stays assigned, and goes on after `resume`."""
         topic = bench.topic(2)
         group = bench.group(topic)
         transport, member = bench.join(group, topic)
@@ -102,7 +109,7 @@ class GroupConformance(BenchFixtures):
         begin(member)
         records = {text: record for record in take(transport, member, 10) for text in texts([record])}
         finished = ["0", "1", "5", "8"]
-        # What stands beside the position is the caller's; here it is as long as it may be.
+        # The metadata beside the position belongs to the caller. Here it is as long as it may be.
         beside = ",".join(str(records[text].offset) for text in finished[2:]).ljust(MAX_METADATA_BYTES)
         bench.producer(transport).commit(
             [new(target, 0, text) for text in finished],
@@ -144,7 +151,7 @@ class GroupConformance(BenchFixtures):
         (kept,) = first[1].assignment()
         producer.commit([new(target, 0, "kept")], positions={kept: Position(0, "kept")}, snapshot=first[1].snapshot())
         assert texts(bench.all_records(target)) == ["kept"]
-        # What was refused is gone with its transaction: the next one of this producer does not bring it along.
+        # The refused records are gone: the producer's next transaction does not bring them along.
         assert bench.transport.admin.committed(group) == {lost: Position(0), kept: Position(0, "kept")}
 
     def test_a_partition_that_came_back_is_another_assignment(self, bench: Bench) -> None:
@@ -164,7 +171,7 @@ class GroupConformance(BenchFixtures):
         producer = bench.producer(first[0])
         with pytest.raises(AssignmentLost):
             producer.commit([new(target, 0, "old work")], positions={away: Position(0, "old")}, snapshot=old)
-        # It starts afresh: nothing before it is positioned again.
+        # The member starts afresh: it gets nothing before it positions the partition again.
         for _ in range(5):
             assert away not in {record.place for record in first[1].poll()}
         producer.commit([new(target, 0, "new work")], positions={away: Position(0)}, snapshot=first[1].snapshot())
@@ -185,7 +192,7 @@ class GroupConformance(BenchFixtures):
         producer = bench.producer(silent[0])
         with pytest.raises(AssignmentLost):
             producer.commit([new(target, 0, "zombie")], positions={place: Position(0, "zombie")}, snapshot=old)
-        # It is back as soon as it looks again, under other numbers.
+        # The member is back as soon as it looks again, under other numbers.
         bench.settle([silent, alive], topic)
         for place, number in silent[1].assignment().items():
             assert old.assignment.get(place) != number

@@ -14,6 +14,7 @@ _PATIENCE_S = 240.0
 
 
 def write_many(transport: Transport, topic: str, writer: int, num_records: int) -> None:
+    """Write `num_records` records, one of several writers at the same time."""
     producer = transport.producer(f"{topic}-writer-{writer}")
     producer.start()
     width = transport.admin.topics()[topic].partitions
@@ -22,7 +23,7 @@ def write_many(transport: Transport, topic: str, writer: int, num_records: int) 
 
 
 def carry_all(transport: Transport, group: str, source: str, target: str, worker: int, total: int) -> int:
-    """Carries until everything has arrived; how many of it were this one's."""
+    """Carry records until all have arrived. Return how many this worker carried."""
     me = CarryingWorker(transport, group, source, target, name=f"{group}-worker-{worker}")
     carried = 0
     until = time.monotonic() + _PATIENCE_S
@@ -30,7 +31,7 @@ def carry_all(transport: Transport, group: str, source: str, target: str, worker
         num = me.turn()
         carried += num
         if num == 0:
-            # Cheap first: what has arrived is counted only once nothing lags any more.
+            # The cheap look comes first: arrivals are counted only once nothing lags any more.
             lag = sum(transport.admin.lag(group, source).values())
             if lag == 0 and len(read_all(transport, [target], bodies=False)) >= total:
                 return carried
@@ -40,7 +41,7 @@ def carry_all(transport: Transport, group: str, source: str, target: str, worker
 
 
 def write_transactions(transport: Transport, first: str, second: str, num_transactions: int) -> None:
-    """Each has 10 records on `first` and 10 on `second`."""
+    """Write transactions of 10 records on `first` and 10 on `second`."""
     producer = transport.producer(f"{first}-writer")
     producer.start()
     for number in range(num_transactions):
@@ -50,7 +51,8 @@ def write_transactions(transport: Transport, first: str, second: str, num_transa
 
 
 def watch_transactions(transport: Transport, first: str, second: str, num_transactions: int) -> int:
-    """Reads while they are written; how often it looked. Up to each end of the log there are whole ones only."""
+    """Read while transactions are written, and return how often it looked. Up to each end of the log there are whole
+    ones only."""
     places = TopicPartition(first, 0), TopicPartition(second, 0)
     readers = {place: transport.reader({place: 0}) for place in places}
     seen: dict[TopicPartition, list[Record]] = {place: [] for place in places}
@@ -61,7 +63,7 @@ def watch_transactions(transport: Transport, first: str, second: str, num_transa
             end = transport.admin.end_offsets(place.topic)[place]
             while reader.position(place) < end and time.monotonic() < until:
                 seen[place] += reader.poll(max_records=37)
-            # What it has read beyond that end may be the beginning of what was committed meanwhile.
+            # Records beyond that end may be the beginning of a transaction that was committed meanwhile.
             counts = Counter(record.key for record in seen[place] if record.offset < end)
             assert set(counts.values()) <= {10}, f"part of a transaction was visible: {counts}"
         looks += 1
@@ -72,6 +74,7 @@ def watch_transactions(transport: Transport, first: str, second: str, num_transa
 
 
 def echo(transport: Transport, there: str, back: str, num: int) -> None:
+    """Send each record of one topic back on another."""
     reader = transport.reader({TopicPartition(there, 0): 0})
     producer = transport.producer(f"{there}-echo")
     producer.start()
@@ -81,7 +84,7 @@ def echo(transport: Transport, there: str, back: str, num: int) -> None:
 
 
 def call(transport: Transport, there: str, back: str, num: int) -> list[float]:
-    """Seconds from a call to its echo."""
+    """Send calls one by one, and return the seconds from each to its echo."""
     reader = transport.reader({TopicPartition(back, 0): 0})
     producer = transport.producer(f"{there}-call")
     producer.start()
@@ -100,6 +103,8 @@ def call(transport: Transport, there: str, back: str, num: int) -> list[float]:
 
 
 class TogetherConformance(BenchFixtures):
+    """Tests of many processes at once, and of waiting."""
+
     def test_many_at_once_lose_nothing_and_double_nothing(self, bench: Bench) -> None:
         source, target = bench.topic(8), bench.topic(8)
         group = bench.group(source)
@@ -124,7 +129,7 @@ class TogetherConformance(BenchFixtures):
     def test_wait_ends_soon_after_a_commit(self, bench: Bench) -> None:
         there, back = bench.topic(), bench.topic()
         _, times_s = bench.harness.peers([(echo, (there, back, 20)), (call, (there, back, 20))])
-        # The first one waits for the other process to be there.
+        # The first call also waits for the other process to start.
         assert sorted(times_s[1:])[len(times_s) // 2] < bench.harness.wake_up_s
 
     def test_wait_returns_at_once_if_there_is_something(self, bench: Bench) -> None:

@@ -12,7 +12,10 @@ from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 
 class TransactionConformance(BenchFixtures):
+    """Tests of transactions, positions without a group membership, claims and fencing."""
+
     def test_records_and_positions_commit_together(self, bench: Bench) -> None:
+        """Another connection sees the records and the position of one transaction."""
         source, first, second = bench.topic(2), bench.topic(2), bench.topic()
         group = bench.group(source)
         place = TopicPartition(source, 1)
@@ -27,6 +30,8 @@ class TransactionConformance(BenchFixtures):
         assert other.admin.committed(group)[place] == Position(1, "beside")
 
     def test_of_a_failed_transaction_nothing_is_visible(self, bench: Bench) -> None:
+        """If one record is too large, neither the other records nor the position change. The producer can commit
+        again."""
         source, first, second = bench.topic(), bench.topic(2), bench.topic(max_record_bytes=100)
         group = bench.group(source)
         place = TopicPartition(source, 0)
@@ -43,6 +48,7 @@ class TransactionConformance(BenchFixtures):
         assert texts(bench.all_records(first, second)) == ["again"]
 
     def test_metadata_has_a_limit_and_is_kept_up_to_it(self, bench: Bench) -> None:
+        """Metadata of MAX_METADATA_BYTES is kept. One byte more is RecordTooLarge, and nothing is written."""
         source, target = bench.topic(), bench.topic()
         group = bench.group(source)
         place = TopicPartition(source, 0)
@@ -55,7 +61,7 @@ class TransactionConformance(BenchFixtures):
         assert bench.transport.admin.committed(group)[place] == Position(0, longest)
 
     def test_a_single_role_goes_on_where_it_stood(self, bench: Bench) -> None:
-        """Reads by position, commits for a group without being its member."""
+        """A single role reads by position, and commits for a group without being a member of it."""
         source, target = bench.topic(2), bench.topic()
         group = bench.group(source)
         bench.write([new(source, number % 2, f"{number}") for number in range(20)])
@@ -120,7 +126,7 @@ class TransactionConformance(BenchFixtures):
         assert texts(bench.all_records(topic)) == ["0", "1", "2", "3"]
 
     def test_of_several_claims_the_latest_is_in_force(self, bench: Bench) -> None:
-        """start, read, claim: whoever writes later has read the claims before it."""
+        """A process starts, reads, and claims. So a later writer has read the claims before its own."""
         control, work = bench.topic(), bench.topic()
         name = bench.name("role")
         claimants = []

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated run, and how often. Which of it happens when is drawn from the seed."""
+"""What can go wrong in a simulated run, and how often. The seed decides what happens when."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ class Kill(BaseException):
 
 
 class PowerLoss(BaseException):
-    """All of them at once, and the newest of the log may be lost."""
+    """A simulated power loss: all processes end at once, and the newest records of the log may be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """At most so many of each. The seed chooses between those that can happen at a point."""
+    """The most faults of each kind in a simulation. The seed chooses between those that can happen at a point."""
 
     share: float = 0.02
     """Chance, at each point, that something happens. Points: between two ticks of a process; before and after each
     commit, while it is open and while it is marked; before and after each start of a producer and each object that is
     put into the store; before each question to the log, each snapshot of a membership and each deletion."""
     roles: tuple[str, ...] = ()
-    """What happens to a process happens to those of these roles alone; (): to all."""
+    """Roles whose processes may have faults. Empty: all roles."""
     kills: int = 0
-    """SIGKILL; started again a while later."""
+    """A process is killed (SIGKILL), and started again a while later."""
     pauses: int = 0
-    """Not ticked for up to 40 s, at any point: long enough for a session to expire and a successor to come."""
+    """A process is not ticked for up to 40 s, at any point. That is long enough for a session to expire and a successor
+    to come."""
     restarts: int = 0
-    """SIGTERM: finishes what is in hand, leaves, is started again."""
+    """A process gets SIGTERM. It finishes what is in hand, leaves, and is started again."""
     takeovers: int = 0
     """A second process of a single role is started while the first one lives."""
     joins: int = 0
-    """One more explorer or verifier, which stays."""
+    """One more explorer or verifier is started, and stays."""
     aborts: int = 0
     """A commit fails and nothing of it is visible, or a producer cannot be started just now."""
     unknowns: int = 0
@@ -54,11 +55,12 @@ class Faults:
     drains: int = 0
     """A user drains the run."""
     retries: int = 0
-    """A user asks for groups to be put back: dead ones, some of them a second time, now and then one that is not."""
+    """A user asks for groups to be put back: dead ones, some of them a second time, and now and then one that is not
+    dead."""
     strangers: int = 0
     """Somebody writes a record on a topic that a role alone writes (testing/foreign.py)."""
     power_losses: int = 0
-    """All processes end at once, and of what was committed the newest may be missing, as from an embedded log."""
+    """All processes end at once. Of what was committed the newest may be missing, as from an embedded log."""
 
 
 _WHERE = {
@@ -76,11 +78,11 @@ _WHERE = {
     "strangers": {BETWEEN},
     "power_losses": None,
 }
-"""Points at which each can happen; None: at all of them."""
+"""Kind of fault -> the points at which it can happen; None: at all of them."""
 
 
 class FaultPlan:
-    """Draws them."""
+    """Draws the faults of a simulation by its seed. The FaultInjector asks it at each point."""
 
     def __init__(self, faults: Faults, random: Random) -> None:
         self._share = faults.share
@@ -90,7 +92,7 @@ class FaultPlan:
         self.happened: Counter[str] = Counter()
 
     def draw(self, point: str, role: str) -> str | None:
-        """What happens here to a process of this role, if anything does."""
+        """Return the fault that happens here to a process of this role, or None."""
         if not self._left or (self._roles and role not in self._roles) or self._random.random() >= self._share:
             return None
         possible = [name for name in sorted(self._left) if (where := _WHERE[name]) is None or point in where]
@@ -103,19 +105,20 @@ class FaultPlan:
         return name
 
     def stop(self) -> None:
-        """Nothing goes wrong any more."""
+        """Let nothing go wrong any more."""
         self._left.clear()
 
 
 class FaultScript(FaultPlan):
-    """These and no others, one after the other, each as soon as its point comes."""
+    """A plan of given faults, one after the other. Each happens as soon as its point comes."""
 
     def __init__(self, *steps: tuple[str, str | None, str, int]) -> None:
-        """Point, role (None: any), kind, and how often the point is passed by before."""
+        """Take steps of: point, role (None: any), kind, and how often the point is passed by before."""
         super().__init__(Faults(), Random(0))
         self._steps = list(steps)
 
     def draw(self, point: str, role: str) -> str | None:
+        """Return the next fault of the script if this is its point, else None."""
         if not self._steps or point != self._steps[0][0] or self._steps[0][1] not in (None, role):
             return None
         where, who, name, skipped = self._steps.pop(0)
@@ -126,4 +129,5 @@ class FaultScript(FaultPlan):
         return name
 
     def stop(self) -> None:
+        """Forget the rest of the script."""
         self._steps.clear()

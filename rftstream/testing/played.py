@@ -17,7 +17,8 @@ from rftstream.transport.base import Transport
 
 
 def played_records(transport: Transport, run: str, entries: Iterable[tuple[str, int, Message]]) -> list[NewRecord]:
-    """Records of topic, partition and message. Before each that needs it, the claims that its writer would have."""
+    """Return the records for entries of topic, partition and message. Before each record that needs a claim stands the
+    claim that its writer would have."""
     entries = list(entries)
     if not any(topic in RULED for topic, _, _ in entries):
         return [codec.to_record(message, topic, partition, run=run) for topic, partition, message in entries]
@@ -35,7 +36,7 @@ def played_records(transport: Transport, run: str, entries: Iterable[tuple[str, 
 
 
 def _writer(topic: str, message: Message, claimed: dict[str, int]) -> tuple[str, int]:
-    """The role that writes it, and under which epoch."""
+    """Return the role that writes the message, and the epoch under which it does."""
     match message:
         case Claim():
             return message.role, message.epoch

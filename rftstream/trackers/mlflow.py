@@ -1,10 +1,10 @@
 """MLflow: a run of the experiment, found again by its tag; steps in force as metrics `train/...`, evaluations as
 `eval/...`.
 
-What is there already says a tag of the run, written after the metrics that it speaks of. Cut off between the two,
-those metrics are written once more with equal steps and times, which a store in a database holds once. Of a trainer
-that went back the steps that were trained again stand beside the first ones, for MLflow deletes no point; the metric
-`train/trainer_epoch` tells them apart.
+A tag of the run says what was written. It is written after the metrics that it speaks of. If the process ends between
+the two, these metrics are written once more with equal steps and times, and a store in a database holds them once. When
+a trainer went back, the steps that it trained again stand beside the first ones, since MLflow deletes no point; the
+metric `train/trainer_epoch` tells them apart.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from rftstream.trackers.tracked import TrackedRun, point
 
 RUN_TAG, WRITTEN_TAG = "rftstream.run", "rftstream.written"
 MAX_METRICS, MAX_PARAMS, MAX_VALUE = 1000, 100, 6000
-"""Of one request; characters of a parameter."""
+"""Limits of one request: number of metrics, number of parameters, and characters of a parameter's value."""
 
 
 class Mlflow:
+    """A run of an MLflow experiment, as `TrackingService` describes it. `open_trackers` makes it."""
+
     def __init__(self, experiment: str, run: TrackedRun) -> None:
         self._experiment, self._tracked = experiment, run
         self._client: Any = None
         self._run_id = ""
 
     def open(self) -> Written:
+        """Find the run by its tag, or make it, and return what its tag says was written. ConfigError without the
+        package."""
         try:
             from mlflow import MlflowClient
         except ImportError as error:
@@ -56,6 +60,7 @@ class Mlflow:
         return run
 
     def write(self, news: Sequence[News], written: Written) -> None:
+        """Write the records as metrics; then write the tag that says so."""
         from mlflow.entities import Metric, RunTag
 
         metrics = [
@@ -69,12 +74,13 @@ class Mlflow:
         self._client.log_batch(self._run_id, tags=[tag])
 
     def close(self, *, ended: bool) -> None:
-        """KILLED is MLflow's word for what was left before its end."""
+        """End the run as FINISHED, or as KILLED, MLflow's word for a run that was left before its end."""
         self._client.set_terminated(self._run_id, "FINISHED" if ended else "KILLED")
 
 
 def _name(name: str) -> str:
-    """As MLflow takes it: other characters become _, and but one / since no name may be a folder of another."""
+    """Return a name that MLflow takes. Other characters become _. Only the first / stays, since no name may be a
+    folder of another."""
     section, slash, rest = name.partition("/")
     return re.sub(r"[^\w\-. :/]", "_", section + slash + rest.replace("/", "."), flags=re.ASCII)[:250]
 

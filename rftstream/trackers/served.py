@@ -1,7 +1,8 @@
 """Trackers behind a service: a thread of its own talks to it, so that nobody waits for one that is slow or away.
 
-What a service has already is asked of it (or kept beside the run): a tracker that starts again goes on from there. One
-that does not answer is asked again, after longer and longer pauses; meanwhile the log keeps what is to be written.
+A tracker that starts asks the service what it has already (or reads it beside the run), and goes on from there. A
+service that does not answer is asked again, after longer and longer pauses. Meanwhile the log keeps what is to be
+written.
 """
 
 from __future__ import annotations
@@ -17,39 +18,48 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
 
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""Seconds before the second try, and at most before any try."""
 CLOSE_S = 60.0
-"""To write the rest when the run leaves."""
+"""Most seconds to write the rest when the run leaves."""
 
 News = StepRecord | EvalResult
+"""A record that a tracker shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a service has: everything up to here."""
+    """How far a service has written the log: it has everything up to here."""
 
     epoch: int = 0
-    """Of the newest step."""
+    """Trainer epoch of the newest step."""
     version: int = 0
+    """Version of the newest step."""
     evaluations: int = 0
-    """So many of those that stand on `evals`, from the first on."""
+    """Number of records of `evals`, counted from the first, that the service has."""
 
 
 class TrackingService(Protocol):
+    """The client of a tracking service. `ServedTracker` calls it in a thread of its own: `open` once, then `write`,
+    and `close` at the end. A call that raises is tried again, except after a ConfigError."""
+
     def open(self) -> Written:
-        """Finds the run there, or makes it. ConfigError where trying again can't help; any other error is tried
-        again."""
+        """Find the run at the service, or make it there, and return what the service has. ConfigError if trying
+        again cannot help."""
 
     def write(self, news: Sequence[News], written: Written) -> None:
-        """In the order of the log; what the service has afterwards. May be called again with the same after an
-        error."""
+        """Write records, given in the order of the log. `written` is what the service has afterwards. After an
+        error, the same call may come again."""
 
     def close(self, *, ended: bool) -> None:
-        """`ended`: the run is over, else it may be resumed."""
+        """End the run at the service. `ended` says whether the run is over; otherwise it may be resumed."""
 
 
 class ServedTracker:
+    """A tracker behind a service, as `Tracker` describes it. `open_trackers` makes it. Its thread talks to the
+    service; `update` and `close` pass records to the thread."""
+
     def __init__(self, name: str, service: TrackingService, say: Callable[[str], None]) -> None:
-        """`say` is called by `update` and `close` alone, in their thread."""
+        """Start the thread. `say` is called only by `update` and `close`, in the thread that calls these."""
         self._name, self._service, self._say = name, service, say
         self._news: queue.SimpleQueue[Sequence[News] | None] = queue.SimpleQueue()
         self._troubles: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -60,11 +70,13 @@ class ServedTracker:
         self._thread.start()
 
     def update(self, news: Sequence[News]) -> None:
+        """Pass records to the thread, and report what went wrong since the last call. Nothing is waited for."""
         if news:
             self._news.put(tuple(news))
         self._tell()
 
     def close(self, *, ended: bool) -> None:
+        """Wait until all is written and the service is closed, but at most CLOSE_S."""
         self._ended = ended
         self._leaving.set()
         self._news.put(None)
@@ -94,7 +106,7 @@ class ServedTracker:
                 return
 
     def _insist(self, act: Callable[[], object]) -> bool:
-        """Until it is done; False if that is hopeless, or the run leaves meanwhile."""
+        """Do `act`, again until it is done. False if that is hopeless, or if the run leaves meanwhile."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -113,14 +125,16 @@ class ServedTracker:
 
 
 class Unwritten:
-    """Of the news since the beginning of the log, those that a service does not have."""
+    """Picks out of the records since the beginning of the log those that a service does not have. The thread makes
+    it when the service is open, and calls `take` with all records."""
 
     def __init__(self, written: Written) -> None:
         self._had = self.written = written
         self._evaluations = 0
 
     def take(self, news: Sequence[News]) -> list[News]:
-        """In the order of the log, without steps that another one among these has replaced."""
+        """Return the records that are due, in the order of the log, without steps that another one among these has
+        replaced. Afterwards `written` counts them as written."""
         due: list[News] = []
         for one in news:
             if isinstance(one, EvalResult):
@@ -140,5 +154,5 @@ class Unwritten:
 
 
 def _replaces(step: StepRecord, other: News) -> bool:
-    """Whether its trainer went back behind the other one."""
+    """Return whether the step's trainer went back behind the other step."""
     return isinstance(other, StepRecord) and other.name.version >= step.name.version

@@ -1,8 +1,9 @@
 """TensorBoard's event files: a scalar for each metric of each step in force (`train/...`) and evaluation (`eval/...`).
 
-A file begins with a session start at step 0, and where a trainer went back, one at the first step that it trains again:
-by these TensorBoard drops what it knew from there on (tensorboard/backend/event_processing/event_accumulator.py). Files
-of earlier starts stay: one who looks on would get stuck at a file that vanishes.
+A file begins with a session start at step 0. Where a trainer went back, it has another one at the first step that is
+trained again. At a session start TensorBoard drops what it knew from that step on
+(tensorboard/backend/event_processing/event_accumulator.py). Files of earlier starts stay, since a TensorBoard that is
+open would get stuck at a file that vanishes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from rftstream.errors import ConfigError
 
 
 class TensorBoard:
+    """The event file of one start of the run, as `Tracker` describes it. `open_trackers` makes it."""
+
     def __init__(self, folder: Path) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
@@ -27,7 +30,7 @@ class TensorBoard:
             ) from None
         self._events, self._summaries = event_pb2, summary_pb2
         self._version = 0
-        """The newest that was written."""
+        """Newest version that was written."""
         self._evaluated: dict[str, int] = {}
         """Evaluation -> the newest version that was written."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,6 +38,8 @@ class TensorBoard:
         self._start(0)
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
+        """Write the steps and evaluations. If a trainer went back, begin a session there first, so that TensorBoard
+        drops its old steps."""
         steps: dict[int, StepRecord] = {}
         results: dict[tuple[str, int], EvalResult] = {}
         for one in news:
@@ -49,13 +54,14 @@ class TensorBoard:
             self._write("train", version, step.recorded_at, step.metrics)
             self._version = version
         for (evaluation, version), result in sorted(results.items()):
-            if version > self._evaluated.get(evaluation, -1):  # an older one comes in its place at the next start
+            if version > self._evaluated.get(evaluation, -1):  # an older one is written in its place at the next start
                 self._write(f"eval/{evaluation}", version, result.evaluated_at, result.metrics)
                 self._evaluated[evaluation] = version
         if news:
             self._writer.flush()
 
     def close(self, *, ended: bool) -> None:
+        """Close the file."""
         self._writer.close()
 
     def _go_back(self, version: int) -> None:

@@ -1,4 +1,4 @@
-"""What trackers behind a service are told: which run it is, and its records as points."""
+"""What trackers behind a service are told: which run it is, and the run's records as points."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
+    """The run that a tracker shows. The session of `rftstream run` makes it, and `open_trackers` passes it on."""
+
     folder: Path
     """The run folder."""
     created_at: float
-    """As the run's manifest says: another run of the same name is another one there, too."""
+    """Time in the run's manifest, in seconds since the Unix epoch. It tells runs of the same name apart."""
     config: Mapping[str, Any]
     """The resolved settings, secrets left out."""
 
     @property
     def name(self) -> str:
+        """The run's name: that of its folder."""
         return self.folder.name
 
     @property
     def key(self) -> str:
-        """The same after each resume, wherever the folder is."""
+        """The run's id at the service. It stays the same after each resume, wherever the folder is."""
         return hashlib.sha256(f"{self.name}/{self.created_at!r}".encode()).hexdigest()[:24]
 
 
 def point(one: StepRecord | EvalResult) -> tuple[int, float, dict[str, float]]:
-    """Version, time, and named values."""
+    """Return a record's version, its time in seconds since the Unix epoch, and its values by name."""
     if isinstance(one, EvalResult):
         values = {f"eval/{one.evaluation}/{name}": value for name, value in one.metrics.items()}
         return one.name.version, one.evaluated_at, values

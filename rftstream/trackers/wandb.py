@@ -1,11 +1,11 @@
 """Weights & Biases: one run there for each run here, also over resumes; steps in force as `train/...`, evaluations as
 `eval/...`, both over `version`.
 
-What was written is kept beside the run (`wandb/written.json`), since offline there is nobody to ask. Each row has a
-dense number as W&B's own step: rows that are written again after a cut are dropped there by it. Of a trainer that went
-back the steps that were trained again stand beside the first ones; `train/trainer_epoch` tells them apart.
+What was written is kept beside the run (`wandb/written.json`), since offline there is nobody to ask. The rows are
+numbered without gaps, and the number is W&B's own step; so W&B drops rows that are written again after a cut. When a
+trainer went back, the steps that it trained again stand beside the first ones; `train/trainer_epoch` tells them apart.
 
-Neither the command line nor the environment, packages, code or console output go there: keys may stand in them.
+Neither command line, environment, packages, code nor console output are sent, since keys may stand in them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ from rftstream.trackers.served import CLOSE_S, News, Written
 from rftstream.trackers.tracked import TrackedRun, point
 
 LOCAL_MODES = ("offline", "disabled", "dryrun")
+"""Values of WANDB_MODE with which nothing is sent, so that no key is needed."""
 
 
 class WeightsAndBiases:
+    """A run at Weights & Biases, as `TrackingService` describes it. `open_trackers` makes it."""
+
     def __init__(self, project: str, run: TrackedRun) -> None:
         self._entity, _, self._project = project.rpartition("/")
         self._tracked = run
         self._state = run.folder / "wandb" / "written.json"
         self._rows = 0
-        """Written so far."""
+        """Number of rows written so far."""
         self._run: Any = None
 
     def open(self) -> Written:
+        """Begin the run or go on with it, and return what `written.json` says was written. ConfigError without a key
+        or the package."""
         if os.environ.get("WANDB_MODE") not in LOCAL_MODES and not _has_key(os.environ):
             raise ConfigError(
                 "trackers.wandb: WANDB_API_KEY is not set, expected the key in the environment; export it, run `wandb "
@@ -81,6 +86,7 @@ class WeightsAndBiases:
         return Written()
 
     def write(self, news: Sequence[News], written: Written) -> None:
+        """Write a row for each record; then write down in `written.json` that it was done."""
         for number, (version, at, values) in enumerate(map(point, news), self._rows):
             self._run.log({**values, "version": version, "_timestamp": at}, step=number)
         self._rows += len(news)
@@ -94,11 +100,13 @@ class WeightsAndBiases:
         os.replace(new, self._state)
 
     def close(self, *, ended: bool) -> None:
+        """End the run. Weights & Biases makes no difference between runs that are over and runs that may be resumed."""
         self._run.finish()
 
 
 def _has_key(environment: Mapping[str, str]) -> bool:
-    """In the environment, or where `wandb login` puts it: without one, wandb would ask for it at the terminal."""
+    """Return whether there is a key in the environment, or where `wandb login` puts it. Without one, wandb would ask
+    for it at the terminal."""
     if environment.get("WANDB_API_KEY"):
         return True
     host = urlsplit(environment.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

@@ -90,8 +90,8 @@ class Reader(Protocol):
         """Return what is there now, fairly over the partitions that are not paused. Never blocks.
 
         The service loop calls it in each round. At least one record is returned if there is any, however large it is.
-        Afterwards `position` stands behind the records that were returned. PositionMissing if a position lies beyond
-        the end of its partition."""
+        Afterwards `position` stands behind the records that were returned. It raises PositionMissing if a
+        position lies beyond the end of its partition."""
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Make `offset` the next one to read. The loop calls it to read again what a step could not take.
@@ -143,7 +143,7 @@ class Member(Protocol):
         for it that is under way is dropped."""
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
-        """Return records as `Reader.poll` does, of the owned partitions that are not paused; keeps the member alive.
+        """Return records of the owned partitions that are not paused, as `Reader.poll` does. It keeps the member alive.
 
         A newly owned partition delivers nothing until `seek` has positioned it: its owner first asks `committed`, then
         says where to begin."""

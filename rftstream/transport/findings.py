@@ -1,4 +1,4 @@
-"""What a look at a system finds: each thing with what was found, what is wanted, and what to do about it."""
+"""What the checks of a system find: for each thing what was found, what is wanted, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rftstream.transport.base import TopicSettings
 
 
 class Level(StrEnum):
+    """How bad a finding is."""
+
     ok = "ok"
+    """Nothing has to be done."""
     warning = "warning"
     """It works, and something will be slow or is a risk."""
     problem = "problem"
@@ -20,28 +23,34 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
+    """One thing that a check looked at. The checks of a system make findings, and the commands print them."""
+
     level: Level
+    """How bad it is."""
     what: str
+    """The name of the thing."""
     found: str
+    """What was found."""
     wanted: str = ""
-    """Empty where anything will do."""
+    """What was expected; empty where anything will do."""
     todo: str = ""
-    """Empty where it is ok."""
+    """What a person should do; empty where the level is ok."""
     exit_code: int = 1
-    """Of the command, if it is a problem."""
+    """The exit code of the command, if this is a problem."""
 
 
 class ServerLook(Protocol):
-    """What only a log that is kept by servers has: `transport.admin.look`, where there is one."""
+    """What can be asked of a log that is kept by servers. Such a transport has it as `transport.admin.look`."""
 
     def broker(self) -> list[Finding]:
-        """Version and settings of the brokers."""
+        """Return findings about the version and the settings of the brokers."""
 
     def topic_differences(self, wanted: Mapping[str, TopicSettings]) -> dict[str, list[str]]:
-        """Topic -> settings that it should have been made with and has not (any more), a sentence each."""
+        """Return, for each topic, the settings that differ from those it should have been made with, a sentence
+        each."""
 
     def members(self, groups: Collection[str]) -> dict[str, list[str]]:
-        """Group -> who is in it now."""
+        """Return the members of each group now, as text for people. Groups without members are left out."""
 
     def delete_groups(self, groups: Collection[str]) -> list[str]:
-        """Forgets groups with their positions; those that there were."""
+        """Delete consumer groups with their positions. Return the names of those that existed."""

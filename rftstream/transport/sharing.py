@@ -1,4 +1,7 @@
-"""Who of a group owns which partition: sticky, balanced, the same for every log that shares work out itself."""
+"""Sharing out partitions among the members of a group. Owners change rarely, and all get about as much.
+
+Every transport uses this rule.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ def share_out(
     num_partitions: Mapping[str, int],
     owners: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Member -> its topics, and who owns what so far, give who owns what from now on.
+    """Return who owns each partition from now on.
 
-    Topics with the same subscribers are shared out together, so that whoever owns a partition of one owns the
-    partition of the same number of the others. Nobody has two more of these than another, and a partition changes
-    hands only where that needs it. Deterministic: member numbers order what is otherwise equal.
-    """
+    `members` maps members to their topics, `num_partitions` topics to their widths, and `owners` partitions to the
+    members that own them so far. Topics with the same subscribers are shared out together, so that whoever owns a
+    partition of one topic owns the partitions of the same number of the others. Shares of such topics differ by one
+    number at most, and a partition changes hands only where that needs it. The result is deterministic: member numbers
+    order what is otherwise equal."""
     together: dict[frozenset[int], list[str]] = {}
     for topic in sorted(num_partitions):
         subscribers = frozenset(member for member, topics in members.items() if topic in topics)
@@ -43,7 +47,7 @@ def _share_numbers(
     owners: Mapping[TopicPartition, int],
     load: Mapping[int, int],
 ) -> dict[int, int]:
-    """Partition number -> member, for topics that go together."""
+    """Return the member that gets each partition number, for topics that are shared out together."""
     held: dict[int, list[int]] = {member: [] for member in subscribers}
     for number in range(width):
         so_far: Counter[int] = Counter()
@@ -52,9 +56,9 @@ def _share_numbers(
             if owner is not None and owner in held:
                 so_far[owner] += 1
         if so_far:
-            # The one who has most of them; the older member where two have as many.
+            # The number stays with the member that owns most of its partitions; with the older one if two own as many.
             held[min(so_far, key=lambda member: (-so_far[member], member))].append(number)
-    # Those who hold most now take the places for one more, so that the fewest partitions move.
+    # The members that hold most now get the larger shares, so that the fewest partitions move.
     ordered = sorted(subscribers, key=lambda member: (-len(held[member]), load.get(member, 0), member))
     base, extra = divmod(width, len(ordered))
     room = {member: base + (index < extra) for index, member in enumerate(ordered)}

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Pauses in seconds before the second try, and at most before any."""
 CONNECT_S = 10.0
+"""Most seconds to connect to S3."""
 PART_BYTES = 32 * 1024 * 1024
+"""Size in bytes from which an object goes to S3 in parts, and of a part."""
 MAX_PARTS = 10_000
 """Most parts that S3 takes for an object."""
 NUM_UPLOADS = 4

@@ -17,12 +17,12 @@ MASTER = "master"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = (MASTER, *MOMENTS)
 REFERENCE = "reference"
-"""Masters of a renewed one."""
+"""Kind of the masters of a renewed reference."""
 
 
 class Shards:
-    """Without ZeRO: every process has all, and DeepSpeed only adds up gradients. All methods are called by all ranks
-    alike, with the same arguments but for values."""
+    """Masters and moments without ZeRO: every process has all of them, and DeepSpeed only adds up gradients.
+    `shards_of` makes it. All ranks call every method alike, with the same arguments but for values."""
 
     def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
         self._engine, self._parameters, self._shapes = engine, parameters, shapes
@@ -37,16 +37,17 @@ class Shards:
         return self._engine.optimizer  # type: ignore[no-any-return]
 
     def _masters(self) -> list[Tensor]:
-        """What the optimizer steps, as it lies in this process."""
+        """Return what the optimizer steps, as it lies in this process."""
         return [one for group in self._optimizer.param_groups for one in group["params"]]
 
     def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next step."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
 
     def step(self, lr: float, max_grad_norm: float) -> float:
-        """With the gradients that the last backward pass completed; their norm. If that is not a number, or infinite,
-        nothing has changed. The gradients are gone in both cases."""
+        """Take a step with the gradients of the last backward pass, and return their norm. If the norm is NaN or
+        infinite, nothing has changed. The gradients are gone in both cases."""
         gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm):
@@ -59,16 +60,17 @@ class Shards:
         return norm
 
     def gather(self, kind: str, name: str) -> Tensor:
-        """The whole tensor in every process, float32; a master may be the parameter itself."""
+        """Return the whole tensor in every process, float32. A master may be the parameter itself."""
         parameter = self._parameters[name]
         return parameter.detach() if kind == MASTER else self._optimizer.state[parameter][kind]
 
     def put(self, kind: str, name: str, value: Tensor) -> None:
-        """The opposite; `refresh` once all are there."""
+        """Write a whole tensor into the masters or moments. Call `refresh` when all are there."""
         self.gather(kind, name).copy_(value)
 
     @property
     def num_steps(self) -> float:
+        """Number of steps that the optimizer has taken."""
         return float(self._optimizer.state[self._masters()[0]]["step"])
 
     @num_steps.setter
@@ -77,23 +79,26 @@ class Shards:
             self._optimizer.state[master]["step"].fill_(value)
 
     def forget_moments(self) -> None:
+        """Set the moments and the number of steps to 0."""
         self.num_steps = 0.0
         for master in self._masters():
             for kind in MOMENTS:
                 self._optimizer.state[master][kind].zero_()
 
     def copy(self) -> list[Tensor]:
-        """This process's part."""
+        """Return a copy of this process's part of masters and moments."""
         return [one.detach().clone() for one in self._state()]
 
     def restore(self, copied: list[Tensor]) -> None:
+        """Put back what `copy` returned."""
         self._put(self._state(), copied)
 
     def copy_masters(self) -> list[Tensor]:
-        """This process's part of them alone."""
+        """Return a copy of this process's part of the masters."""
         return [one.detach().clone() for one in self._masters()]
 
     def restore_masters(self, copied: list[Tensor]) -> None:
+        """Put back what `copy_masters` returned."""
         self._put(self._masters(), copied)
 
     def _put(self, places: list[Tensor], copied: list[Tensor]) -> None:
@@ -103,7 +108,7 @@ class Shards:
         self.refresh()
 
     def refresh(self) -> None:
-        """Gives the network what the masters are."""
+        """Give the network the weights that the masters are."""
 
     def _state(self) -> list[Tensor]:
         masters = self._masters()
@@ -111,7 +116,8 @@ class Shards:
 
 
 class ZeroShards(Shards):
-    """ZeRO 1 and 2: of masters and moments (and gradients) each process has a part, of the weights all."""
+    """Masters and moments under ZeRO 1 and 2: each process has a part of them (and of the gradients), and all of the
+    weights."""
 
     def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
         super().__init__(engine, parameters, shapes)
@@ -125,7 +131,8 @@ class ZeroShards(Shards):
         return self._engine.optimizer.optimizer  # type: ignore[no-any-return]
 
     def step(self, lr: float, max_grad_norm: float) -> float:
-        """DeepSpeed finds the norm, over all processes, and leaves a step out itself if it is not finite."""
+        """Take a step. DeepSpeed computes the norm over all processes, and leaves the step out if the norm is not
+        finite."""
         zero = self._engine.optimizer
         zero.clip_grad = max_grad_norm
         self.set_lr(lr)
@@ -133,6 +140,7 @@ class ZeroShards(Shards):
         return math.inf if zero.overflow else float(zero._global_grad_norm)
 
     def gather(self, kind: str, name: str) -> Tensor:
+        """Return the whole tensor in every process, from the parts of all."""
         if kind == MASTER:
             return self._parameters[name].detach()  # in float32 it is the master, and whole
         return self._gather_part(kind, name)
@@ -148,6 +156,7 @@ class ZeroShards(Shards):
         return found.view(self._shapes[name])  # type: ignore[no-any-return]
 
     def put(self, kind: str, name: str, value: Tensor) -> None:
+        """Write this process's part of a whole tensor."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         parameter = self._parameters[name]
@@ -157,11 +166,12 @@ class ZeroShards(Shards):
             safe_set_full_optimizer_state(parameter, value, kind)
 
     def refresh(self) -> None:
+        """Give the network the weights that the masters are."""
         self._engine.optimizer.update_lp_params()
 
 
 class ZeroWeightShards(ZeroShards):
-    """ZeRO 3: of the weights each process has a part, too."""
+    """Masters and moments under ZeRO 3: each process has a part of the weights, too."""
 
     def _link(self) -> None:
         pass
@@ -170,10 +180,11 @@ class ZeroWeightShards(ZeroShards):
         return list(self._engine.optimizer.fp32_partitioned_groups_flat)  # the optimizer has them while it steps only
 
     def gather(self, kind: str, name: str) -> Tensor:
+        """Return the whole tensor in every process, from the parts of all."""
         return self._gather_part(kind, name)
 
     def put(self, kind: str, name: str, value: Tensor) -> None:
-        """A process's part may reach beyond the tensor's end."""
+        """Write this process's part of a whole tensor. The part may reach beyond the tensor's end."""
         zero, parameter = self._engine.optimizer, self._parameters[name]
         part, _ = zero._get_fp32_opt_state_partition(
             parameter, release_swap_buffers=False, optim_state_key=None if kind == MASTER else kind
@@ -184,6 +195,7 @@ class ZeroWeightShards(ZeroShards):
         part.data[: mine.numel()].copy_(mine)
 
     def refresh(self) -> None:
+        """Give the network the weights that the masters are."""
         zero = self._engine.optimizer
         self._engine.empty_partition_cache()
         for number in range(len(zero.fp16_groups)):
@@ -195,13 +207,14 @@ class ZeroWeightShards(ZeroShards):
 def shards_of(
     engine: Any, stage: int, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]
 ) -> Shards:
+    """Return the shards for a stage of ZeRO."""
     cls = {0: Shards, 1: ZeroShards, 2: ZeroShards, 3: ZeroWeightShards}[stage]
     return cls(engine, parameters, shapes)
 
 
 def count_anew() -> None:
-    """ZeRO 3 numbers modules and parameters, goes on with it from model to model, and wants the same in all ranks,
-    some of which may be new."""
+    """Start ZeRO 3's numbers of modules and parameters at 0 again. It goes on counting from model to model, and
+    needs the same numbers in all ranks, some of which may be new."""
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import Init
 

@@ -21,18 +21,21 @@ from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "advantages")
-"""Of a row."""
+"""Names of a row's arrays."""
 
 
 def pack(value: Any) -> bytes:
+    """Return a value as msgpack."""
     return msgspec.msgpack.encode(value)
 
 
 def unpack(data: bytes) -> Any:
+    """Return the value that `pack` was given."""
     return msgspec.msgpack.decode(data)
 
 
 def row_out(row: TrainingRow) -> dict[str, Any]:
+    """Return a row as plain values."""
     return {
         **{name: array_out(getattr(row, name)) for name in ARRAYS},
         "temperature": float(row.temperature),
@@ -44,6 +47,7 @@ def row_out(row: TrainingRow) -> dict[str, Any]:
 
 
 def row_in(value: Mapping[str, Any]) -> TrainingRow:
+    """Return the row that `row_out` was given."""
     arrays: dict[str, Any] = {name: array_in(value[name]) for name in ARRAYS}
     return TrainingRow(
         **arrays,
@@ -56,16 +60,19 @@ def row_in(value: Mapping[str, Any]) -> TrainingRow:
 
 
 def array_out(array: np.ndarray) -> tuple[str, list[int], bytes]:
+    """Return an array as dtype, shape and bytes."""
     return array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes()
 
 
 def array_in(value: Sequence[Any]) -> np.ndarray:
+    """Return the array that `array_out` was given; it can be written to."""
     dtype, shape, data = value
     return np.frombuffer(bytearray(data), dtype=np.dtype(dtype)).reshape(shape)
 
 
 def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
-    """By where its class is and what it was built with, for a loss depends on nothing else."""
+    """Return an algorithm as the place of its class and its config, since a loss depends on nothing else.
+    ConfigError if other processes cannot build it."""
     if isinstance(algorithm, ByTaskset):
         return {"parts": [[algorithm_out(part.algorithm), part.tasksets] for part in algorithm.parts]}
     cls = type(algorithm)
@@ -83,6 +90,7 @@ def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def algorithm_in(value: Mapping[str, Any]) -> Algorithm:
+    """Build the algorithm that `algorithm_out` was given."""
     if "parts" in value:
         rest, *others = [TasksetAlgorithm(algorithm_in(one), tuple(tasksets)) for one, tasksets in value["parts"]]
         return ByTaskset(rest, others)
@@ -92,9 +100,11 @@ def algorithm_in(value: Mapping[str, Any]) -> Algorithm:
 
 
 def spec_out(spec: ModelSpec) -> dict[str, Any]:
+    """Return a model's spec as plain values."""
     return {**dataclasses.asdict(spec), "folder": str(spec.folder)}
 
 
 def spec_in(value: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec that `spec_out` was given."""
     lora = msgspec.convert(value["lora"], LoraSection | None)
     return ModelSpec(**{**value, "folder": Path(value["folder"]), "lora": lora})

@@ -23,7 +23,7 @@ several times as long for short rows, its backward most of all (32 rows of 22 to
 
 
 def register() -> str:
-    """The name for `attn_implementation`."""
+    """Register this attention with transformers, and return its name for `attn_implementation`."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -33,7 +33,8 @@ def register() -> str:
 
 
 def row_lengths(lengths: Sequence[int]) -> Tensor:
-    """What stands for the mask: rows of these lengths, in this order. On the CPU, where the lengths are read."""
+    """Return what stands for the attention mask: the lengths of the rows, in order. It lies on the CPU, where it is
+    read."""
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)[None, None, None]
 
 
@@ -48,7 +49,8 @@ def attend(
     sliding_window: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' function of the same place; query [1, H, P, D], output [1, P, H, D]."""
+    """Compute attention as the function of the same place in transformers does. query [1, H, P, D], output [1, P, H,
+    D]."""
     if attention_mask is None or attention_mask.dtype != torch.int32:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -85,7 +87,7 @@ def _attend_row(
 
 
 def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Which of a row's tokens [length, length] see which, if not all that came before."""
+    """Return which of a row's tokens see which, [length, length]; None if each sees all that come before."""
     if window is None or length <= window:
         return None
     places = torch.arange(length, device=device)

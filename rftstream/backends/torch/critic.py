@@ -33,7 +33,7 @@ HEADS = ("score", "classifier")
 
 
 class ValueModel(nn.Module):
-    """A trunk and a head, as `Network` takes them."""
+    """A trunk and a head with one output, in the form that `Network` takes. `load_critic` makes it."""
 
     def __init__(self, trunk: Any, head: nn.Linear) -> None:
         super().__init__()
@@ -41,31 +41,38 @@ class ValueModel(nn.Module):
 
     @property
     def base_model(self) -> Any:
+        """The trunk, by the name that transformers gives it."""
         return self.trunk
 
     @property
     def config(self) -> Any:
+        """The trunk's config."""
         return self.trunk.config
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return self.head.weight.device
 
     def get_output_embeddings(self) -> nn.Linear:
+        """Return the head, by the name that transformers gives it."""
         return self.head
 
     def forward(self, **inputs: Any) -> Any:
+        """Compute trunk and head."""
         output = self.trunk(**inputs)
         output.logits = self.head(output.last_hidden_state)
         return output
 
     def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
+        """Turn gradient checkpointing on in the trunk."""
         self.trunk.gradient_checkpointing_enable(settings)
 
 
 def load_critic(folder: Path, device: torch.device, *, vocabulary: int) -> ValueModel:
-    """In float32, without dropout. ConfigError for what is no critic: not one output, other tokens, eyes for what comes
-    later. `vocabulary`: of the policy."""
+    """Load a critic in float32, without dropout. `vocabulary` is the policy's.
+
+    ConfigError if it is no critic: it has not one output, has other tokens, or sees what comes later."""
     trunk, head = _parts_of(folder)
     model = ValueModel(trunk, head).to(device).eval()
     known = int(trunk.config.get_text_config().vocab_size)
@@ -80,7 +87,7 @@ def load_critic(folder: Path, device: torch.device, *, vocabulary: int) -> Value
 
 
 def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
-    """Trunk and head."""
+    """Return trunk and head."""
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
     from transformers import logging as transformers_logging
 
@@ -110,7 +117,7 @@ def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
 
 @torch.no_grad()
 def _is_causal(model: ValueModel) -> bool:
-    """Found by trying."""
+    """Return whether no output depends on later tokens, found by trying."""
     one_BT = torch.tensor([[1, 2, 3, 1]], device=model.device)
     other_BT = torch.tensor([[1, 2, 3, 2]], device=model.device)
     states, others = (model.trunk(input_ids=ids, use_cache=False).last_hidden_state for ids in (one_BT, other_BT))
@@ -118,13 +125,15 @@ def _is_causal(model: ValueModel) -> bool:
 
 
 class ValueNetwork(Network):
+    """The critic's network: from a micro-batch to values."""
+
     model: ValueModel
 
     def __init__(self, model: ValueModel, settings: NetworkSettings) -> None:
         super().__init__(model, settings)
 
     def values(self, inputs: Inputs) -> Tensor:
-        """Of what stands before each unmasked token; [B, T] in float32, 0 at masked positions."""
+        """Return the values of what stands before each unmasked token: float32 [B, T], 0 at masked positions."""
         head = self.model.head
         with self._autocast():
             hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
@@ -134,7 +143,7 @@ class ValueNetwork(Network):
 
 
 class CriticPasses(Passes):
-    """Forward and backward passes of one batch through the critic: as many steps as the policy takes."""
+    """The forward and backward passes of one batch through the critic, in as many steps as the policy takes."""
 
     def __init__(
         self, network: ValueNetwork, rows: Sequence[TrainingRow], plan: UpdatePlan, device: torch.device
@@ -145,6 +154,7 @@ class CriticPasses(Passes):
     def accumulate(
         self, minibatch: Minibatch, algorithm: Algorithm, backward: Callable[[Tensor], object] = Tensor.backward
     ) -> float:
+        """Compute the value loss of one step, add its gradients up, and return the loss."""
         total = torch.zeros((), device=self._device)
         for inputs in minibatch.inputs:
             values_BT = self._critic.values(inputs)
@@ -158,17 +168,19 @@ class CriticPasses(Passes):
         return self._losses[-1]
 
     def metrics(self, algorithm: Algorithm) -> dict[str, float]:
+        """Return the critic's metrics of all steps so far."""
         means = {name: float(value) / max(self.num_tokens, 1.0) for name, value in self._sums.items()}
         return {"value_loss": sum(self._losses) / max(len(self._losses), 1), "tflop": self._flops / 1e12, **means}
 
 
 class Critic:
-    """The network, its masters and its optimizer."""
+    """The critic's network, masters and optimizer. `TorchBackend` makes it."""
 
     def __init__(self, network: ValueNetwork, masters: Masters, settings: CriticConfig, device: torch.device) -> None:
         self._network, self._masters, self._settings, self._device = network, masters, settings, device
 
     def learner(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> Learner:
+        """Return the learner of one batch."""
         passes = CriticPasses(self._network, rows, plan, self._device)
         return Learner(
             passes,
@@ -181,7 +193,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+        """Return the values of what stands before each row's unmasked tokens: float32 [T], 0 elsewhere."""
         result = [np.zeros(len(row.token_ids), dtype=np.float32) for row in rows]
         for numbers, inputs in micro_inputs(rows, tokens_per_microbatch, self._network, self._device):
             values_BT = self._network.values(inputs).float().cpu().numpy()
@@ -190,11 +202,12 @@ class Critic:
         return result
 
     def save(self, folder: Path) -> None:
+        """Write masters and moments into a folder."""
         write_tensors(folder / MASTERS_FILE, {name: raw(one) for name, one in self._masters.masters.items()})
         write_tensors(folder / OPTIMIZER_FILE, {name: raw(value) for name, value in self._masters.moments()})
 
     def load(self, folder: Path, device: str) -> bool:
-        """What `save` wrote; False if there is none. ConfigError if it is of another model."""
+        """Take over what `save` wrote; False if there is none. ConfigError if it is of another model."""
         from safetensors.torch import load_file
 
         if not (folder / MASTERS_FILE).is_file():

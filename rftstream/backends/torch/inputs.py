@@ -19,24 +19,29 @@ from rftstream.core.packing import pad_rows
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
+    """A micro-batch on the device. `make_inputs` makes it; a network reads it."""
+
     token_ids: Tensor
     """int64 [B, T - 1] or [1, P]: the last token of a row predicts nothing and is left out."""
     position_ids: Tensor | None
-    """int64 [1, P]; packed only."""
+    """Positions, int64 [1, P]; None for padded rows."""
     lengths: tuple[int, ...]
-    """Tokens of each row that the network reads."""
+    """Number of tokens of each row that the network reads."""
     sources_N: Tensor
-    """For each unmasked token the place in `token_ids`, flat, that predicts it."""
+    """For each unmasked token, the index in the flat `token_ids` that predicts it."""
     targets_N: Tensor
     """The unmasked tokens."""
     rows_N: Tensor
     places_N: Tensor
     temperatures_N: Tensor | None
-    """None: 1 everywhere."""
+    """Temperature of each unmasked token; None if all are 1."""
     rows: MicroBatch
 
 
 def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bool) -> Inputs:
+    """Put rows on the device, padded or packed one after another. ValueError for a loss mask with other values than
+    0 and 1."""
+
     def on_device(array: np.ndarray, dtype: Any = np.int64) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype)).to(device)
 

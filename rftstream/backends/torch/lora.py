@@ -18,10 +18,11 @@ from rftstream.weights.snapshot import RawTensor
 from rftstream.weights.tensors import write_tensors
 
 ADAPTER = "adapter"
-"""Folder in an exported one with the adapters alone."""
+"""Folder in an exported model that holds the adapters alone."""
 
 
 def require() -> None:
+    """Raise ConfigError if the package peft is not installed."""
     try:
         import peft  # noqa: F401
     except ImportError:
@@ -31,8 +32,8 @@ def require() -> None:
 
 
 def add_adapters(model: Any, spec: ModelSpec) -> dict[str, nn.Parameter]:
-    """Puts them in, drawn by torch's generator, and freezes all else. Their parameters by the names that they travel
-    under."""
+    """Add adapters drawn by torch's generator, and freeze all else. Return the adapters' parameters by the names of
+    their files."""
     require()
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -51,7 +52,8 @@ def add_adapters(model: Any, spec: ModelSpec) -> dict[str, nn.Parameter]:
 
 
 def hold_frozen(model: Any, dtype: torch.dtype) -> None:
-    """The matrices that have adapters: half of the memory where products are computed in this type anyway."""
+    """Hold the matrices that have adapters in this dtype. Where products are computed in it anyway, that halves
+    their memory."""
     for layer in _adapted(model):
         layer.get_base_layer().to(dtype)
 
@@ -74,7 +76,7 @@ def _check_targets(model: Any, spec: ModelSpec) -> None:
 
 @contextlib.contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
-    """The model as it was before they were put in."""
+    """Compute without the adapters inside of this context."""
     layers = list(_adapted(model))
     try:
         for layer in layers:
@@ -87,7 +89,7 @@ def adapters_off(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with other ones, for passes without gradients."""
+    """Compute with other adapters inside of this context, for passes without gradients."""
     own = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
@@ -99,12 +101,12 @@ def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
 
 
 def base_names(model: Any) -> list[str]:
-    """Names of the model's own weights, without adapters: as its checkpoint has them."""
+    """Return the names of the model's own weights, without adapters, as its checkpoint has them."""
     return [name.replace(".base_layer.", ".") for name, _ in model.named_parameters() if ".lora_" not in name]
 
 
 def write_merged(folder: Path, spec: ModelSpec, adapters: Mapping[str, RawTensor], names: list[str]) -> None:
-    """The weights that they make of the model, `names`, and the adapters apart."""
+    """Write the merged weights `names` as a model, and the adapters apart."""
     whole = whole_tensors(spec, adapters, names, where=str(folder))
     write_tensors(folder / "model.safetensors", whole, {"format": "pt"})
     (folder / ADAPTER).mkdir()

@@ -27,15 +27,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
+    """How a network computes. A backend makes it from its config."""
+
     autocast: torch.dtype | None
-    """Of matrix products; None: as the weights are."""
+    """Dtype of matrix products; None for that of the weights."""
     max_logits_bytes: int
     packing: bool
-    """Where the model can."""
+    """Whether rows are packed, where the model can."""
 
     @staticmethod
     def of(config: Any, device: torch.device) -> NetworkSettings:
-        """From a backend's config; autocast "auto" means on GPUs only."""
+        """Return the settings in a backend's config. Autocast "auto" means bfloat16 on GPUs only."""
         wished = config.autocast
         return NetworkSettings(
             autocast=torch.bfloat16 if wished == "bfloat16" or (wished == "auto" and device.type == "cuda") else None,
@@ -46,7 +48,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Elements of the model's matrices."""
+    """Numbers of elements of the model's matrices."""
 
     body: int
     head: int
@@ -55,6 +57,7 @@ class _Sizes:
 
     @staticmethod
     def of(model: Any) -> _Sizes:
+        """Count the elements of a model's matrices."""
         head = model.get_output_embeddings()
         linear = [one.weight for one in model.modules() if isinstance(one, nn.Linear) and one is not head]
         by_head = [] if head is None else [head.weight]
@@ -68,7 +71,8 @@ class _Sizes:
 
 
 class Network:
-    """Called from one thread. `model` may be whatever wraps transformers' one, if it is called like it."""
+    """A model from micro-batch to logprobs. A backend makes it, and calls it from one thread. `model` may also be a
+    wrapper that is called like transformers' model."""
 
     def __init__(self, model: Any, settings: NetworkSettings) -> None:
         self.model = model
@@ -85,7 +89,8 @@ class Network:
             log.warning("%s: rows can't be packed for this model, so they are padded", type(model).__name__)
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies [B, T], 0 at masked positions. The head sees only what predicts unmasked tokens."""
+        """Return logprobs and entropies [B, T], 0 at masked positions. The head sees only what predicts unmasked
+        tokens."""
         head = self._head
         with self._within(self.model), self._autocast():
             hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
@@ -104,14 +109,16 @@ class Network:
         return zeros_BT.index_put(places, logprobs_N), zeros_BT.index_put(places, entropy_N)
 
     def within(self, change: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Network:
-        """The same model, changed while it computes. For passes without gradients."""
+        """Return a network of the same model that computes inside of `change`, for passes without gradients."""
         other = copy.copy(self)
         other._within = change
         return other
 
     def flops(self, inputs: Inputs, *, backward: bool) -> float:
-        """Of a forward pass, or of both, from the sizes of the model's matrices: 2 for each weight and token, twice
-        that backward (once for frozen weights), and those of causal attention. Experts of a mixture are not counted."""
+        """Return the operations of a forward pass, or of both passes, computed from the sizes of the model's matrices.
+
+        Each weight and token counts 2, backward twice that (once for frozen weights), and causal attention is added.
+        Experts of a mixture are not counted."""
         attention_size = 4.0 * self._attention_size * sum(length * length for length in inputs.lengths) / 2
         num_tokens, num_targets = sum(inputs.lengths), len(inputs.targets_N)
         forward = 2.0 * (self._sizes.body * num_tokens + self._sizes.head * num_targets)
@@ -121,8 +128,8 @@ class Network:
         return 2 * forward + by_weights + 3 * attention_size
 
     def _hidden(self, inputs: Inputs) -> Tensor:
-        """[B, T - 1, D] or [1, P, D]; logits, where the head can't be taken apart. Padding is on the right, where
-        causal attention never looks, so no attention mask is needed."""
+        """Return the states [B, T - 1, D] or [1, P, D]; logits, where the head cannot be taken apart. Padding is on
+        the right, where causal attention never looks, so no attention mask is needed."""
         more = {} if inputs.position_ids is None else _packed(inputs.position_ids, inputs.lengths)
         if self._head is None:
             return self.model(input_ids=inputs.token_ids, use_cache=False, **more).logits  # type: ignore[no-any-return]
@@ -135,14 +142,15 @@ class Network:
 
 
 def _attention_size(config: Any) -> int:
-    """Layers times their width."""
+    """Return the number of layers times their width."""
     num_heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
     return int(getattr(config, "num_hidden_layers", 0) * num_heads * width)
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
-    """In float32. ConfigError unless its weights have the names of the checkpoint, under which they travel."""
+    """Load a model in float32. ConfigError unless its weights have the names of the checkpoint, under which they
+    travel."""
     from transformers import AutoModelForCausalLM
     from transformers import logging as transformers_logging
 
@@ -159,7 +167,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 
 
 def recompute_activations(model: Any) -> None:
-    """In the backward pass, layer by layer."""
+    """Let the backward pass compute activations again, layer by layer."""
     for module in model.modules():  # transformers does it in training mode only, where there would be dropout
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -170,7 +178,7 @@ def recompute_activations(model: Any) -> None:
 
 
 def compile_layers(model: Any) -> None:
-    """Each by itself: layers are alike, so the code of one serves for all of them."""
+    """Compile each layer by itself. Layers are alike, so the code of one serves for all."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for module in model.modules():
@@ -202,7 +210,8 @@ def _packed(position_ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _has_plain_head(model: Any) -> bool:
-    """Models that do more to their logits than one matrix product (soft caps, scales) are found by trying."""
+    """Return whether logits are one matrix product. Models that do more to them (soft caps, scales) are found by
+    trying."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or model.base_model is model:
         return False
@@ -213,7 +222,7 @@ def _has_plain_head(model: Any) -> bool:
 
 @torch.no_grad()
 def _keeps_rows_apart(model: Any) -> bool:
-    """Found by trying, too: whether packed rows give what each gives alone."""
+    """Return whether packed rows give what each gives alone, found by trying."""
     lengths, vocabulary = (5, 3, 4), model.config.get_text_config().vocab_size
     rows = [torch.arange(7 * length, 8 * length, device=model.device)[None] % vocabulary for length in lengths]
     position_ids = torch.cat([torch.arange(length, device=model.device) for length in lengths])[None]

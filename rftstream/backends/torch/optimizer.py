@@ -14,9 +14,12 @@ State = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 class Masters:
+    """The float32 weights that are trained, with their optimizer. A backend makes it; for each step the gradients
+    are computed, then `norm` and `step` are called."""
+
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, offload: bool) -> None:
-        """`offload`: masters and moments lie in main memory, where the optimizer steps; of the device's memory they
-        take nothing but the parameters, which are copied to it after each step."""
+        """With `offload`, masters and moments lie in main memory, and the optimizer steps there. The device holds
+        only the parameters, which are copied to it after each step."""
         self._parameters = parameters
         self.masters: dict[str, Tensor] = dict(parameters)
         if offload:
@@ -25,11 +28,11 @@ class Masters:
         self._optimizer = adamw(list(self.masters.values()), settings)
 
     def norm(self) -> float:
-        """Of all gradients together."""
+        """Return the norm of all gradients together."""
         return float(torch.nn.utils.get_total_norm(self._gradients()))
 
     def step(self, lr: float, *, scale: float = 1.0) -> None:
-        """With the gradients times `scale`; they are gone afterwards."""
+        """Take a step with the gradients times `scale`, then drop them."""
         if scale != 1.0:
             torch._foreach_mul_(self._gradients(), scale)
         if self._offload:
@@ -44,16 +47,18 @@ class Masters:
             self._copy_to_device()
 
     def drop_gradients(self) -> None:
+        """Forget all gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
-        """`KIND/NAME` and the tensor of each."""
+        """Yield `KIND/NAME` and the tensor of each moment."""
         for name, master in self.masters.items():
             for kind, value in self._optimizer.state.get(master, {}).items():
                 yield f"{kind}/{name}", value
 
     def copy(self) -> State:
+        """Return a copy of masters and moments, for `put`."""
         return (
             {name: master.detach().clone() for name, master in self.masters.items()},
             {key: value.clone() for key, value in self.moments()},
@@ -61,7 +66,7 @@ class Masters:
 
     @torch.no_grad()
     def put(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-        """The moments are taken over as they are."""
+        """Take over masters and moments."""
         for name, master in self.masters.items():
             master.copy_(masters[name])
         if self._offload:
@@ -81,7 +86,8 @@ class Masters:
 
 
 def adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """Matrices decay, vectors (norms, biases) don't. Fused: one pass over memory."""
+    """Return AdamW for these masters. Matrices decay, vectors (norms, biases) do not. It is fused: one pass over
+    memory."""
     groups = [
         {"params": [one for one in masters if one.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [one for one in masters if one.ndim < 2], "weight_decay": 0.0},

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def traced(path: Path, device: torch.device) -> Iterator[None]:
-    """Writes what happens inside as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing show."""
+    """Write what happens inside as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         yield

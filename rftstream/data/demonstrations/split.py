@@ -1,4 +1,5 @@
-"""Which demonstrations are never trained on: evenly spread, exact in every prefix, the same whatever comes later."""
+"""The choice of demonstrations that are never trained on: evenly spread, exact in every prefix, stable when more
+come."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ def held_out_numbers(size: int, held_out: float) -> np.ndarray:
 
 
 def _is_held_out(size: int, held_out: float) -> np.ndarray:
-    """Return which numbers are held out: n is, where the share of n + 1 rounds down to more than that of n."""
+    """Return which numbers are held out. Number n is held out if the share of n + 1 rounds down to more than that of
+    n."""
     counts = np.floor(np.arange(size + 1, dtype=np.float64) * held_out)
     return np.diff(counts) > 0

@@ -1,4 +1,4 @@
-"""From a demonstration to segments, as an explorer would have made them had the policy said what the expert says."""
+"""Turning a demonstration into segments, as an explorer would make them if the policy had said what the expert says."""
 
 from __future__ import annotations
 

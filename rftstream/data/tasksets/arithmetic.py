@@ -61,6 +61,7 @@ class ArithmeticTaskset:
 
     @property
     def digest(self) -> str:
+        """Return the digest of the settings, which decide all problems."""
         text = json.dumps(["arithmetic", 1, asdict(self._config), self._system], sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -68,6 +69,7 @@ class ArithmeticTaskset:
         return self._size
 
     def problem(self, index: int) -> Problem:
+        """Return the sum of an index. ConfigError if the index is not below the size."""
         if not 0 <= index < self._size:
             raise ConfigError(f"arithmetic: index {index}, expected below size = {self._size}")
         terms = self._terms(shuffle_index(self._config.skip + index, self._all, seed=self._order_seed))

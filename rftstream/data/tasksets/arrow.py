@@ -1,7 +1,7 @@
-"""Rows of Parquet and Arrow files. The sole importer of pyarrow.
+"""Rows of Parquet and Arrow files. This is the sole importer of pyarrow.
 
-Parquet can't be read row by row, and its row groups may be as large as the file. So the files are gone through once, in
-slices, which go compressed into one temporary file without a name; a row is found there by reading its slice alone.
+Parquet can't be read row by row, and its row groups may be as large as the file. So each file is read through once, in
+slices. They go compressed into one temporary file without a name. A row is found there by reading its slice alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SLICE_ROWS = 256
-"""Rows that are read together, since neighbours are often asked for one after the other."""
+"""Rows that are read together, since neighbours are often asked for in order."""
 READ_BYTES = 1024 * 1024
 """Bytes of a column that are read at a time, so that a row group is never held as a whole."""
 
 
 class ArrowRows:
-    """The rows of some files, one file after the other."""
+    """A RowSource of files that pyarrow reads, one file after the other."""
 
     def __init__(self, paths: Sequence[Path], columns: RowReader, source: str) -> None:
         """Read all files. `source` names them in errors; ConfigError names the file and the row."""
@@ -41,7 +41,7 @@ class ArrowRows:
         self._starts: list[int] = []
         """First row of each slice."""
         self._held: tuple[int, pa.RecordBatch | None] = (-1, None)
-        """The slice read last."""
+        """Number of the slice that was read last, and the slice."""
         self._num_rows = 0
         digests = []
         store: _Store | None = None
@@ -63,6 +63,7 @@ class ArrowRows:
         return self._num_rows
 
     def row(self, index: int) -> dict[str, Any]:
+        """Return a row from its slice. ConfigError if the row cannot be read."""
         number = bisect_right(self._starts, index) - 1
         held, batch = self._held
         if batch is None or held != number:
@@ -73,6 +74,7 @@ class ArrowRows:
             return _row(batch, index - self._starts[number])
 
     def where(self, index: int) -> str:
+        """Return the file and the number of a row."""
         file = bisect_right(self._ends, index)
         return f"{self._paths[file]}: row {index - (self._ends[file - 1] if file else 0)}"
 
@@ -99,7 +101,7 @@ class ArrowRows:
 
 
 class _Store:
-    """Slices of one schema, compressed, in a temporary file that nobody else sees."""
+    """Slices of one schema, compressed, in a temporary file that nobody else sees. ArrowRows makes it."""
 
     def __init__(self, schema: pa.Schema) -> None:
         import pyarrow as pa

@@ -8,12 +8,12 @@ from rftstream.contracts.tasks import Problem
 
 
 class Taskset(Protocol):
-    """Problems by their index. `tasksets.open.open_taskset` makes it; the feeder and the evaluator ask it for
+    """Problems by their index. `tasksets.open.open_taskset` makes it. The feeder and the evaluator ask it for
     problems."""
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` of what the problems are; a resumed run refuses another one."""
+        """Return `sha256:<hex>` of what the problems are. A resumed run refuses a taskset with another digest."""
 
     def __len__(self) -> int:
         """Return the number of problems in one pass. Generators have a configured size."""

@@ -23,11 +23,11 @@ from rftstream.errors import ConfigError
 
 OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source")
 CHATS = ("prompt", "messages")
-"""Columns of which one holds what the model is asked. Unless a column is named, it is the first; the other often holds
-the solution."""
+"""Columns of which one holds what the model is asked. Unless a column is named, the first of them is taken; the other
+often holds the solution."""
 
 MAX_DEPTH = 24
-"""The deepest nesting of lists and objects in a row; a record has levels of its own around them."""
+"""Deepest nesting of lists and objects in a row. A record has further levels around them."""
 MAX_PROBLEM_BYTES = MAX_RECORD_BYTES // 2
 """The most bytes of a problem; its rollouts need the rest of a record."""
 
@@ -48,7 +48,10 @@ class TableConfig:
 
 
 class Columns:
-    """The mapping of one source. `columns` are the section's: our name -> the source's column or path."""
+    """The mapping of one source from rows to problems. A taskset over rows makes it, and asks it for each problem.
+
+    `columns` are the section's: our name -> the source's column or path.
+    """
 
     def __init__(
         self, columns: Mapping[str, str], *, system: str | None, config: TableConfig, data_source: str
@@ -66,11 +69,11 @@ class Columns:
 
     @property
     def identity(self) -> list[Any]:
-        """All settings that make other problems of the same rows."""
+        """Return all settings that would make other problems of the same rows."""
         return [self._paths, self._system, self._config.answer_after, self._config.keep]
 
     def wanted(self, names: Sequence[str]) -> list[str]:
-        """Return those of a file's columns that have to be read."""
+        """Return the file's columns that have to be read."""
         if self._config.keep is None:
             return list(names)
         ours = set(self._paths.values()) | {path.partition(".")[0] for path in self._paths.values()}
@@ -86,14 +89,14 @@ class Columns:
             raise ConfigError(_missing(where, "prompt", "prompt", names))
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        """Raise ConfigError for a column to keep that is not among these, which are those of a file or of its first
+        """Raise ConfigError for a column to keep that is missing. `names` are the columns of a file, or of its first
         row."""
         for name in self._config.keep or ():
             if name not in names:
                 raise ConfigError(f"{where}: no column {name!r} to keep; {_found(name, names)}")
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
-        """Refuse what `problem` refuses, as far as it can be seen quickly."""
+        """Refuse the rows that `problem` refuses, as far as a quick look can tell."""
         self._messages(row, where)
         self._answer(row, where)
         self._tools(row, where)
@@ -126,7 +129,7 @@ class Columns:
         return next((path for path in paths if path in names or path.partition(".")[0] in names), paths[-1])
 
     def chat_column(self, row: Mapping[str, Any]) -> str | None:
-        """Return the column with the prompt if that is a list of messages; None if it is a text."""
+        """Return the column with the prompt if the prompt is a list of messages, or None if it is a text."""
         for name in self._chats:
             found, value, _ = look_up(row, self._paths[name])
             if found and value is not None:
@@ -139,7 +142,7 @@ class Columns:
         return name not in self._paths.values() and (self._config.keep is None or name in self._config.keep)
 
     def _value(self, row: Mapping[str, Any], ours: str, where: str) -> Any:
-        """Return the value of a column; None where a column that nobody named is missing."""
+        """Return the value of a column. None if the column is missing and nobody named it."""
         path = self._paths[ours]
         found, value, names = look_up(row, path)
         if not found and ours in self._mapped:
@@ -180,9 +183,10 @@ class Columns:
 
 
 def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]]:
-    """Return whether a column, or a field by its path, is there; its value; and the names found where it should be.
+    """Return whether a column, or a field by its path, is there; its value; and the names found in its place.
 
-    Below a null every field is null."""
+    Below a null every field is null.
+    """
     if path in row:
         return True, row[path], ()
     value: Any = row
@@ -204,7 +208,7 @@ def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]
 
 
 def read_chat(chat: Any, where: str, *, what: str = "prompt", role: str = "user") -> tuple[ChatMessage, ...]:
-    """Read a text, which `role` says, or a list of messages. `what` is its name in errors."""
+    """Read a text, which becomes a message of `role`, or a list of messages. `what` names it in errors."""
     if isinstance(chat, str):
         return (ChatMessage(role=role, content=chat),)
     if not isinstance(chat, list) or not chat:
@@ -282,7 +286,7 @@ def without_nulls(value: Any) -> Any:
 
 
 class Plain:
-    """Turn values into what messages carry. What has no such form becomes text. The bytes of texts are counted on the
+    """Turns values into what messages carry. What has no such form becomes text. The bytes of texts are counted on the
     way."""
 
     def __init__(self, where: str) -> None:
@@ -327,7 +331,7 @@ def _as_text(value: Any) -> str:
 
 
 def a_kind(value: Any) -> str:
-    """Return what was found, in the words of the data: `a text`, `an object`."""
+    """Return the kind of a value in the words of the data: `a text`, `an object`."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
     return "a null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
@@ -344,7 +348,7 @@ def _missing(where: str, path: str, ours: str, names: Sequence[str]) -> str:
 
 
 def _found(name: str, names: Sequence[str]) -> str:
-    """`found a, b, c; did you mean 'b'?`"""
+    """Return `found a, b, c; did you mean 'b'?`."""
     near = registry.suggest(name.rpartition(".")[2], list(names)).partition("; ")[2]
     shown = ", ".join(names) if names else "none"
     return f"found {shown}; {near}" if near else f"found {shown}"

@@ -1,6 +1,6 @@
-"""Datasets on the Hugging Face hub: their files, as far as they are wanted.
+"""Datasets on the Hugging Face hub: those of their files that are wanted.
 
-Nothing that was fetched is run. What is in the cache serves where there is no network.
+Nothing that was fetched is run. Without a network, what is in the cache is used.
 """
 
 from __future__ import annotations

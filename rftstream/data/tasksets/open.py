@@ -1,4 +1,4 @@
-"""From the run file's `source = ...` to a taskset; and, from order.py, in which order its problems come."""
+"""Opening tasksets: from the run file's `source = ...` to a taskset. The order of its problems comes from order.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order problems come: pure functions of counts and seeds, so that a restart goes on without any state."""
+"""The order in which problems come: pure functions of counts and seeds, so that a restart needs no state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUNDS = 6
 
 def order(length: int, taskset_pass: int, seed: int) -> Callable[[int], int]:
     """Return the order of a pass through a taskset: position in the pass -> index of the problem. The seed is the
-    taskset's own, derived from the run's."""
+    taskset's own, which is derived from the run's."""
     pass_seed = derive_seed(seed, "pass", taskset_pass)
     return lambda position: shuffle_index(position, length, seed=pass_seed)
 
@@ -20,8 +20,8 @@ def order(length: int, taskset_pass: int, seed: int) -> Callable[[int], int]:
 def mix(weights: Mapping[str, float], counts: Mapping[str, int]) -> str:
     """Return the taskset that the next group comes from: the taskset furthest behind its weight, the first of equals.
 
-    `counts` are the groups taken from each so far; weights of 3 and 1 give A A B A, A A B A, ... (Webster's method).
-    Leave out those that are used up.
+    `counts` are the groups taken from each so far. Weights of 3 and 1 give A A B A, A A B A, ... (Webster's method).
+    Leave out tasksets that are used up.
     """
     usable = [name for name, weight in weights.items() if weight > 0]
     assert usable, "a taskset with a weight"
@@ -29,9 +29,10 @@ def mix(weights: Mapping[str, float], counts: Mapping[str, int]) -> str:
 
 
 def shuffle_index(position: int, length: int, *, seed: int) -> int:
-    """Where a permutation of range(length) has `position`, without holding the permutation.
+    """Return the value of a permutation of range(length) at `position`, without holding the permutation.
 
-    A Feistel network over the next power of four, walked until it lands below `length` (at most a few steps)."""
+    It is a Feistel network over the next power of four, walked until it lands below `length` (at most a few steps).
+    """
     assert 0 <= position < length, "a position of the pass"
     half_bits = max(1, ((length - 1).bit_length() + 1) // 2)
     index = position

@@ -44,6 +44,7 @@ class ReasoningGymTaskset:
 
     @property
     def digest(self) -> str:
+        """Return the digest of the task, its settings, and the version of reasoning-gym."""
         version = importlib.metadata.version("reasoning-gym")
         text = json.dumps([self._name, pack_value(self._settings), self._system, version], sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -52,6 +53,7 @@ class ReasoningGymTaskset:
         return self._size
 
     def problem(self, index: int) -> Problem:
+        """Return the entry of an index as a problem. ConfigError if the index is not below the size."""
         if not 0 <= index < self._size:
             raise ConfigError(f"reasoning_gym:{self._name}: index {index}, expected below size = {self._size}")
         entry = self._dataset[index]
@@ -65,8 +67,8 @@ class ReasoningGymTaskset:
 
 
 def pack_value(value: Any) -> Any:
-    """Return a value of reasoning-gym as plain values that survive any encoding: tuples and dicts with other keys are
-    marked."""
+    """Return a value of reasoning-gym as plain values that survive any encoding. Tuples, and dicts with other keys than
+    texts, are marked."""
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, float):

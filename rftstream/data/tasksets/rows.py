@@ -1,6 +1,6 @@
 """Rows of data files, found by their number: JSON lines, a JSON list, CSV, and several files one after the other.
 
-A file is gone through once; of JSON lines and CSV only the places where rows begin are kept.
+A file is read through once. Of JSON lines and CSV, only the places where rows begin are kept.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from rftstream.errors import ConfigError
 
 
 class RowReader(Protocol):
-    """What makes something of rows. A source of rows calls it for each row when a file is opened; ConfigErrors name the
-    place."""
+    """An object that makes something of rows. A source of rows calls it for each row when a file is opened.
+    ConfigErrors name the place."""
 
     def check_names(self, names: Sequence[str], where: str) -> None:
-        """Check the names of the mapped columns."""
+        """Check the names of the mapped columns. ConfigError if one is missing."""
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        """Check the columns that are to be kept, once for each file."""
+        """Check the columns to keep, once for each file. ConfigError if one is missing."""
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Look at a row when its file is opened. ConfigError if nothing can be made of it."""
 
     def wanted(self, names: Sequence[str]) -> list[str]:
-        """Return those of a file's columns that have to be read."""
+        """Return the file's columns that have to be read."""
 
     def chat_path(self, names: Sequence[str]) -> str:
         """Return the path of the first messages in a file with these columns."""
 
 
 class RowSource(Protocol):
-    """Rows of one or more files, found by their number."""
+    """Rows of one or more files, found by their number. A taskset or `Demonstrations` opens it and asks for rows."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the contents, as hex digits."""
+        """Return the SHA-256 of the contents, as hex digits."""
 
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return a row, as a dict of its own. ConfigError if the file is not what it was."""
+        """Return a row, as a dict of its own. ConfigError if the file has changed since it was opened."""
 
     def where(self, index: int) -> str:
         """Return file and line of a row, for errors."""
 
 
 class JsonLines:
-    """One JSON object a line; blank lines are passed over."""
+    """A RowSource of a file with one JSON object a line. Blank lines are passed over."""
 
     def __init__(self, path: Path, columns: RowReader) -> None:
         self._path = path
@@ -72,12 +72,14 @@ class JsonLines:
         return len(self._offsets)
 
     def row(self, index: int) -> dict[str, Any]:
+        """Read a row from the file. ConfigError if the file has changed."""
         with _open(self._path, "a file of JSON lines") as file:
             _check_state(file, self._state, self._path)
             file.seek(self._offsets[index])
             return _json_object(file.readline(), self.where(index), "one object a line")
 
     def where(self, index: int) -> str:
+        """Return the file and the line of a row."""
         return f"{self._path}:{self._lines[index]}"
 
     def _scan(self, file: BinaryIO, columns: RowReader) -> str:
@@ -105,7 +107,8 @@ class JsonLines:
 
 
 class JsonList:
-    """A file that holds one list of objects. Its bytes stay in memory: it can't be read in part."""
+    """A RowSource of a file that holds one list of objects. Its bytes stay in memory, since the file cannot be read in
+    part."""
 
     def __init__(self, path: Path, columns: RowReader) -> None:
         self._path = path
@@ -128,14 +131,16 @@ class JsonList:
         return len(self._rows)
 
     def row(self, index: int) -> dict[str, Any]:
+        """Decode a row. ConfigError if it is no object."""
         return _json_object(self._rows[index], self.where(index), "an object")
 
     def where(self, index: int) -> str:
+        """Return the file and the number of a row."""
         return f"{self._path}: row {index}"
 
 
 class Csv:
-    """The first line names the columns. Cells are texts, as they stand there."""
+    """A RowSource of a file whose first line names the columns. Cells are texts, exactly as the file has them."""
 
     def __init__(self, path: Path, columns: RowReader) -> None:
         self._path = path
@@ -166,6 +171,7 @@ class Csv:
         return len(self._offsets)
 
     def row(self, index: int) -> dict[str, Any]:
+        """Read a row from the file. ConfigError if the file has changed."""
         with _open(self._path, "a CSV file") as file:
             _check_state(file, self._state, self._path)
             file.seek(self._offsets[index])
@@ -173,6 +179,7 @@ class Csv:
             return self._named(next(self._cells(reader, "a row"), []), self.where(index))
 
     def where(self, index: int) -> str:
+        """Return the file and the number of a row."""
         return f"{self._path}: row {index}"
 
     def _named(self, cells: list[str], where: str) -> dict[str, Any]:
@@ -188,7 +195,7 @@ class Csv:
 
 
 class _Lines:
-    """Decoded lines of a file, and where the next one begins."""
+    """Yields the decoded lines of a file, and knows where the next one begins."""
 
     def __init__(self, file: BinaryIO, path: Path, sha256: Any = None) -> None:
         self._file, self._path, self._sha256 = file, path, sha256
@@ -206,7 +213,7 @@ class _Lines:
 
 
 class Chain:
-    """The rows of several files, one after the other."""
+    """A RowSource of several files, one after the other."""
 
     def __init__(self, parts: Sequence[RowSource]) -> None:
         self._parts = parts
@@ -214,16 +221,19 @@ class Chain:
 
     @property
     def digest(self) -> str:
+        """Return the digest of the digests of all files."""
         return hashlib.sha256("".join(part.digest for part in self._parts).encode()).hexdigest()
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def row(self, index: int) -> dict[str, Any]:
+        """Return a row from the file that has it."""
         part, inner = self._place(index)
         return part.row(inner)
 
     def where(self, index: int) -> str:
+        """Return the place of a row in the file that has it."""
         part, inner = self._place(index)
         return part.where(inner)
 

@@ -1,4 +1,4 @@
-"""A taskset over rows: which of them, and what they mean."""
+"""A taskset over rows: which rows it takes, and what they mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rftstream.errors import ConfigError
 
 
 class RowTaskset:
-    """A taskset whose problems are rows of a table. Subclasses open the rows of their kind of source."""
+    """A taskset whose problems are rows of a table. A subclass opens the rows of its kind of source."""
 
     def __init__(self, rows: RowSource, columns: Columns, config: TableConfig, source: str) -> None:
         self._rows, self._columns, self._source = rows, columns, source
@@ -25,6 +25,7 @@ class RowTaskset:
 
     @property
     def digest(self) -> str:
+        """Return the digest of the rows and of all settings that decide the problems."""
         text = json.dumps([self._rows.digest, self._columns.identity, self._skip, self._size], sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -36,6 +37,7 @@ class RowTaskset:
         return self._columns.chat_column(self._rows.row(self._skip))
 
     def problem(self, index: int) -> Problem:
+        """Return the problem of an index. ConfigError, which names file and line, if there is none."""
         if not 0 <= index < self._size:
             raise ConfigError(f"{self._source}: problem {index}, expected below {self._size}")
         row = self._skip + index

@@ -12,6 +12,9 @@ from rftstream.transport.base import Transport
 
 
 class Bodies:
+    """The bodies of rollouts that are in open groups. The step makes it at each recovery. It calls `hold` for each body
+    that it reads, `get` when a batch needs it, and `forget` once its group has an outcome on the log."""
+
     def __init__(self, transport: Transport, max_bytes: int) -> None:
         self._transport = transport
         self._max_bytes = max_bytes
@@ -19,12 +22,14 @@ class Bodies:
         self.num_bytes = 0
 
     def hold(self, place: TopicPartition, offset: int, verified: VerifiedRollout, num_bytes: int) -> None:
-        """Keeps the oldest: batches take groups in order, so the newest are needed last."""
+        """Keep the body if there is room. So the oldest are kept: batches take groups in order, and need the newest
+        last."""
         if self.num_bytes + num_bytes <= self._max_bytes:
             self._held[place, offset] = (verified, num_bytes)
             self.num_bytes += num_bytes
 
     def get(self, place: TopicPartition, offset: int) -> VerifiedRollout:
+        """Return what stands there. PositionMissing if it is gone from the log."""
         held = self._held.get((place, offset))
         if held is not None:
             return held[0]
@@ -43,6 +48,7 @@ class Bodies:
         return message
 
     def forget(self, place: TopicPartition, offset: int) -> None:
+        """Drop a body that nobody needs any more."""
         held = self._held.pop((place, offset), None)
         if held is not None:
             self.num_bytes -= held[1]

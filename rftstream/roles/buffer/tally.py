@@ -1,4 +1,4 @@
-"""What the buffer saw since the batch before: rewards of all decided rollouts, filtered or not, and their lengths."""
+"""Metrics of what the buffer decided since the batch before: rewards and lengths of rollouts, filtered or not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from rftstream.contracts.verdicts import VerifiedRollout
 
 
 class Tally:
+    """Sums of what was decided since the last batch. BufferProgress makes one for each batch. `group` is called for
+    each group with an outcome, `rollout` for each rollout of the batch, and then `metrics`."""
+
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[str, int] = defaultdict(int)
@@ -22,7 +25,7 @@ class Tally:
         self._groups: dict[str, int] = defaultdict(int)
 
     def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
-        """From nothing but its outcome, so that a successor counts the same."""
+        """Count a group by nothing but its outcome, so that a successor counts the same."""
         self._groups[str(result)] += 1
         if result in (GroupResult.batched, GroupResult.filtered):
             rewards = {rollout.reward for rollout in rollouts if rollout.reward is not None}
@@ -38,7 +41,8 @@ class Tally:
             self._add("unscored_share", rollout.reward is None)
 
     def rollout(self, verified: VerifiedRollout, batch: int | None) -> None:
-        """One of a batch. `batch`: trained at this version; None where its versions say nothing about this run."""
+        """Count a rollout of a batch. `batch`: the version that it is trained at; None where the versions of rollouts
+        say nothing about this run."""
         rollout, verdict = verified.rollout, verified.verdict
         assert rollout is not None and verdict is not None, "others are in no batch"
         for name, value in verdict.parts.items():
@@ -59,7 +63,7 @@ class Tally:
             self._counts[name] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Means; counts of groups by result; `rollouts` that were scored."""
+        """Return means, shares of groups by result, and how many rollouts were counted."""
         values = {name: self._sums[name] / self._counts[name] for name in sorted(self._sums)}
         if scored := self._counts["reward"]:
             values["reward_std"] = self._std("reward", sum(self._squares.values()) / scored)

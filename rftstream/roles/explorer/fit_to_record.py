@@ -16,7 +16,8 @@ MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
 
 
 def fit_to_record(rollout: Rollout) -> tuple[Rollout, bytes]:
-    """The rollout and its bytes; what no record can hold keeps its ids, its length and the reason, and little else."""
+    """Return the rollout and its bytes. If no record can hold it, little more is left than its ids, its length and the
+    reason."""
     try:
         value = codec.encode(rollout)
     except ContractError as error:  # by something that the environment said

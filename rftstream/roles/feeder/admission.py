@@ -30,7 +30,7 @@ class VersionInForce:
     last: bool = False
 
     def absorb(self, step: StepRecord) -> bool:
-        """False if the record is a zombie's."""
+        """Take the next step. Return False if a trainer wrote it that another has replaced."""
         if step.name.trainer_epoch < self.name.trainer_epoch:
             return False
         self.name = step.name
@@ -42,6 +42,9 @@ class VersionInForce:
 
 @dataclass(slots=True)
 class Admission:
+    """The count of groups, and how many more may be admitted. The feeder's step makes it at each recovery and calls
+    `absorb` for each outcome; before each transaction it asks `wanted`, and for each group `min_version`."""
+
     groups_per_batch: int
     max_staleness: int
     admitted: int = 0
@@ -52,11 +55,12 @@ class Admission:
     """None: every batch takes rollouts."""
 
     def absorb(self, outcome: GroupOutcome) -> None:
+        """Count a group that was rejected."""
         if not outcome.late and outcome.result is not GroupResult.batched:
             self.rejected += 1
 
     def allowed(self, in_force: VersionInForce) -> int:
-        """How many groups may be admitted now."""
+        """Return how many groups may be admitted now."""
         version, batches = in_force.name.version, self.max_staleness + 1
         if self.stages is not None:
             batches = self.stages.batches_of_rollouts(version, version + batches)
@@ -64,14 +68,16 @@ class Admission:
         return max(0, limit - self.admitted)
 
     def wanted(self, in_force: VersionInForce, steps: int | None) -> int:
-        """As `allowed`, and no more than `steps` batches need; stages know that by themselves."""
+        """Return how many groups may be admitted now and are needed for `steps` batches. Stages know the number of
+        batches by themselves."""
         allowed = self.allowed(in_force)
         if steps is None or self.stages is not None:
             return allowed
         return max(0, min(allowed, steps * self.groups_per_batch + self.rejected - self.admitted))
 
     def min_version(self, in_force: VersionInForce) -> int:
-        """Of the next group: the oldest version that can still be fresh enough when its batch is trained."""
+        """Return the oldest version that may sample the next group: one that is still fresh enough when its batch is
+        trained."""
         ahead = self.admitted - in_force.trained_groups - self.rejected
         version, number = in_force.name.version, ahead // self.groups_per_batch
         batch = version + number if self.stages is None else self.stages.batch_of_rollouts(version, number)

@@ -1,5 +1,5 @@
-"""What is computed in a thread of its own while the role goes on reading and writing: an update of the trainer, the
-fetching of a version by an explorer."""
+"""What is computed in a thread of its own while a role goes on reading and writing: an update of the trainer, or the
+fetching of a version by an explorer. Beside it stand the executors that take the thread's place in a simulation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Computed = tuple[Update, dict[str, float]]
 
 
 class Inline(Executor):
-    """Computes at once, in the thread that asks: for whoever wants the same order each time."""
+    """Computes at once, in the thread that asks, so that the order is the same each time."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call the function; return its result or its error."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -29,13 +30,14 @@ class Inline(Executor):
 
 
 class DeferredExecutor(Executor):
-    """Computes in the thread that asks for the result, or asks often enough whether it is done: as slow as something
-    beside can be, and in the same order each time."""
+    """Computes in the thread that asks for the result, or that has asked often enough whether it is done. This is as
+    slow as another thread can be, and the order is the same each time."""
 
     LOOKS = 2
-    """So often it is not done yet."""
+    """How many times the answer is that it is not done yet."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return a future that calls the function later."""
         return _LaterFuture(lambda: Inline().submit(fn, *args, **kwargs), self.LOOKS)
 
 
@@ -65,7 +67,8 @@ class _LaterFuture(Future[Any]):
 
 
 class PendingUpdate:
-    """The update that makes a version of `batch` after `progress`."""
+    """The update that makes a version of `batch` after `progress`. UpdateCycle makes it, which begins the update. The
+    step asks `ends_within`; UpdateCycle takes the `result` once, or calls `abandon`."""
 
     def __init__(
         self,
@@ -86,21 +89,22 @@ class PendingUpdate:
         self._future = compute.submit(timed)
 
     def ends_within(self, seconds: float) -> bool:
+        """Wait for at most so long; return whether the update has ended."""
         return bool(wait([self._future], seconds).done)
 
     def result(self) -> tuple[Update, dict[str, float], float]:
-        """With the seconds that it took; raises what the update raised."""
+        """Return the update, its metrics and the seconds that it took. Raises what the update raised."""
         return self._future.result()
 
     def speeds(self, values: Mapping[str, float], *, step_s: float, publish_s: float) -> dict[str, float]:
-        """How long all took of which training has to wait, and how much came of it."""
+        """Return how long everything took that training has to wait for, and how much was trained per second."""
         times = {"step_s": step_s, "publish_s": publish_s, "wait_s": self.waited_s}
         if (total := sum(times.values())) <= 0:
             return times
         return times | {"rollouts_per_s": self.batch.num_rollouts / total, "tokens_per_s": values["tokens"] / total}
 
     def abandon(self) -> None:
-        """Returns when nothing computes any more; what came of it is nobody's."""
+        """Give the update up. Returns when nothing computes any more."""
         self._future.cancel()
         with contextlib.suppress(CancelledError):
             self._future.exception()

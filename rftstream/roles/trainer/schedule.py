@@ -9,13 +9,13 @@ from rftstream.config.stages import Stages
 
 
 def rate_at(stages: Stages, version: int) -> float:
-    """Of the batch that is trained at `version`: each stage has its schedule to itself."""
+    """Return the learning rate of the batch that is trained at `version`. Each stage has a schedule of its own."""
     stage = stages.at(version)
     return learning_rate(stage.trainer, version - stage.first, stage.steps)
 
 
 def learning_rate(settings: TrainerSection, version: int, steps: int | None) -> float:
-    """Of the batch that is trained at `version`; without an end (`steps`) every schedule is constant after warm-up."""
+    """Return the learning rate at `version` of a schedule. Without an end (`steps`) each is constant after warm-up."""
     if version < settings.warmup_steps:
         return settings.lr * (version + 1) / settings.warmup_steps
     if settings.lr_schedule == "constant" or steps is None:

@@ -13,8 +13,9 @@ log = logging.getLogger(__name__)
 
 
 class SignalWatch:
-    """Belongs to the trainer, who calls `look` once for each trained batch. It warns at the first step that is worth
-    it, and again when there are twice as many, and ends the run by `trainer.max_steps_without_signal`."""
+    """Warns when steps have no learning signal, and again when there are twice as many of them; ends the run by
+    `trainer.max_steps_without_signal`. The trainer's UpdateCycle makes it and calls `look` once for each trained
+    batch."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

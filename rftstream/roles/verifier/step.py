@@ -31,10 +31,10 @@ from rftstream.service.step_defaults import ConcurrentStepDefaults
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.02
-"""For the scorer, when there is nothing else to do."""
+"""Seconds to wait for the scorer when there is nothing else to do."""
 
 JUDGED_OVER = 200
-"""Rollouts that the dead-letter rate is taken over."""
+"""How many rollouts the share without a reward is taken over."""
 
 _UNSCORED = {
     RolloutStatus.failed: UnscorableReason.failed,
@@ -44,7 +44,8 @@ _UNSCORED = {
 
 
 class Deaths:
-    """How many of the last rollouts have no reward, and of what they died; skipped ones do not count."""
+    """How many of the last rollouts have no reward, and why. The step makes it, and calls `scored` or `died` for each
+    rollout that was not skipped."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[str, str, str] | None] = deque(maxlen=JUDGED_OVER)
@@ -52,7 +53,7 @@ class Deaths:
 
     @property
     def share(self) -> float:
-        """0 until there were enough."""
+        """The share of the last rollouts that have no reward; 0 until there were enough."""
         return self._num_dead / JUDGED_OVER if len(self._recent) == JUDGED_OVER else 0.0
 
     @property
@@ -60,12 +61,15 @@ class Deaths:
         return sum(death is not None for death in self._recent)
 
     def scored(self) -> None:
+        """Count a rollout that has a reward."""
         self._recent.append(None)
 
     def died(self, reason: str, detail: str, *, scorer: str = "") -> None:
+        """Count a rollout that has no reward. `scorer`: empty if it did not come to be scored."""
         self._recent.append((str(reason), scorer, last_line(detail)))
 
     def sentence(self, limit: float) -> str:
+        """Return what is wrong, in a sentence for the user. `limit`: the share that is allowed."""
         deaths = [death for death in self._recent if death is not None]
         scorers = Counter(scorer for _, scorer, _ in deaths)
         failed = scorers.pop("", 0)
@@ -108,9 +112,11 @@ class VerifierStep(ConcurrentStepDefaults):
 
     @property
     def room(self) -> int:
+        """How many more rollouts may be scored at once."""
         return self._max_concurrent - len(self._active)
 
     def start(self, item: Item) -> None:
+        """Hand the rollout to the scorer, or pass it on if there is nothing to score."""
         rollout = item.received.message
         assert isinstance(rollout, Rollout)
         if rollout.status is RolloutStatus.undecodable:
@@ -133,15 +139,16 @@ class VerifierStep(ConcurrentStepDefaults):
             )
 
     def drop(self, numbers: Collection[int]) -> None:
+        """Forget rollouts; replies for them are ignored."""
         for number in numbers:
             self._active.pop(str(number), None)
 
     def not_begun(self) -> Collection[int]:
-        """Also what a reward is at: one that hangs would hold up the leaving for all its tries."""
+        """Return all that is being scored, too: a reward that hangs would hold up the leaving for all its tries."""
         return [item.number for item in self._active.values()]
 
     def advance(self) -> Sequence[Done]:
-        """StopRule once what died of it is handed out."""
+        """Collect replies; return what they finish. StopRule if too many have no reward, once all is handed out."""
         if not self._done and self._deaths.share > self._max_dead_share:
             raise StopRule("dead_letters", f"verifier: {self._deaths.sentence(self._max_dead_share)}")
         for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):
@@ -152,17 +159,21 @@ class VerifierStep(ConcurrentStepDefaults):
         return done
 
     def idle_s(self) -> float:
+        """Return 0 while something is scored: waiting for the scorer is part of `advance`."""
         return 0.0 if self._done or self._scorer.num_active else FOREVER
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
+        """Return the record that says so."""
         verified = self._verified(ids, None, None, UnscorableReason.undecodable, str(error))
         self._deaths.died("undecodable", str(error))
         return (Publish("verified", record.partition, verified),)
 
     def health(self) -> Mapping[str, object]:
+        """Return how many rollouts are being scored."""
         return {"scoring": len(self._active)}
 
     def close(self) -> None:
+        """End the scorer."""
         self._scorer.close()
 
     def _judged(self, item: Item, reply: ScoreReply) -> None:
@@ -196,7 +207,7 @@ class VerifierStep(ConcurrentStepDefaults):
         self._finish(item, self._verified(rollout.ids, rollout, None, reason, reply.detail[:2000]), letter)
 
     def _pass_on(self, item: Item, rollout: Rollout) -> None:
-        """One that nothing was sampled of: on purpose, or since its environment or policy failed."""
+        """Pass on a rollout of which nothing was sampled: on purpose, or since its environment or policy failed."""
         reason, detail = _UNSCORED[rollout.status], rollout.error
         verified = self._verified(rollout.ids, rollout, None, reason, detail)
         if reason is UnscorableReason.skipped:
@@ -217,7 +228,7 @@ class VerifierStep(ConcurrentStepDefaults):
         )
 
     def _say(self, rollout: Rollout, reply: ScoreReply) -> None:
-        """One line for each; the first of a kind with all that is known."""
+        """Log a line; the first of a kind with all that is known."""
         line = last_line(reply.detail)
         more = "\n" + reply.detail.strip() if self._kinds.is_new(line) and line != reply.detail.strip() else ""
         log.warning(
@@ -249,7 +260,7 @@ class VerifierStep(ConcurrentStepDefaults):
 
 
 def reward_input(rollout: Rollout) -> RewardInput:
-    """What a reward sees of a rollout."""
+    """Return what a reward sees of a rollout."""
     problem = rollout.problem
     assert problem is not None
     said = [turn for turn in rollout.turns if turn.role == "assistant"]

@@ -1,8 +1,8 @@
 """Topics, positions, lag and retention of an embedded log.
 
-A tombstone outlives the compaction that removes what it took back, so that a reader which was away hears of it; a
-compaction removes the tombstone itself once it is older than a day (Kafka's default too) and nothing older of its
-key is there. Records without a key are kept.
+A tombstone outlives the compaction that removes what it took back, so that a reader which was away hears of it. A
+compaction removes the tombstone itself once it is older than a day (as Kafka does by default) and no older record of
+its key is there. Records without a key are kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from rftstream.transport.embedded.store import OFFSET_BITS, Store
 from rftstream.transport.embedded.wakeup import is_dead
 
 TOMBSTONE_KEPT_S = 86_400.0
+"""Seconds for which a tombstone is kept."""
 
 DELETED_AT_ONCE = 2000
-"""Records that one transaction deletes at most: nobody else can write meanwhile."""
+"""Largest number of records that one transaction deletes. Nobody else can write meanwhile."""
 
 
 class EmbeddedAdmin:
+    """`Admin` of an embedded log. EmbeddedTransport makes it; questions and changes go to the SQLite file."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -72,7 +75,8 @@ class EmbeddedAdmin:
             )
 
     def members(self, groups: Collection[str]) -> dict[str, list[str]]:
-        """Group -> who is in it and lives, as its bell shows."""
+        """Return the names of the living members of each group. A member lives if somebody listens to its bell; without
+        a bell, if its last heartbeat is not older than its session time-out."""
         now_s = self._store.clock()
         found: dict[str, list[str]] = {group: [] for group in groups}
         for group, name, bell, heartbeat_s, timeout_s in self._store.select(
@@ -105,14 +109,15 @@ class EmbeddedAdmin:
         return lag
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The file does not become smaller: SQLite keeps the pages and fills them with what comes next."""
+        """Delete records as `Admin` says, in slices. The file does not become smaller: SQLite keeps the pages and fills
+        them with what comes next."""
         ids = {place: self._store.partition_id(place) for place in offsets}
         for place, offset in offsets.items():
             while self._delete_some(place, ids[place], offset):
                 pass  # between two slices the others get their turn to write
 
     def _delete_some(self, place: TopicPartition, partition_id: int, offset: int) -> bool:
-        """A slice of the records before the offset; whether there are more."""
+        """Delete a slice of the records before the offset. Return whether there are more."""
         base = partition_id << OFFSET_BITS
         with self._store.write() as db:
             begin, end = db.execute(

@@ -5,8 +5,8 @@ SQLite has a lock of its own; this one is taken around it because
 - commits and checkpoints never overlap, which closes SQLite's WAL-reset race (all versions before 3.51.3);
 - waiting for it is ours: short steps, and an error that says whom we waited for.
 
-A POSIX lock belongs to the process, not to who opened the file: so one open file per process and path, and a mutex
-for the threads. Unlike flock it isn't inherited by a fork, which could keep it locked after the holder's death.
+A POSIX lock belongs to the process, not to who opened the file. So each process has one open file for a path, and a
+mutex for its threads. Unlike flock, the lock is not inherited by a fork, which could hold it after its owner's death.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ _LONGEST_STEP_S = 0.005
 
 
 class LockHolder(NamedTuple):
+    """The process that holds the write lock."""
+
     pid: int
+    """Its process id."""
     since_s: float
-    """time.time() when it took the lock."""
+    """When it took the lock, as time.time()."""
 
 
 @dataclass(slots=True)
@@ -47,7 +50,8 @@ _FILES_MUTEX = threading.Lock()
 
 
 def _forget_after_fork() -> None:
-    """A forked child opens its own: a mutex may have been copied while a thread that is not here held it."""
+    """Let a forked child open its own files. A mutex may have been copied while a thread held it that the child does
+    not have."""
     global _FILES_MUTEX
     _FILES_MUTEX = threading.Lock()
     _FILES.clear()
@@ -57,6 +61,11 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class WriteLock:
+    """The write lock of one log, as one user in this process has it.
+
+    Store makes it, calls `acquire` and `release` around each transaction, and `close` last. All locks of a path in a
+    process share one open file."""
+
     def __init__(self, path: Path) -> None:
         self._path = os.path.realpath(path)
         with _FILES_MUTEX:
@@ -64,14 +73,14 @@ class WriteLock:
             if file is None:
                 fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 if os.fstat(fd).st_size < _NOTE_BYTES:
-                    # Its full length now, so that a note never needs room on a full disk.
+                    # The file gets its full length now, so that a note never needs room on a full disk.
                     os.pwrite(fd, b" " * _NOTE_BYTES, 0)
                 file = _FILES[self._path] = _LockFile(fd)
             file.num_users += 1
         self._file = file
 
     def acquire(self, timeout_s: float) -> bool:
-        """False if the time was up."""
+        """Take the lock. Return False if it could not be had in time."""
         deadline = time.monotonic() + timeout_s
         if not self._file.mutex.acquire(timeout=timeout_s):
             return False
@@ -86,12 +95,13 @@ class WriteLock:
         return taken
 
     def release(self) -> None:
+        """Give the lock back."""
         self._note(b"")
         fcntl.lockf(self._file.fd, fcntl.LOCK_UN)
         self._file.mutex.release()
 
     def holder(self) -> LockHolder | None:
-        """Who holds it now; a note left by a dead process counts for nothing."""
+        """Return who holds the lock now, or None. A note that a dead process left counts for nothing."""
         try:
             pid, since_s = os.pread(self._file.fd, _NOTE_BYTES, 0).split()
             noted = LockHolder(int(pid), float(since_s))
@@ -108,6 +118,7 @@ class WriteLock:
         return LockHolder(locked_by, time.time())
 
     def close(self) -> None:
+        """Close the file if no other lock of this process uses it."""
         with _FILES_MUTEX:
             self._file.num_users -= 1
             if self._file.num_users == 0 and _FILES.get(self._path) is self._file:
@@ -140,7 +151,7 @@ class WriteLock:
 
 
 def describe_holder(holder: LockHolder | None) -> str:
-    """For the error of who waited in vain."""
+    """Return a sentence about the holder, for the error of a process that waited in vain."""
     if holder is None:
         return "no process is seen to hold it now; try again"
     held_s = max(0.0, time.time() - holder.since_s)

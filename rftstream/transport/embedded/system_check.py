@@ -1,4 +1,4 @@
-"""Whether the embedded log can live here: its SQLite, and the file system that it would lie on."""
+"""Checks whether this machine can hold an embedded log: its SQLite, and the file system of the run folder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from rftstream.transport.findings import Finding, Level
 
 OLDEST_SQLITE = (3, 35, 0)
-"""The first with RETURNING."""
+"""The first version that has RETURNING."""
 
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.s3fs"}
 """File systems whose memory is not shared between hosts, as the WAL needs it."""
 
 
 def find(folder: Path) -> list[Finding]:
-    """`folder`: where run folders are made; it may not exist yet."""
+    """Return findings about SQLite and about the file system. `folder` is where run folders are made; it may not exist
+    yet."""
     fine = sqlite3.sqlite_version_info >= OLDEST_SQLITE
     findings = [
         Finding(
@@ -45,7 +46,7 @@ def find(folder: Path) -> list[Finding]:
 
 
 def _file_system(folder: Path) -> str | None:
-    """Kind of the one that a folder lies on; None where nobody tells."""
+    """Return the kind of file system that a folder lies on, or None where the system does not tell."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 
 class Bell:
-    """A named pipe that this process listens to."""
+    """A named pipe that this process listens to. WakeupPipe makes it; `EmbeddedTransport.wait` waits on its `fd`."""
 
     def __init__(self, folder: Path) -> None:
         name = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -25,13 +25,14 @@ class Bell:
         hidden = folder / f".{name}"
         os.mkfifo(hidden)
         self.fd = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # A write end of our own: without any writer left, a pipe is at its end and looks readable for ever.
+        # This process keeps a write end, too: without any writer, a pipe is at its end and looks readable for ever.
         self._write_fd = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.path = str(folder / name)
-        # Named only now that it has its reader: who rings takes a pipe without one for a dead process's.
+        # It gets its name only now that it has a reader: a ringer takes a pipe without one for that of a dead process.
         os.rename(hidden, self.path)
 
     def drain(self) -> None:
+        """Read away the rings so far."""
         try:
             while len(os.read(self.fd, 65536)) == 65536:
                 pass
@@ -39,37 +40,43 @@ class Bell:
             pass
 
     def close(self) -> None:
+        """Remove the pipe and close it."""
         _unlink(self.path)
         os.close(self.fd)
         os.close(self._write_fd)
 
 
 class WakeupPipe:
-    """The bells of one log, and those of them that this process listens to."""
+    """The bells of one log, and those of them that this process listens to. Store makes it and closes it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._topics: dict[str, Bell | None] = {}
 
     def of_topic(self, topic: str) -> Bell | None:
-        """None where the file system has no named pipes: who waits then only looks from time to time."""
+        """Return this process's bell of a topic, which is made at the first call. None where the file system has no
+        named pipes: the process then only looks at the log from time to time."""
         if topic not in self._topics:
             self._topics[topic] = self._made(topic_place(topic))
         return self._topics[topic]
 
     def of_member(self, group: str) -> Bell | None:
-        """A new one, which the caller closes: that it is open shows that the member lives."""
+        """Make a new bell for a member, which the caller closes. As long as it is open, others see that the member
+        lives."""
         return self._made(group_place(group))
 
     def ring_topics(self, topics: Iterable[str]) -> None:
+        """Wake the processes that wait for one of these topics, and remove the bells of dead ones."""
         for topic in topics:
             self._ring(topic_place(topic), unlink_dead=True)
 
     def ring_group(self, group: str) -> None:
+        """Wake the members of a group."""
         # Pipes of dead members stay, for they are how the others see the death.
         self._ring(group_place(group), unlink_dead=False)
 
     def close(self) -> None:
+        """Close the bells of topics."""
         for bell in self._topics.values():
             if bell is not None:
                 bell.close()
@@ -106,15 +113,17 @@ class WakeupPipe:
 
 
 def topic_place(topic: str) -> str:
+    """Return the name of the folder that holds a topic's bells."""
     return "topic-" + quote(topic, safe="")
 
 
 def group_place(group: str) -> str:
+    """Return the name of the folder that holds the bells of a group's members."""
     return "group-" + quote(group, safe="")
 
 
 def is_dead(path: str) -> bool:
-    """Whether nobody listens to this bell any more."""
+    """Return whether nobody listens to this bell any more."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -124,6 +133,7 @@ def is_dead(path: str) -> bool:
 
 
 def remove_dead(path: str) -> None:
+    """Remove a bell if nobody listens to it."""
     if path and is_dead(path):
         _unlink(path)
 

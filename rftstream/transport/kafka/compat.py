@@ -68,7 +68,7 @@ class NetClient(KafkaNetClient):  # type: ignore[misc]
 
 
 def _receive_before_end(transport: Any, receive: Callable[[Any], tuple[bytes, Any]]) -> tuple[bytes, Any]:
-    """Give on what came before the end of a connection, and the end with the next call.
+    """Return the data that came before the end of a connection first, and the end with the next call.
 
     For 3.0.12: a broker that refuses a password says so and closes at once, and the client throws the answer away."""
     data, error = receive(transport)
@@ -99,7 +99,9 @@ class StableAdminClient(KafkaAdminClient):  # type: ignore[misc]
         self._manager.cluster._coordinators.clear()
 
     def _list_group_offsets_requests(self, group_specs: Any) -> Iterator[Any]:
-        """For 3.0.12: the client has no setting for positions of which no commit is pending (KIP-447)."""
+        """Ask for positions of which no commit is pending.
+
+        For 3.0.12: the client has no setting for that (KIP-447)."""
         for group_id, request in super()._list_group_offsets_requests(group_specs):
             request.require_stable = True
             yield group_id, request

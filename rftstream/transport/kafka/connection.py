@@ -1,4 +1,4 @@
-"""How everything of a Kafka transport reaches its brokers: settings, names on the broker, errors in our words.
+"""The clients of a Kafka transport: their settings, names on the broker, and their errors in our words.
 
 The modules of this folder are the only ones that import kafka-python. Options of the run file may hold passwords: they
 go to the clients and nowhere else.
@@ -22,14 +22,17 @@ from rftstream.errors import ConfigError, RftError, TransportError
 from rftstream.transport.kafka import compat
 
 OLDEST_BROKER = (3, 0)
-"""Stable positions of a whole group in one request, and fencing by the group's generation."""
+"""The first version with stable positions of a whole group in one request, and with fencing by generation."""
 
 CONNECT_S = 6.0
-"""Who starts a run waits so long for a broker to answer."""
+"""Seconds to wait for the first answer of a broker."""
 
 REQUEST_S = 8.0
+"""Seconds after which a request without an answer has failed."""
 BACKOFF_MS = 5
-"""Decides the rate of transactions: the next one waits one of these (measured: 100 ms makes 13 a second, 5 ms 177)."""
+"""Milliseconds that a transaction waits for the one before it. This decides their rate.
+
+Measured: 13 transactions a second with 100 ms, 177 with 5 ms."""
 
 _OURS = frozenset(
     {
@@ -54,7 +57,7 @@ _OURS = frozenset(
         "value_serializer",
     }
 )
-"""What exactly-once rests on is not to be set from outside."""
+"""Settings that exactly-once rests on. They cannot be set from outside."""
 
 _OWN_OPTIONS = frozenset({"replication_factor"})
 
@@ -78,32 +81,38 @@ _RESOURCES: dict[type[BaseException], tuple[str, str, str]] = {
         "Write and Describe",
     ),
 }
-"""What was refused -> whose names begin with the run's, the option of kafka-acls, and all that a run does with them."""
+"""For each refusal: what it was about, the option of kafka-acls for that, and the operations that a run needs."""
 
 MAX_SAID = 300
-"""Characters of what a client says: some of its errors hold the whole request."""
+"""Longest text of a client's error, in characters: some errors hold the whole request."""
 
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate verify failed")
 _CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Connection reset")
-"""In what the client logs when a connection fails."""
+"""Signs in what the client logs when a connection fails."""
 
 AWAY_AGAIN_S = 30.0
+"""Least seconds between two warnings that a broker is away."""
 
 log = logging.getLogger(__name__)
 
 
 class Section(Protocol):
-    """What is needed of config.TransportSection."""
+    """The part of config.TransportSection that is needed here."""
 
     @property
-    def servers(self) -> str | None: ...
+    def servers(self) -> str | None:
+        """Addresses of brokers, HOST:PORT with commas between them."""
 
     @property
-    def options(self) -> dict[str, Any]: ...
+    def options(self) -> dict[str, Any]:
+        """Settings of kafka-python, and `replication_factor`."""
 
 
 class KafkaClientFactory:
-    """Makes clients when they are needed, never before: a process may still fork until then."""
+    """Makes the clients of one run, with its settings and names.
+
+    KafkaTransport makes it and shares it with its parts. A client is made when it is needed and never before, since a
+    process may still fork until then. ConfigError for settings that cannot be right."""
 
     def __init__(self, run_id: str, section: Section, *, connect_s: float = CONNECT_S) -> None:
         if not section.servers:
@@ -136,24 +145,29 @@ class KafkaClientFactory:
     # ------------------------------------------------------------------------------------------ names
 
     def name(self, bare: str) -> str:
-        """Of a topic, group or transactional id, on the broker."""
+        """Return the name that a topic, group or transactional id has on the broker."""
         return bare if bare.startswith(f"{self.run_id}.") else f"{self.run_id}.{bare}"
 
     def bare(self, name: str) -> str:
+        """Return the bare name of what has this name on the broker."""
         return name.removeprefix(f"{self.run_id}.")
 
     def is_ours(self, name: str) -> bool:
+        """Return whether a name on the broker belongs to this run."""
         return name.startswith(f"{self.run_id}.")
 
     def partition(self, place: TopicPartition) -> KafkaPartition:
+        """Return a partition as Kafka names it."""
         return KafkaPartition(self.name(place.topic), place.partition)
 
     def place(self, partition: KafkaPartition) -> TopicPartition:
+        """Return the partition that Kafka names so."""
         return TopicPartition(self.bare(partition.topic), partition.partition)
 
     # ------------------------------------------------------------------------------------------ clients
 
     def consumer(self, **settings: Any) -> KafkaConsumer:
+        """Make a consumer that sees committed records only; `settings` are added to the usual ones."""
         return self._made(
             KafkaConsumer,
             {
@@ -169,9 +183,11 @@ class KafkaClientFactory:
         )
 
     def producer(self, **settings: Any) -> KafkaProducer:
+        """Make a producer; `settings` are added to the usual ones."""
         return self._made(KafkaProducer, {"retry_backoff_ms": BACKOFF_MS, **settings})
 
     def admin(self, kind: Callable[..., KafkaAdminClient]) -> KafkaAdminClient:
+        """Make an admin client of this kind. ConfigError if the broker is older than OLDEST_BROKER."""
         client = self._made(kind, {"retry_backoff_ms": 20})
         version = compat.broker_version(client)
         if version < OLDEST_BROKER:
@@ -239,7 +255,7 @@ class KafkaClientFactory:
     # ------------------------------------------------------------------------------------------ errors
 
     def reworded(self, error: BaseException, where: str) -> RftError:
-        """A client's error in our tree."""
+        """Return one of our errors that says what a client's error says. `where` names what was being done."""
         if isinstance(error, RftError):
             return error
         if isinstance(error, _UNKNOWN_USER):
@@ -255,7 +271,7 @@ class KafkaClientFactory:
         return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
 
     def _not_allowed(self, error: BaseException, where: str) -> ConfigError:
-        """The broker knows the user, and an ACL is missing."""
+        """Return the error for a known user who lacks an ACL."""
         user = self._options.get("sasl_plain_username")
         who = f"the user {user!r}" if user is not None else "this client"
         head = f"{where}: {self.servers} does not allow it to {who} ({type(error).__name__}); grant "
@@ -271,13 +287,13 @@ class KafkaClientFactory:
 
 
 def shorten(error: BaseException) -> str:
-    """What an error says, on one line and not all of a request."""
+    """Return what an error says, on one line and not longer than about MAX_SAID characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 3]} ... {text[-MAX_SAID // 3 :]}"
 
 
 class _Reasons(logging.Handler):
-    """Why connections fail, as the client logs it: the error that it raises in the end does not say."""
+    """Collects why connections fail from what the client logs; the error that it raises in the end does not say it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -291,7 +307,7 @@ class _Reasons(logging.Handler):
                 self.refusal = each
 
     def text(self, *signs: str) -> str | None:
-        """The last one with one of these in it."""
+        """Return the last message that contains one of these signs, or None."""
         return next((text for text in reversed(self.texts) if any(sign in text for sign in signs)), None)
 
     def __enter__(self) -> _Reasons:
@@ -303,7 +319,7 @@ class _Reasons(logging.Handler):
 
 
 class _Away(logging.Handler):
-    """Says now and then that a broker which was there is not: the clients only try again, for as long as they live."""
+    """Warns now and then that a broker which was there is not; the clients only try again, for as long as they live."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -321,5 +337,5 @@ _away = _Away()
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same call may succeed later."""
+    """Return whether the same call may succeed later."""
     return isinstance(error, kafka_errors.RetriableError | OSError)

@@ -1,4 +1,4 @@
-"""What a log in memory holds: records, positions, members; one lock round all of it."""
+"""What a log in memory holds: records, positions and members. One lock protects all of it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,36 @@ from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.sharing import share_out
 
 Fault = Callable[[str, str], None]
+"""A function that is called as fault(point, process); see `LogState.fault`."""
 
 
 @dataclass(slots=True)
 class MemoryPartition:
+    """One partition of a log in memory."""
+
     records: list[Record] = field(default_factory=list)
-    """Committed; those from `end` on wait for a transaction before them."""
+    """The committed records. Those from `end` on wait for a transaction before them."""
     offsets: list[int] = field(default_factory=list)
-    """Of the records, for bisection."""
+    """The offsets of the records, for bisection."""
     begin: int = 0
+    """The first offset kept."""
     end: int = 0
     """The last stable offset: readers see what is before it."""
     written: int = 0
     """The next offset to be given."""
     open: dict[int, int] = field(default_factory=dict)
-    """First offset of each transaction that is not marked here, by its identity."""
+    """The first offset of each transaction that is not marked here, by `id(transaction)`."""
 
     def keep(self, wanted: Callable[[Record], bool]) -> None:
+        """Drop the records that are not wanted; the others keep their offsets."""
         self.records = [record for record in self.records if wanted(record)]
         self.offsets = [record.offset for record in self.records]
 
 
 @dataclass(slots=True)
 class Subscriber:
+    """A member of a group: its topics, its last sign of life, and the seconds without one after which it is put out."""
+
     topics: frozenset[str]
     heartbeat_s: float
     session_timeout_s: float
@@ -43,40 +50,44 @@ class Subscriber:
 
 @dataclass(slots=True, eq=False)
 class MemoryTransaction:
+    """A transaction and what it has written. `Coordinator.begin` makes it and leads it through its phases."""
+
     transactional_id: str
     began_at: float
     ends_at: float
-    """Open: it is aborted then. Decided: it is marked then."""
+    """The time at which an open transaction is aborted, and a decided one is marked."""
     commits_at: float | None = None
-    """Its producer has given it up, and its word to commit is under way."""
+    """The time at which a request to commit arrives whose producer has given it up; None: there is none."""
     records: dict[TopicPartition, list[Record]] = field(default_factory=dict)
     group: str | None = None
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
     committed: bool | None = None
-    """None: open."""
+    """Whether it was committed; None: it is open."""
     unmarked: list[TopicPartition | str] = field(default_factory=list)
-    """Partitions, and the group."""
+    """The partitions and the group (by name) that have no mark yet."""
 
 
 @dataclass(slots=True)
 class MemoryGroup:
+    """A consumer group: its positions, its members, and who owns which partition."""
+
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
     pending: list[MemoryTransaction] = field(default_factory=list)
-    """With positions of the group that may still come to be."""
+    """Transactions with positions of the group that may still be committed."""
     members: dict[int, Subscriber] = field(default_factory=dict)
     owners: dict[TopicPartition, int] = field(default_factory=dict)
     numbers: dict[TopicPartition, int] = field(default_factory=dict)
     leaving: dict[TopicPartition, int] = field(default_factory=dict)
-    """Taken from a member that has not heard of it yet: nobody's until then."""
+    """Partitions that were taken from a member which has not heard of it yet. Until it has, nobody owns them."""
     generation: int = 0
 
 
 class LogState:
-    """What a log in memory holds, for all who use it.
+    """The state of a log in memory, which all its users share. TransactionalLog adds transactions to it.
 
-    `clock` gives the timestamps and decides over sessions and transactions: time.time, or a manual one. `real_time`:
-    whether `wait` may block, by default if the clock is time.time. `marks`: whether the ends of transactions take
-    offsets, as on Kafka."""
+    `clock` gives the timestamps and decides over sessions and transactions: time.time, or a manual one. `real_time`
+    says whether `wait` may block; by default it may if the clock is time.time. `marks` says whether the ends of
+    transactions take offsets, as on Kafka."""
 
     def __init__(
         self, clock: Callable[[], float] = time.time, *, real_time: bool | None = None, marks: bool = False
@@ -99,12 +110,14 @@ class LogState:
         self._num_members = 0
 
     def at(self, point: str, process: str) -> None:
+        """Call `fault`, if there is one, with this point."""
         if self.fault is not None:
             self.fault(point, process)
 
     # -- topics
 
     def topic(self, name: str) -> TopicSettings:
+        """Return the settings of a topic. ConfigError if there is none of this name."""
         try:
             return self.settings[name]
         except KeyError:
@@ -114,23 +127,28 @@ class LogState:
             ) from None
 
     def places(self, topic: str) -> list[TopicPartition]:
+        """Return the partitions of a topic."""
         return [TopicPartition(topic, partition) for partition in range(self.topic(topic).partitions)]
 
     def check_place(self, place: TopicPartition) -> None:
+        """Raise ConfigError if there is no such partition."""
         if place not in self.partitions:
             width = self.topic(place.topic).partitions
             raise ConfigError(f"{place}: no such partition, {place.topic} has {width}; partitions are fixed for a run")
 
     def note_change(self) -> None:
+        """Wake the threads that wait for a change of the log."""
         self.num_changes += 1
         self.changed.notify_all()
 
     # -- groups
 
     def group(self, name: str) -> MemoryGroup:
+        """Return a group; it is made at the first call."""
         return self.groups.setdefault(name, MemoryGroup())
 
     def join(self, name: str, subscriber: Subscriber) -> int:
+        """Add a member to a group, share the partitions out anew, and return the member's number."""
         group = self.group(name)
         self._num_members += 1
         self._remove_expired(group)
@@ -139,12 +157,14 @@ class LogState:
         return self._num_members
 
     def leave(self, name: str, member: int) -> None:
+        """Take a member out of a group, and share the partitions out anew."""
         group = self.group(name)
         if group.members.pop(member, None) is not None:
             self.share_out_anew(group)
 
     def beat(self, name: str, member: int) -> bool:
-        """A sign of life, by which the member also hears of what was taken from it and gives it up."""
+        """Take a sign of life of a member; return False if it was put out before. By this call the member also gives up
+        the partitions that were taken from it."""
         group = self.group(name)
         subscriber = group.members.get(member)
         if subscriber is None:
@@ -159,7 +179,8 @@ class LogState:
         return True
 
     def share_out_anew(self, group: MemoryGroup) -> None:
-        """The next generation. Nobody gets what another still holds: that one has to give it up first."""
+        """Share the partitions out, and begin the next generation. Nobody gets a partition that another member still
+        holds: that member has to give it up first."""
         subscribed = {topic for subscriber in group.members.values() for topic in subscriber.topics}
         widths = {topic: self.settings[topic].partitions for topic in subscribed if topic in self.settings}
         members = {member: subscriber.topics for member, subscriber in group.members.items()}
@@ -175,6 +196,7 @@ class LogState:
         self.note_change()
 
     def _remove_expired(self, group: MemoryGroup) -> bool:
+        """Remove the members that gave no sign for their session time-out; return whether there were any."""
         now_s = self.clock()
         gone = [
             member

@@ -1,12 +1,12 @@
-"""Transactions on a log in memory, in the phases that Kafka's have.
+"""Transactions on a log in memory. They have the phases of Kafka's transactions.
 
 open      records take offsets and are seen by nobody: readers stand before the first open one of each partition;
           positions are pending, and the group's are not told meanwhile
 decided   committed or aborted, for good; whoever began it may not have heard of it
 marked    partition by partition: now its records are seen, or passed over
 
-An open transaction ends when its producer's id starts anew or its time is up: aborted. Then, too, the marks come that
-nobody waited for.
+An open transaction is aborted when its producer's id starts anew or its time is up. The marks of a decided one that
+nobody waited for are made at the same two moments.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ from rftstream.transport.base import Position, Snapshot
 from rftstream.transport.memory.log import LogState, MemoryTransaction
 
 MARKS_S = 0.5
-"""From the decision to the marks, if nobody waits for them."""
+"""Seconds from the decision to the marks, if nobody waits for them."""
 
 
 class Coordinator:
-    """Everything here is done under the log's lock."""
+    """The transactions of a log in memory. TransactionalLog makes it.
+
+    Producers call `start`, then for each transaction `check_epoch`, `begin`, `append`, `add_positions`, `decide` and
+    `mark`. Everything here is done under the log's lock."""
 
     def __init__(self, log: LogState) -> None:
         self._log = log
         self._epochs: dict[str, int] = {}
         self._unfinished: dict[str, MemoryTransaction] = {}
         self.history: list[MemoryTransaction] = []
-        """What was committed, in the order of the decisions."""
+        """The committed transactions, in the order of the decisions."""
         self.num_durable = 0
-        """Of them: so many survive a loss of power in any case."""
+        """How many of them, from the first one on, survive a loss of power in any case."""
 
     # -- producers
 
     def start(self, transactional_id: str) -> int:
+        """End what the id has open, and return its new epoch. Producers with an older epoch are fenced."""
         self.pass_time()
         self._end(transactional_id)
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, 0) + 1
@@ -46,6 +50,7 @@ class Coordinator:
         return epoch
 
     def check_epoch(self, transactional_id: str, epoch: int) -> None:
+        """Raise ProducerLost if the epoch is not the newest one of the id."""
         self.pass_time()
         newest = self._epochs.get(transactional_id)
         if newest != epoch:
@@ -55,6 +60,7 @@ class Coordinator:
             )
 
     def begin(self, transactional_id: str, timeout_s: float) -> MemoryTransaction:
+        """Begin a transaction. It is aborted if it is still open after `timeout_s`."""
         self._end(transactional_id)  # The next one waits for the marks of the last.
         now = self._log.clock()
         transaction = MemoryTransaction(transactional_id, now, now + timeout_s)
@@ -62,6 +68,7 @@ class Coordinator:
         return transaction
 
     def _end(self, transactional_id: str) -> None:
+        """Abort the transaction that the id has open, if any, and make the marks of the last one."""
         transaction = self._unfinished.get(transactional_id)
         if transaction is not None:
             if transaction.committed is None:
@@ -69,10 +76,11 @@ class Coordinator:
             self.mark(transaction)
 
     def make_durable(self) -> None:
+        """Let all that is committed so far survive a loss of power."""
         self.num_durable = len(self.history)
 
     def lose(self, num_kept: int) -> list[MemoryTransaction]:
-        """The first so many stay, marked; what is open comes to nothing. Returns those that are lost."""
+        """Keep the first `num_kept` transactions, and return the others, which are lost. What is open is aborted."""
         for transaction in list(self._unfinished.values()):
             self._end(transaction.transactional_id)
         lost = self.history[num_kept:]
@@ -82,6 +90,7 @@ class Coordinator:
     # -- phases
 
     def append(self, transaction: MemoryTransaction, records: Sequence[NewRecord]) -> None:
+        """Write records of the transaction. They take offsets, and nobody sees them yet."""
         for new in records:
             place = TopicPartition(new.topic, new.partition)
             partition = self._log.partitions[place]
@@ -101,7 +110,8 @@ class Coordinator:
         positions: dict[TopicPartition, Position],
         snapshot: Snapshot | None,
     ) -> None:
-        """Who owns the partitions is not looked at: the generation is, once, here."""
+        """Add positions to the transaction. It is checked that the snapshot's generation is in force now; who owns the
+        partitions is not looked at, as on Kafka."""
         if snapshot is not None:
             self._check_generation(snapshot, positions)
         transaction.group, transaction.positions = group, positions
@@ -118,13 +128,14 @@ class Coordinator:
             )
 
     def decide(self, transaction: MemoryTransaction, *, committed: bool) -> None:
+        """Commit or abort the transaction. Readers see it when it is marked."""
         transaction.committed = committed
         transaction.ends_at = self._log.clock() + MARKS_S
         if committed:
             self.history.append(transaction)
 
     def mark(self, transaction: MemoryTransaction, num: int | None = None) -> None:
-        """All of it, or as much."""
+        """Mark the transaction in `num` more places; None: in all of them."""
         for where in transaction.unmarked[:num]:
             if isinstance(where, str):
                 group = self._log.group(where)
@@ -146,7 +157,7 @@ class Coordinator:
     # -- time
 
     def pass_time(self) -> None:
-        """Ends whatever should have ended by now."""
+        """End the transactions whose time is up."""
         if not self._unfinished:
             return
         now = self._log.clock()
@@ -156,18 +167,20 @@ class Coordinator:
                 transaction.ends_at = now
             if transaction.ends_at <= now:
                 if transaction.committed is None:
-                    # Its producer is out: the epoch is another.
+                    # Its producer is fenced by this: another epoch has begun.
                     self._epochs[transaction.transactional_id] += 1
                 self._end(transaction.transactional_id)
 
     def await_marks(self, concerns: Callable[[MemoryTransaction], bool]) -> None:
-        """As who asks for an end or a position waits for marks that are on their way."""
+        """Make the marks of the decided transactions that `concerns` picks. A client that asks for an end or a position
+        waits for these."""
         self.pass_time()
         for transaction in [one for one in self._unfinished.values() if one.committed is not None]:
             if concerns(transaction):
                 self.mark(transaction)
 
     def check_settled(self, places: Collection[TopicPartition]) -> None:
+        """Raise TransportError if an open transaction hides records of one of these partitions."""
         hidden = [place for place in places if (one := self._log.partitions[place]).end < one.written]
         if hidden:
             raise TransportError(
@@ -176,8 +189,8 @@ class Coordinator:
             )
 
     def await_stable(self, group: str) -> None:
-        """Until no commit of the group's positions is pending. With a manual clock time passes elsewhere: a question
-        without an answer."""
+        """Wait until no commit of the group's positions is pending. With a manual clock time passes elsewhere, so that
+        this raises TransportError in place of waiting."""
         while True:
             self.await_marks(lambda transaction: transaction.group == group)
             if not self._log.group(group).pending:
@@ -188,7 +201,7 @@ class Coordinator:
 
 
 def _insert(records: list[Record], offsets: list[int], new: Sequence[Record]) -> None:
-    """Others may have committed later ones before."""
+    """Insert records at the place of their offsets. Other transactions may have committed later offsets before."""
     index = len(offsets) if not offsets or offsets[-1] < new[0].offset else bisect_left(offsets, new[0].offset)
     records[index:index] = new
     offsets[index:index] = [record.offset for record in new]
@@ -204,8 +217,8 @@ class TransactionalLog(LogState):
         self.transactions = Coordinator(self)
 
     def lose_power(self, num_kept: int) -> None:
-        """As of an embedded log: the first `num_kept` transactions are left, at least those that were made durable.
-        Whoever used it is gone."""
+        """Lose power as an embedded log may: only the first `num_kept` transactions are left. The caller keeps at least
+        `transactions.num_durable` of them, and uses no client from before any more."""
         with self.changed:
             lost = self.transactions.lose(num_kept)
             for place in {place for transaction in lost for place in transaction.records}:

@@ -1,7 +1,7 @@
-"""A log in memory, for tests and simulation: the same promises as the others, quick and deterministic.
+"""A log in memory, for tests and simulation. It keeps the same promises as the others, and is quick and deterministic.
 
-`MemoryLog` is the log, `MemoryLog.connect()` what one simulated process holds of it. With a manual clock nothing
-waits and nothing depends on real time; with the real clock threads can share a log, and `wait` blocks.
+`MemoryLog` is the log; `MemoryLog.connect()` returns the transport of one simulated process. With a manual clock
+nothing waits and nothing depends on real time. With the real clock threads can share a log, and `wait` blocks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from rftstream.transport.memory.transactions import TransactionalLog
 __all__ = ["MemoryLog", "MemoryTransport"]
 
 TOMBSTONE_KEPT_S = 86_400.0
+"""Seconds for which a tombstone is kept."""
 _LOOK_AGAIN_S = 0.05
 
 
 class MemoryAdmin:
+    """`Admin` of a log in memory, for one simulated process. MemoryTransport makes it."""
+
     def __init__(self, log: TransactionalLog, process: str) -> None:
         self._log = log
         self._process = process
@@ -97,7 +100,7 @@ class MemoryAdmin:
                     self._log.note_change()
 
     def compact(self, topic: str) -> None:
-        """Tombstones stay for a day after they were written, as in the embedded log."""
+        """Compact as `Admin` says. Tombstones stay for a day after they were written, as in the embedded log."""
         if not self._log.topic(topic).compacted:
             raise ConfigError(f"topic {topic}: not a compacted one, compacting would lose records; see topics.py")
         with self._log.changed:
@@ -139,6 +142,8 @@ class MemoryAdmin:
 
 
 class MemoryTransport:
+    """`Transport` of one simulated process on a log in memory. `MemoryLog.connect` makes it."""
+
     def __init__(self, log: TransactionalLog, process: str) -> None:
         self._log = log
         self._process = process
@@ -161,7 +166,8 @@ class MemoryTransport:
         return MemoryProducer(self._log, self._process, transactional_id, timeout_s)
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
-        """With a manual clock it returns at once: who drives the clock decides when time passes."""
+        """Wait as `Transport` says. With a manual clock it returns at once: the driver of the clock decides when time
+        passes."""
         own = [source for source in sources if isinstance(source, MemoryReader | MemoryMember)]
         deadline = time.monotonic() + timeout_s
         with self._log.changed:
@@ -173,14 +179,14 @@ class MemoryTransport:
                 self._log.changed.wait(min(left_s, _LOOK_AGAIN_S))
 
     def close(self) -> None:
-        """Its members leave. A simulated crash does not call this."""
+        """Let the members leave. A simulated crash does not call this."""
         for member in self._members:
             member.close()
 
 
 class MemoryLog(TransactionalLog):
-    """A log in memory. What it holds is its state (LogState); whoever uses it connects first."""
+    """A log in memory. It holds the log's state (LogState); each process that uses it calls `connect` first."""
 
     def connect(self, process: str = "") -> MemoryTransport:
-        """Return what one simulated process holds of the log; `process` is what `fault` is told."""
+        """Return the transport of one simulated process. `process` is the name that `fault` is given."""
         return MemoryTransport(self, process)

@@ -1,5 +1,5 @@
-"""PPO's own: rewards of tokens, and what becomes of them once the critic has spoken. Its loss is that of `clip_losses`,
-tested with all the others."""
+"""PPO's own: rewards of tokens, and what becomes of them once the critic has spoken. Its loss is
+`clipped_surrogate_losses`, tested with all the others."""
 
 from __future__ import annotations
 
