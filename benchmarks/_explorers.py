@@ -31,7 +31,6 @@ def main(run_dir: Path, first: int, count: int) -> None:
             clock=SystemClock(),
             process=f"explorer-{number}",
         )
-        service.start()
         services.append(service)
     for number in range(first, first + count):
         (folder.logs / f"explorer-{number}.log").write_text(f"explorer-{number} started\n", encoding="utf-8")

@@ -138,7 +138,6 @@ def explore(load: Load, path: Path) -> float:
     weights = publish(context.open_store(), _weights(spec), name, spec.name, spec.dtype, resumed=True)
     put("weights", 0, weights)
     service = service_of(role_builder("explorer")(context), context)
-    service.start()
 
     def work_until(num_rollouts: int) -> None:
         while sum(transport.admin.end_offsets("rollouts").values()) < num_rollouts:

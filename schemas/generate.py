@@ -1,128 +1,36 @@
-"""Writes `schemas/<contract>.json` from the text of the messages in `rftstream/contracts`, or tells whether they agree.
+"""Writes `schemas/<contract>.json` from the messages in `rftstream/contracts`, or tells whether they agree.
 
     python schemas/generate.py [--check]
 
-It reads types, defaults and the line under each field; what JSON Schema can say beyond them stands in REFINEMENTS.
-It parses the file and does not import it: nothing in `schemas` needs rftstream.
+The schemas are those that msgspec makes of the classes, with ranges and defaults. To these it adds the lines under the
+fields, what the rules of the classes say in JSON Schema, and the form of bytes in the readable twins. This script is
+the only thing in `schemas` that imports rftstream.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
+import itertools
 import json
-import re
 import sys
+import textwrap
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-CONTRACTS = HERE.parent / "rftstream" / "contracts"
-STAGES = (
-    "arrays",
-    "tasks",
-    "rollouts",
-    "verdicts",
-    "demonstrations",
-    "feedback",
-    "batches",
-    "outcomes",
-    "versions",
-    "control",
-    "dead",
-    "messages",
-)
-"""Modules of rftstream/contracts that declare messages, and the one with their table."""
-VERSIONS: dict[str, int] = {
-    "batch_manifest": 2,
-    "demonstration": 2,
-    "group_outcome": 2,
-    "partial_rollout": 2,
-    "run_manifest": 2,
-    "step_record": 2,
-    "tasks_ended": 2,
-    "weights_announced": 3,
-}
-"""Contract -> its version, where that is not 1; as in `rftstream/contracts/codec.py`."""
+import msgspec
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from rftstream.contracts.checks import types_of  # noqa: E402  after the path to it
+from rftstream.contracts.message_spec import MessageSpec  # noqa: E402
+from rftstream.contracts.messages import MESSAGES  # noqa: E402
+from rftstream.contracts.rules import RULES  # noqa: E402
 
 Schema = dict[str, Any]
-
-_DIGEST = {"pattern": "^sha256:[0-9a-f]{64}$"}
-_NAME = {"pattern": "^[a-z0-9_-]+$"}
-
-REFINEMENTS: dict[str, dict[str, Schema]] = {
-    "Array": {
-        "dtype": {
-            "enum": ["int8", "uint8", "bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"],
-        },
-        "shape": {"maxItems": 4},
-        "data": {
-            "oneOf": [{"$ref": "#/$defs/Binary"}, {"type": "array", "items": {"type": "number"}}],
-            "x-msgpack": "bin",
-            "x-json": "In the readable twins a flat list of the elements; bfloat16 as its uint16 bit patterns.",
-        },
-    },
-    "RolloutIds": {"group_size": {"minimum": 1}, "taskset": _NAME},
-    "GroupOutcome": {
-        "": {
-            "if": {"properties": {"result": {"const": "batched"}}},
-            "then": {"required": ["batch_sequence"], "properties": {"batch_sequence": {"type": "integer"}}},
-            "else": {"properties": {"batch_sequence": {"type": "null"}}},
-        }
-    },
-    "VersionSpan": {"count": {"minimum": 1}},
-    "Task": {"seed": {"exclusiveMaximum": 2**63}},
-    "Rollout": {
-        "": {
-            "if": {"properties": {"status": {"const": "undecodable"}}},
-            "then": {"properties": {"problem": {"type": "null"}}},
-            "else": {"properties": {"problem": {"type": "object"}}},
-        }
-    },
-    "VerifiedRollout": {
-        "": {
-            "if": {"properties": {"verdict": {"type": "null"}}},
-            "then": {"required": ["reason"], "properties": {"reason": {"type": "string"}}},
-            "else": {"properties": {"reason": {"type": "null"}}},
-            "allOf": [
-                {
-                    "if": {"required": ["reason"], "properties": {"reason": {"const": "undecodable"}}},
-                    "then": {"properties": {"rollout": {"type": "null"}}},
-                    "else": {"properties": {"rollout": {"type": "object"}}},
-                }
-            ],
-        }
-    },
-    "Demonstration": {
-        "": {
-            "oneOf": [
-                {"required": ["messages"], "properties": {"messages": {"minItems": 1}, "preference": {"type": "null"}}},
-                {
-                    "required": ["preference"],
-                    "properties": {"messages": {"maxItems": 0}, "preference": {"type": "object"}},
-                },
-            ]
-        }
-    },
-    "Experience": {"pair": {"enum": ["chosen", "rejected", None]}},
-    "BatchManifest": {"digest": _DIGEST},
-    "WeightsAnnounced": {
-        "": {
-            "if": {"properties": {"kind": {"const": "delta"}}},
-            "then": {"properties": {"parent": {"type": "object"}, "delta": {"type": "null"}}},
-            "else": {"properties": {"parent": {"type": "null"}}},
-        }
-    },
-    "StepRecord": {
-        "": {
-            "if": {"required": ["resumed"], "properties": {"resumed": {"const": True}}},
-            "then": {"properties": {"batch_sequence": {"type": "null"}}},
-            "else": {"properties": {"batch_sequence": {"type": "integer"}}},
-        }
-    },
-}
-"""Type -> field ("" for the type itself) -> what its schema says beyond the type.
-
-More in `rftstream/contracts/rules.py`."""
 
 BINARY: Schema = {
     "description": "Bytes. On the wire msgpack bin; in the readable twins an object with their base64.",
@@ -134,139 +42,90 @@ BINARY: Schema = {
 }
 
 
-class Declarations:
-    """The classes of messages, as text."""
+def schema_of(spec: MessageSpec[Any]) -> Schema:
+    """Return the whole document of one contract."""
+    _, parts = msgspec.json.schema_components([spec.type], ref_template="#/$defs/{name}")
+    defs = {cls.__name__: _described(cls, parts[cls.__name__]) for cls in types_of([spec.type])}
+    if '"#/$defs/Binary"' in json.dumps(defs):
+        defs["Binary"] = BINARY
+    body = defs.pop(spec.type.__name__)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:rftstream:contract:{spec.contract}:v{spec.version}",
+        "title": spec.type.__name__,
+        "x-contract": spec.contract,
+        "x-contract-version": spec.version,
+        **body,
+        **({"$defs": dict(sorted(defs.items()))} if defs else {}),
+    }
 
-    def __init__(self, text: str) -> None:
-        tree = ast.parse(re.sub(r"^from __future__ [^\n]*$", "", text, flags=re.MULTILINE))
-        self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        self.contracts = next(
-            {
-                ast.literal_eval(ast.unparse(key)): ast.unparse(value)
-                for key, value in zip(node.value.keys, node.value.values, strict=True)
-                if key is not None
-            }
-            for node in tree.body
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "MESSAGES"
-            if isinstance(node.value, ast.Dict)
-        )
 
-    def schema(self, contract: str) -> Schema:
-        """The whole document of one contract."""
-        defs: dict[str, Schema] = {}
-        body = self._object(self.contracts[contract], defs)
-        version = VERSIONS.get(contract, 1)
-        return {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "$id": f"urn:rftstream:contract:{contract}:v{version}",
-            "title": self.contracts[contract],
-            "x-contract": contract,
-            "x-contract-version": version,
-            **body,
-            **({"$defs": dict(sorted(defs.items()))} if defs else {}),
-        }
-
-    def _object(self, name: str, defs: dict[str, Schema]) -> Schema:
-        node = self.classes[name]
-        refinements = REFINEMENTS.get(name, {})
-        properties: dict[str, Schema] = {}
-        required: list[str] = []
-        for field, description in _described(node, ast.AnnAssign):
-            key = ast.unparse(field.target)
-            properties[key] = {"description": description, **self._type(field.annotation, defs)}
-            if field.value is None:
-                required.append(key)
-            else:
-                properties[key]["default"] = _default(field.value)
-            _refine(properties[key], refinements.get(key, {}))
-        schema: Schema = {
-            "description": _flat(ast.get_docstring(node)),
-            "type": "object",
-            "properties": properties,
-            "required": required,
-        }
-        return {**schema, **refinements.get("", {})}
-
-    def _enum(self, name: str) -> Schema:
-        members = {ast.literal_eval(field.value): text for field, text in _described(self.classes[name], ast.Assign)}
-        description = _flat(ast.get_docstring(self.classes[name]))
+def _described(cls: Any, schema: Schema) -> Schema:
+    """Return the schema of a class with what msgspec does not know of it: the words, and its rule."""
+    lines = _lines_under_fields(cls)
+    description = _flat(cls.__doc__ or "")
+    if issubclass(cls, Enum):
+        members = {member.value: lines[member.name] for member in cls}
         return {"description": description, "type": "string", "enum": list(members), "x-enum-descriptions": members}
-
-    def _type(self, node: ast.expr, defs: dict[str, Schema]) -> Schema:
-        if isinstance(node, ast.BinOp):  # X | None
-            inner = self._type(node.left, defs)
-            if "type" in inner:
-                return {**inner, "type": [inner["type"], "null"]}
-            return {"anyOf": [inner, {"type": "null"}]}
-        if isinstance(node, ast.Subscript):
-            return self._container(ast.unparse(node.value), node.slice, defs)
-        name = ast.unparse(node)
-        if name in _SIMPLE:
-            return dict(_SIMPLE[name])
-        if name == "bytes":
-            defs["Binary"] = BINARY
-            return {"$ref": "#/$defs/Binary"}
-        if name not in defs:
-            is_enum = any(ast.unparse(base) == "StrEnum" for base in self.classes[name].bases)
-            defs[name] = {}  # its place, while it is made
-            defs[name] = self._enum(name) if is_enum else self._object(name, defs)
-        return {"$ref": f"#/$defs/{name}"}
-
-    def _container(self, kind: str, inside: ast.expr, defs: dict[str, Schema]) -> Schema:
-        assert isinstance(inside, ast.Tuple), f"{kind} needs two arguments"
-        first, second = inside.elts
-        if kind == "dict":
-            value = self._type(second, defs)
-            return {"type": "object", **({"additionalProperties": value} if value else {})}
-        if ast.unparse(second) == "...":
-            return {"type": "array", "items": self._type(first, defs)}
-        items = [self._type(element, defs) for element in inside.elts]
-        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    properties = {}
+    for field in dataclasses.fields(cls):
+        found = properties[field.name] = {
+            "description": lines[field.name],
+            **_readable(schema["properties"][field.name]),
+        }
+        if field.default_factory is not dataclasses.MISSING:  # which msgspec leaves out
+            found["default"] = field.default_factory()
+    return {
+        "description": description,
+        "type": "object",
+        "properties": properties,
+        "required": schema.get("required", []),
+        **(RULES[cls].json_schema if cls in RULES else {}),
+    }
 
 
-_SIMPLE: dict[str, Schema] = {
-    "str": {"type": "string"},
-    "int": {"type": "integer", "minimum": 0},
-    "float": {"type": "number"},
-    "bool": {"type": "boolean"},
-    "Any": {},
-}
+def _readable(schema: Any) -> Any:
+    """Return a schema in the forms of the contracts: `type: [X, null]`, and bytes as Binary."""
+    if isinstance(schema, list):
+        return [_readable(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: value if name == "default" else _readable(value) for name, value in schema.items()}
+    if "type" in schema:
+        schema = {"type": schema["type"], **schema}
+    if schema.get("contentEncoding") == "base64":
+        rest = {name: value for name, value in schema.items() if name not in ("type", "contentEncoding")}
+        return rest if "oneOf" in rest else {"$ref": "#/$defs/Binary", **rest}
+    match schema.get("anyOf"):
+        case [{"type": kind} as inner, {"type": "null"}]:
+            rest = {name: value for name, value in schema.items() if name != "anyOf"}
+            return {**inner, "type": [kind, "null"], **rest}
+    return schema
 
 
-def _refine(schema: Schema, refinement: Schema) -> None:
-    if "oneOf" in refinement:
-        schema.pop("$ref", None)
-    schema.update(refinement)
-
-
-def _described(node: ast.ClassDef, kind: type) -> list[tuple[Any, str]]:
-    """The fields of a class, each with the line under it."""
-    found = []
-    for field, below in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(field, kind):
+def _lines_under_fields(cls: type) -> dict[str, str]:
+    """Return the line under each field of a class, or under each member of an enumeration."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field, below in itertools.pairwise([*node.body, ast.Pass()]):
+        if isinstance(field, ast.AnnAssign | ast.Assign):
+            name = ast.unparse(field.target if isinstance(field, ast.AnnAssign) else field.targets[0])
             if not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)):
-                raise SystemExit(f"rftstream/contracts:{field.lineno}: {node.name} has a field without a line under it")
-            found.append((field, _flat(below.value.value)))
+                raise SystemExit(f"{inspect.getsourcefile(cls)}: {cls.__name__}.{name} has no line under it")
+            found[name] = _flat(str(below.value.value))
     return found
 
 
-def _default(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call):  # field(default_factory=dict)
-        return {}
-    value = ast.literal_eval(node)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _flat(text: Any) -> str:
-    return " ".join(str(text or "").split())
+def _flat(text: str) -> str:
+    return " ".join(text.split())
 
 
 def documents() -> dict[Path, str]:
     """Path -> text of each schema, as the messages are declared now."""
-    source = Declarations("\n".join((CONTRACTS / f"{stage}.py").read_text(encoding="utf-8") for stage in STAGES))
     return {
-        HERE / f"{contract}.json": json.dumps(source.schema(contract), indent=2, ensure_ascii=False) + "\n"
-        for contract in source.contracts
+        HERE / f"{contract}.json": json.dumps(schema_of(spec), indent=2, ensure_ascii=False) + "\n"
+        for contract, spec in MESSAGES.items()
     }
 
 

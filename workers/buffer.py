@@ -5,7 +5,7 @@ from __future__ import annotations
 from rftstream.config.stages import Stages
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.step import BufferStep
-from rftstream.service.role import Role, RoleContext
+from rftstream.service.role import Log, Role, RoleContext
 from workers.parts import demonstrations
 
 
@@ -13,6 +13,7 @@ def build(context: RoleContext) -> Role:
     config = context.config
     stages = Stages.recorded(config) if config.run.imported_versions is not None else Stages.of(config)
     step = BufferStep(
+        log_=Log(context.transport),
         feeder=config.feeder,
         buffer=config.buffer,
         shares=config.trainer.shares,

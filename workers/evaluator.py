@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.roles.evaluator import EVALUATOR
-from rftstream.roles.evaluator.step import EvaluatorStep, build_evaluation
+from rftstream.roles.evaluator.due import build_evaluation
+from rftstream.roles.evaluator.step import EvaluatorStep
 from rftstream.service.role import Role, RoleContext
 from workers.parts import follower, model_spec, own_renderers, scorer, turn_loop
 

@@ -11,7 +11,7 @@ from rftstream.models.rendering import open_renderer
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.step import FeederStep, Source
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
-from rftstream.service.role import Role, RoleContext
+from rftstream.service.role import Log, Role, RoleContext
 from workers.parts import context_length, model_spec, own_renderers
 
 
@@ -41,6 +41,7 @@ def build(context: RoleContext) -> Role:
         return data_digests(config, spec, {name: source.taskset for name, source in sources.items()})
 
     step = FeederStep(
+        log_=Log(context.transport),
         config=config,
         sources=sources,
         context=context_length(spec, renderer),

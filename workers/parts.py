@@ -77,6 +77,7 @@ def demonstrations(context: RoleContext) -> DemonstrationQueue | None:
         seed=config.run.seed,
         passes=passes,
         kinds=taken_kinds(config),
+        transport=context.transport,
         renderer=renderer,
         context=context_length(spec, renderer),
         clock=context.clock,

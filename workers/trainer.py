@@ -8,7 +8,8 @@ from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.pending_update import Inline
 from rftstream.roles.trainer.step import TrainerStep
 from rftstream.roles.trainer.training import build_training
-from rftstream.service.role import Role, RoleContext
+from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
+from rftstream.service.role import Log, Role, RoleContext
 from workers.parts import held_out, model_spec
 
 
@@ -16,14 +17,18 @@ def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.trainer
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     training = build_training(config, spec)
+    store = context.open_store()
+    deletions = TrimmedDeletions(context.transport, store, context.clock, compacts=config.retention is not None)
     step = TrainerStep(
         config=config,
         model=spec,
         training=training,
         held_out=held_out(context, training),
-        store=context.open_store(),
+        store=store,
+        deletions=deletions,
+        log_=Log(context.transport),
         final=context.folder.final,
         clock=context.clock,
         compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
     )
-    return Role(spec=TRAINER, step=step, after_the_end=step.after_the_end)
+    return Role(spec=TRAINER, step=step, after_the_end=deletions.after_the_end)

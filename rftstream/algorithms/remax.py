@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +24,6 @@ class ReMax(Clipped):
 
     name = "remax"
     needs_spread = "group"
-    greedy_baseline: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ClippedConfig):

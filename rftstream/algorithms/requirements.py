@@ -10,6 +10,7 @@ from rftstream.algorithms.base import Algorithm, CriticAlgorithm
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.config import registry
 from rftstream.config.loader import sampling_for
+from rftstream.config.part_specs import AlgorithmSpec
 from rftstream.config.sections import RunConfig, name_of_algorithm
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError
@@ -84,11 +85,7 @@ def has_greedy_sibling(config: RunConfig) -> bool:
     nothing to train on, or where other groups of the run have none."""
     name = config.trainer.algorithm
     named = {where: name_of_algorithm(one, where) for where, one in config.algorithms_named().items()}
-    greedy = [
-        where
-        for where, one in named.items()
-        if getattr(registry.resolve("algorithm", one, where=where), "greedy_baseline", False)
-    ]
+    greedy = [where for where, one in named.items() if registry.spec(AlgorithmSpec, one, where=where).greedy_baseline]
     if not greedy:
         return False
     if len(named) > 1 or config.stages:

@@ -3,8 +3,25 @@
 To add one: a module with a class that has a `Config` and keeps `rftstream.backends.base.Backend`, and a line here.
 """
 
+from rftstream.config.part_specs import ARCHITECTURE, BackendSpec
+
 BACKENDS = {
-    "torch": "rftstream.backends.torch.backend:TorchBackend",
-    "deepspeed": "rftstream.backends.deepspeed.backend:DeepSpeedBackend",
-    "fake": "rftstream.backends.fake:FakeBackend",
+    "torch": BackendSpec(
+        "rftstream.backends.torch.backend:TorchBackend",
+        loads_model=True,
+        needs_peft=True,
+        is_estimated=True,
+        preload=(
+            "torch",
+            "transformers",
+            ARCHITECTURE,
+            "transformers.models.auto.modeling_auto",
+            "rftstream.backends.torch.critic",
+            "rftstream.backends.torch.lora",
+        ),
+    ),
+    "deepspeed": BackendSpec(
+        "rftstream.backends.deepspeed.backend:DeepSpeedBackend", loads_model=True, needs_peft=True, is_estimated=True
+    ),
+    "fake": BackendSpec("rftstream.backends.fake:FakeBackend"),
 }

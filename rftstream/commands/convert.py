@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rftstream.commands.options import examples
-from rftstream.commands.words import AnyPath
+from rftstream.commands.param_types import AnyPath
 
 
 @examples("rftstream convert smollm2 models/SmolLM2-135M-Instruct")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rftstream.commands.options import examples, json_option, load_run_file, run_argument, set_option
-from rftstream.commands.words import AnyPath
+from rftstream.commands.param_types import AnyPath
 from rftstream.contracts.role_names import RoleName
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ ALL = "all"
 
 
 def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> Versions:
-    """`0,40,200`, or `all`."""
+    """Return the versions of an option such as `0,40,200`, or `all`."""
     if value is None:
         return ()
     if value == ALL:
         return "all"
-    words = [word.strip() for word in value.split(",")]
-    if not all(word.isdecimal() for word in words):
+    versions = [version.strip() for version in value.split(",")]
+    if not all(version.isdecimal() for version in versions):
         raise click.BadParameter(f"got {value!r}, expected numbers with commas between them, e.g. 0,40,200, or {ALL}")
-    return [int(word) for word in words]
+    return [int(version) for version in versions]
 
 
 @examples(
@@ -117,12 +117,12 @@ def _evaluate_versions(
 ) -> None:
     from rftstream.commands.views import opened_run, print_out
     from rftstream.launch import evaluation as work
-    from rftstream.launch.host import prepare_process
+    from rftstream.preflight.plan import Purpose, plan
     from rftstream.queries.evaluations import result_to_json, results_to_text
 
     found: list[work.Evaluated] = []
     with opened_run(run) as opened, _stopped("what has its result keeps it, and the same command does the rest") as end:
-        prepare_process(opened.config, RoleName.evaluator)
+        plan(opened.config, Purpose.join, role=RoleName.evaluator)
         with closing(
             work.evaluate(
                 opened, evaluation=evaluation, versions=versions, again=again, here=here, timeout_s=timeout_s, say=_say
@@ -153,14 +153,12 @@ def _evaluate_models(
     as_json: bool,
 ) -> None:
     from rftstream.commands.views import print_out
-    from rftstream.config.part_names import check_part_names
-    from rftstream.launch.host import prepare_process
     from rftstream.launch.model_evaluation import Scored, evaluate_model, result_row
+    from rftstream.preflight.plan import Purpose, plan
     from rftstream.queries.evaluations import table
 
     config = load_run_file([file / "config.toml" if file.is_dir() else file], sets)
-    prepare_process(config, RoleName.evaluator)
-    check_part_names(config)
+    plan(config, Purpose.build, role=RoleName.evaluator)
     found: list[Scored] = []
     goes_on = "the same command goes on" if out is not None else "with --out it would go on where it was"
     with _stopped(goes_on) as end:
@@ -181,7 +179,7 @@ def _evaluate_models(
 
 
 class _End:
-    """Whether ctrl-C came."""
+    """Whether ctrl-C came. `_stopped` makes it."""
 
     def __init__(self) -> None:
         self.came = False

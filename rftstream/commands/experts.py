@@ -68,7 +68,7 @@ def load(
     """
     from rftstream.config.loader import experts_source
     from rftstream.config.sections import ExpertsSection
-    from rftstream.launch.host import add_import_paths
+    from rftstream.preflight.plan import Purpose, plan
     from rftstream.runs.load_demonstrations import load_experts
 
     options = {name: value for name, value in (("split", split), ("subset", subset)) if value is not None}
@@ -84,7 +84,7 @@ def load(
         click.echo(text, err=True)
 
     with opened_run(run) as opened:
-        add_import_paths(opened.config)
+        plan(opened.config, Purpose.join)
         loaded = load_experts(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
     print_out(loaded.to_json() if as_json else loaded.to_text())
 

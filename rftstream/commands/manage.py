@@ -18,7 +18,7 @@ from rftstream.commands.options import (
     run_files,
     set_option,
 )
-from rftstream.commands.words import RunPath
+from rftstream.commands.param_types import RunPath
 
 if TYPE_CHECKING:
     from rftstream.runs.delete import Deletion
@@ -41,10 +41,13 @@ def topics(action: str, file: Path | None, as_json: bool) -> None:
     the one that it would start), or a run folder.
     """
     from rftstream.commands.views import print_out
-    from rftstream.queries.topics import apply_topics, list_topics
+    from rftstream.preflight.plan import Purpose, plan
+    from rftstream.queries.topics import apply_topics, find_log, list_topics
 
     (path,) = run_files([file] if file is not None else [])
-    report = list_topics(path) if action == "list" else apply_topics(path)
+    config, folder = find_log(path)
+    plan(config, Purpose.build)
+    report = list_topics(config, folder) if action == "list" else apply_topics(config, folder)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.fine else 1)
 

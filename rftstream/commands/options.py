@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rftstream.commands.words import RunFile, RunPath
+from rftstream.commands.param_types import RunFile, RunPath
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ no_index_option = click.option(
 
 
 def examples(*lines: str) -> Callable[[Any], Any]:
-    """Puts examples under a command's help, as they are."""
+    """Return a decorator that puts examples under a command's help, unchanged."""
 
     def decorate(command: Any) -> Any:
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
@@ -47,7 +47,7 @@ def examples(*lines: str) -> Callable[[Any], Any]:
 
 
 def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
-    """FILE as given (or by $RFTSTREAM_CONFIG, which click reads), else ./rftstream.toml."""
+    """Return FILE as given (or by $RFTSTREAM_CONFIG, which click reads), else ./rftstream.toml."""
     if files:
         return tuple(files)
     if Path(DEFAULT_FILE).is_file():
@@ -59,14 +59,14 @@ def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def load_run_file(files: Sequence[Path], sets: Sequence[str] = ()) -> RunConfig:
-    """The resolved config of FILE..., the environment and --set."""
+    """Return the resolved config of FILE..., the environment and --set."""
     from rftstream.config import loader
 
     return loader.load(run_files(files), sets=sets)
 
 
 def can_dim() -> bool:
-    """Whether stdout is a terminal that shows dim text, and nobody asked for plain text (NO_COLOR)."""
+    """Return whether stdout is a terminal that shows dim text, and nobody asked for plain text (NO_COLOR)."""
     from rich.console import Console
 
     console = Console()
@@ -75,7 +75,7 @@ def can_dim() -> bool:
 
 @contextmanager
 def at_work(what: str) -> Iterator[None]:
-    """Shows on a terminal what takes its time here; nothing else may be printed meanwhile."""
+    """Show on a terminal what takes its time in the block. Nothing else may be printed meanwhile."""
     if not sys.stderr.isatty():
         yield
         return

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rftstream.commands.options import examples, json_option, progress_option, run_argument, set_option
+from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run
-from rftstream.commands.words import AnyPath
 from rftstream.contracts.role_names import RoleName
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def replay(
         given = "--dry-run" if dry_run else "--algorithm" if algorithm is not None else "--set"
         raise click.UsageError(f"{given}: without --into nothing is changed; name the folder of a new run by --into")
 
-    from rftstream.launch.host import prepare_process
+    from rftstream.preflight.plan import Purpose, plan
 
     with opened_run(run) as opened:
-        prepare_process(opened.config, RoleName.trainer)
+        plan(opened.config, Purpose.join, role=RoleName.trainer)
         if into is None:
             _compare(opened, first, last, device, as_json=as_json)
         else:
@@ -133,7 +133,7 @@ def _branch(
 
 
 def _lines() -> Callable[[int, int, int], None]:
-    """A line every few seconds, on stderr."""
+    """Return a report that prints a line every few seconds, on stderr."""
     said_at = began = time.monotonic()
     done = 0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from rftstream.commands.options import can_dim, examples, json_option, run_argument, set_option
+from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run, print_out
-from rftstream.commands.words import AnyPath
 
 
 @examples(

@@ -19,11 +19,11 @@ from rftstream.commands.options import (
     run_files,
     set_option,
 )
-from rftstream.commands.words import AnyPath, RunPath, Word
+from rftstream.commands.param_types import AnyPath, RunPath, Word
 from rftstream.roles import ROLES
 
 if TYPE_CHECKING:
-    from rftstream.launch.session import RunResult
+    from rftstream.launch.result import RunResult
 
 
 @examples(
@@ -146,32 +146,19 @@ def worker(
     Any number of explorers and verifiers share the work and may come and go. Of the other roles one is in force: a
     later one takes over. SIGTERM or ctrl-C finishes what is in hand and leaves.
     """
-    from rftstream.launch import host
-    from rftstream.launch.processes import die_with_parent
-    from rftstream.roles.build import role_builder
+    from rftstream.launch.host import run_worker
 
-    if parent is not None:
-        die_with_parent(parent)
-    stop = host.Stop()
-    role_builder(role)  # an unknown one is said before anything is waited for
-    config, folder = host.join(
-        files if run_dir else run_files(files),
-        run_dir,
-        wait_s=wait_s,
-        stop=stop,
-        say=lambda text: click.echo(text, err=True),
-    )
     sys.exit(
-        host.run_worker(
-            config,
-            folder,
+        run_worker(
+            files if run_dir else run_files(files),
+            run_dir,
             role,
-            process=process or host.default_process(role),
+            say=lambda text: click.echo(text, err=True),
+            process=process,
             metrics_port=metrics_port,
             device=device,
             wait_s=wait_s,
             parent=parent,
-            stop=stop,
         )
     )
 

@@ -49,11 +49,9 @@ def try_(
     Exit 1 if nothing could be scored.
     """
     config = load_run_file(files, sets)
-    from rftstream.config.part_names import check_part_names
-    from rftstream.launch.host import prepare_process
+    from rftstream.preflight.plan import Purpose, plan
 
-    prepare_process(config, RoleName.explorer)
-    check_part_names(config)
+    plan(config, Purpose.build, role=RoleName.explorer)
     from rftstream.commands.views import print_out
     from rftstream.preflight.trial import TrialReport, try_run
     from rftstream.queries.shown_completions import CompletionReader

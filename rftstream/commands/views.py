@@ -22,7 +22,7 @@ from rftstream.commands.options import (
     run_argument,
     set_option,
 )
-from rftstream.commands.words import KINDS, AnyPath, Word, complete_topic
+from rftstream.commands.param_types import KINDS, AnyPath, Word, complete_topic
 
 if TYPE_CHECKING:
     from rftstream.queries.index import Index
@@ -46,9 +46,9 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
     """
     config = load_run_file(files, sets)
     with at_work("looking at model, tasks and parts"):
-        from rftstream.launch.host import prepare_process
+        from rftstream.threads import limit_threads
 
-        prepare_process(config, "check")
+        limit_threads(1)
         from rftstream.preflight.check import check as look
 
         report = look(config)
@@ -237,7 +237,7 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
 
 @contextmanager
 def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[Index | None]:
-    """The run's index unless it is not wanted; what was wrong with it goes to stderr."""
+    """Yield the run's index, or None if it is not wanted. What is wrong with the index goes to stderr."""
     from rftstream.queries.index import opened_index
 
     if no_index:
@@ -251,6 +251,7 @@ def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[
 
 @contextmanager
 def opened_run(run: Path) -> Iterator[OpenRun]:
+    """Yield the run of a folder or a run file, opened, and close its log in the end."""
     from rftstream.runs.folder import open_run
 
     with at_work("opening the run"):
@@ -262,6 +263,7 @@ def opened_run(run: Path) -> Iterator[OpenRun]:
 
 
 def print_out(what: Any) -> None:
+    """Print a text, or any other value as JSON."""
     click.echo(what if isinstance(what, str) else _to_json(what))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rftstream.commands.options import at_work, examples, json_option, run_argument
+from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run, print_out
-from rftstream.commands.words import AnyPath
 
 
 @examples(

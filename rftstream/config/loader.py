@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config import registry, secrets
+from rftstream.config.part_specs import Location, TasksetSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.toml_errors import explain_toml
 from rftstream.contracts.tasks import Sampling
@@ -265,7 +266,8 @@ def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] |
             raise ConfigError(f"{where}.{key}: got {getattr(sampling, key)}, expected {expected}")
 
 
-FILE_SCHEMES = ("jsonl:", "parquet:", "file:")
+PLAIN_FILE = "file"
+"""Scheme of demonstrations in a file, which is read as its ending says."""
 
 
 def _absolute(config: RunConfig) -> RunConfig:
@@ -274,11 +276,12 @@ def _absolute(config: RunConfig) -> RunConfig:
     base = Path(config.base)
 
     def source(text: str) -> str:
-        for scheme in FILE_SCHEMES:
-            if text.startswith(scheme):
-                return scheme + str(base / Path(text.removeprefix(scheme)).expanduser())
-        folder = text.removeprefix("hf:")
-        return f"hf:{(base / folder).resolve()}" if folder not in ("", text) and (base / folder).is_dir() else text
+        scheme, colon, place = text.partition(":")
+        kind = location_kind(scheme)
+        if colon and kind == "path":
+            return f"{scheme}:{base / Path(place).expanduser()}"
+        is_folder = kind == "folder or name" and bool(place) and (base / place).is_dir()
+        return f"{scheme}:{(base / place).resolve()}" if is_folder else text
 
     model = config.model
     if model.path is not None:
@@ -306,13 +309,21 @@ def _absolute(config: RunConfig) -> RunConfig:
     )
 
 
+def location_kind(scheme: str) -> Location:
+    """Return what stands behind the colon of a source with this scheme."""
+    spec = registry.built_in(TasksetSpec).get(scheme)
+    return "path" if scheme == PLAIN_FILE else "name" if spec is None else spec.location
+
+
 def experts_source(text: str, base: Path) -> str:
     """Return KIND:LOCATION for a path alone, judged by what lies there, else by its ending."""
-    if text.partition(":")[0] in ("jsonl", "parquet", "hf", "file"):
+    scheme = text.partition(":")[0]
+    spec = registry.built_in(TasksetSpec).get(scheme)
+    if scheme == PLAIN_FILE or (spec is not None and spec.has_rows):
         return text
     if (base / Path(text).expanduser()).is_dir():
         return f"hf:{text}"
-    return f"{'parquet' if text.endswith('.parquet') else 'file'}:{text}"
+    return f"{'parquet' if text.endswith('.parquet') else PLAIN_FILE}:{text}"
 
 
 def _template(value: str | None, base: Path, section: str) -> str | None:

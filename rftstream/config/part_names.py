@@ -1,16 +1,23 @@
-"""Whether the parts that a run file names exist and fit together. None of them is imported."""
+"""Whether the parts that a run file names exist and fit together. None of the built-in ones is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rftstream.config import registry
+from rftstream.config.part_specs import AlgorithmSpec, PolicySpec, RewardSpec, TransportSpec
 from rftstream.config.sections import RunConfig, name_of_algorithm
 from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
 
 
 def check_part_names(config: RunConfig) -> None:
+    """Raise ConfigError for parts that do not exist or do not fit together: the first thing that is wrong with them."""
+    for check in PART_CHECKS:
+        check(config)
+
+
+def check_known(config: RunConfig) -> None:
     """Raise ConfigError for a part that is neither built in nor `module:Name`. No part is imported."""
     for kind, where, name in named_parts(config):
         known = registry.table(kind)
@@ -18,16 +25,14 @@ def check_part_names(config: RunConfig) -> None:
             raise ConfigError(
                 f"{where}: unknown {name!r}; {registry.suggest(name, known)} (or 'module:Name' of your own)"
             )
-    check_teacher(config)
-    check_server_updates(config)
-    check_shared(config)
 
 
 def check_shared(config: RunConfig) -> None:
     """Raise ConfigError for a log that workers cannot share."""
-    if config.transport.kind == "memory":
+    kind = config.transport.kind
+    if not registry.find_spec(TransportSpec, kind).is_shared:
         raise ConfigError(
-            "transport.kind: 'memory' lives in one process, expected one that workers share; use 'embedded', "
+            f"transport.kind: {kind!r} lives in one process, expected one that workers share; use 'embedded', "
             "or drive the roles with rftstream.testing"
         )
 
@@ -39,12 +44,14 @@ def check_teacher(config: RunConfig) -> None:
     usual = {name_of_algorithm(one, where) for where, one in named.items() if not where.startswith("tasksets.")}
     for name, section in config.tasksets.items():
         used = {name_of_algorithm(section.algorithm, name)} if section.algorithm else usual
-        if "opd" not in used:
+        taught = [one for one in sorted(used) if registry.find_spec(AlgorithmSpec, one).needs_teacher]
+        if not taught:
             continue
         rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
-        if not any(reward == "teacher" or ":" in reward for reward in rewards):
+        teachers = [reward for reward, spec in registry.built_in(RewardSpec).items() if spec.asks_teacher]
+        if not any(reward in teachers or ":" in reward for reward in rewards):
             raise ConfigError(
-                f"tasksets.{name}.reward: asks no teacher, expected one for the algorithm 'opd'; add "
+                f"tasksets.{name}.reward: asks no teacher, expected one for the algorithm {taught[0]!r}; add "
                 '{ name = "teacher", weight = 0.0 }, and say in [rewards.teacher] where it is'
             )
 
@@ -52,19 +59,30 @@ def check_teacher(config: RunConfig) -> None:
 def check_server_updates(config: RunConfig) -> None:
     """Raise ConfigError for a server that two roles would give weights: one would sample with the weights of the
     other."""
-    if not config.policies.get("openai", {}).get("update"):
-        return
-    counts = {}
-    if config.explorer.policy == "openai":
-        counts[RoleName.explorer] = config.explorer.count
-    if config.evaluations and (config.evaluator.policy or config.explorer.policy) == "openai":
-        counts[RoleName.evaluator] = config.evaluator.count
-    if sum(counts.values()) > 1:
-        workers = " and ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in counts.items())
-        raise ConfigError(
-            f"policies.openai.update: {workers} would give the server weights, expected one worker, for each would "
-            "sample by those of the others; set explorer.count = 1, and evaluator.policy = 'hf' or another one"
-        )
+    samplers = [(RoleName.explorer, config.explorer.policy, config.explorer.count)]
+    if config.evaluations:
+        policy = config.evaluator.policy or config.explorer.policy
+        samplers.append((RoleName.evaluator, policy, config.evaluator.count))
+    for policy in dict.fromkeys(policy for _, policy, _ in samplers):
+        counts = {role: count for role, used, count in samplers if used == policy}
+        if sum(counts.values()) > 1 and (setting := server_update(config, policy)):
+            workers = " and ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in counts.items())
+            raise ConfigError(
+                f"policies.{policy}.{setting}: {workers} would give the server weights, expected one worker, for each "
+                "would sample by those of the others; set explorer.count = 1, and evaluator.policy = 'hf' or another "
+                "one"
+            )
+
+
+def server_update(config: RunConfig, policy: str) -> str | None:
+    """Return the setting by which the policy's server is given the trained weights, or None if it is not given them."""
+    options = config.policies.get(policy)
+    setting = registry.find_spec(PolicySpec, policy).update_setting if options else ""
+    return setting if options and options.get(setting) else None
+
+
+PART_CHECKS = (check_known, check_teacher, check_server_updates, check_shared)
+"""Each looks at one thing, in this order."""
 
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from rftstream.config import aliases
+from rftstream.config.part_specs import PartSpec
 from rftstream.errors import ConfigError, RftError
+
+Spec = TypeVar("Spec", bound=PartSpec)
 
 MANY = 12
 """With more names than this, an error that can propose a name does not list them all."""
@@ -33,9 +37,42 @@ KINDS = {
 """Kind -> where its table is."""
 
 
-def table(kind: str) -> dict[str, str]:
-    """Return the built-in names of a kind, with the place of each."""
+def table(kind: str) -> dict[str, PartSpec]:
+    """Return the built-in parts of a kind by their names. None of them is imported."""
     return import_path(KINDS[kind], what=kind)  # type: ignore[no-any-return]
+
+
+def built_in(spec_type: type[Spec]) -> dict[str, Spec]:
+    """Return the table of a kind with the type of its records."""
+    return table(spec_type.kind)  # type: ignore[return-value]
+
+
+def spec(spec_type: type[Spec], name: str, *, where: str = "") -> Spec:
+    """Return what a part declares. A built-in one is not imported; errors are those of `resolve`."""
+    known = built_in(spec_type)
+    return known[name] if name in known else _declared(spec_type, resolve(spec_type.kind, name, where=where), name)
+
+
+def find_spec(spec_type: type[Spec], name: str) -> Spec:
+    """Return what a part declares, or the defaults if there is no such part: that is said where the part is used."""
+    known = built_in(spec_type)
+    if name in known:
+        return known[name]
+    try:
+        part = resolve(spec_type.kind, name)
+    except RftError:
+        return spec_type(name)
+    return _declared(spec_type, part, name)
+
+
+def _declared(spec_type: type[Spec], part: Any, name: str) -> Spec:
+    """Return what a user's part declares by its attributes, which may be inherited from a built-in part."""
+    records = {record.path: record for record in built_in(spec_type).values()} if spec_type.is_inherited else {}
+    bases = (f"{base.__module__}:{base.__qualname__}" for base in getattr(part, "__mro__", ()))
+    inherited = next((records[base] for base in bases if base in records), spec_type(name))
+    names = [field.name for field in dataclasses.fields(spec_type) if field.name != "path"]
+    values = {key: getattr(part, key, getattr(inherited, key)) for key in names}
+    return convert({"path": name, **values}, spec_type, where=name)  # type: ignore[no-any-return]
 
 
 def resolve(kind: str, name: str, *, where: str = "") -> Any:
@@ -46,7 +83,7 @@ def resolve(kind: str, name: str, *, where: str = "") -> Any:
         return import_path(name, what=where)
     if name not in known:
         raise ConfigError(f"{where}: unknown {name!r}; {suggest(name, known)} (or 'module:Name' of your own)")
-    return import_path(known[name], what=where)
+    return import_path(known[name].path, what=where)
 
 
 def build_config(part: Any, options: Mapping[str, Any] | None, *, where: str) -> Any:

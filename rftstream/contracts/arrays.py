@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from rftstream.contracts.rules import Violation, rule, show
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+MAX_RANK = 4
+"""The most dimensions of an Array."""
+
+ITEM_BYTES = {
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+"""dtype of an Array -> bytes of one element."""
+
+_Length = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+"""The rule of the array checks its range, so that an error names the whole shape."""
+
+_ELEMENTS = {
+    "oneOf": [{"$ref": "#/$defs/Binary"}, {"type": "array", "items": {"type": "number"}}],
+    "x-msgpack": "bin",
+    "x-json": "In the readable twins a flat list of the elements; bfloat16 as its uint16 bit patterns.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
     """An n-dimensional array, little-endian, C order."""
 
-    dtype: str
+    dtype: Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_BYTES)})]
     """One of int8, uint8, int32, int64, float16, bfloat16, float32, float64, bool."""
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[_Length, ...], Meta(extra_json_schema={"maxItems": MAX_RANK})]
     """Length of each dimension; at most 4 of them, () for a scalar."""
-    data: bytes
+    data: Annotated[bytes, Meta(extra_json_schema=_ELEMENTS)]
     """The elements, little-endian, C order: product(shape) times the size of one element."""
 
     @staticmethod
@@ -34,3 +64,20 @@ class Array:
 
         name = "uint16" if self.dtype == "bfloat16" else self.dtype
         return np.frombuffer(self.data, dtype=np.dtype(name).newbyteorder("<")).reshape(self.shape)
+
+
+@rule(Array)
+def _check_array(array: Array) -> Violation | None:
+    item_bytes = ITEM_BYTES.get(array.dtype)
+    if item_bytes is None:
+        return ".dtype", f"got {show(array.dtype)}, expected one of {', '.join(ITEM_BYTES)}"
+    num_bytes = item_bytes
+    for length in array.shape:
+        if length < 0:
+            return ".shape", f"got the length {length}, expected none below 0"
+        num_bytes *= length
+    if len(array.shape) > MAX_RANK:
+        return ".shape", f"got {len(array.shape)} dimensions, expected at most {MAX_RANK}"
+    if num_bytes != len(array.data):
+        return ".data", f"got {len(array.data)} bytes, expected {num_bytes} for {array.dtype} {list(array.shape)}"
+    return None

@@ -5,12 +5,21 @@ Shapes: T tokens of a segment, G siblings of a group.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from rftstream.contracts.arrays import Array
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rollouts import Segment
-from rftstream.contracts.tasks import Media, RolloutIds, Sampling
+from rftstream.contracts.rules import Violation, rule, show
+from rftstream.contracts.tasks import Media, RolloutIds, Sampling, headers_of_ids
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class LossKind(StrEnum):
@@ -33,11 +42,11 @@ class Experience:
 
     ids: RolloutIds
     """The ids that the task had; those of expert data have the same form and are made by the buffer."""
-    batch_sequence: int
+    batch_sequence: NonNegativeInt
     """The batch k, trained at version k."""
-    share: int
+    share: NonNegativeInt
     """Which of the shares; equal to the partition."""
-    position: int
+    position: NonNegativeInt
     """Place inside the share, dense from 0."""
     loss_kind: LossKind
     """Which loss it goes into."""
@@ -51,7 +60,7 @@ class Experience:
     """A token limit ended the rollout."""
     expert: bool = False
     """Whether it comes from `experts`, not from the policy."""
-    pair: str | None = None
+    pair: Annotated[str | None, Meta(extra_json_schema={"enum": ["chosen", "rejected", None]})] = None
     """The side of a preference pair: `chosen` or `rejected`; the two share a group."""
     parts: dict[str, float] = field(default_factory=dict)
     """Parts of the verdict's reward."""
@@ -65,33 +74,90 @@ class Experience:
     """Factor of its loss."""
 
 
+@rule(Experience)
+def _check_experience(experience: Experience) -> Violation | None:
+    if experience.pair not in (None, "chosen", "rejected"):
+        return ".pair", f"got {show(experience.pair)}, expected chosen, rejected or none"
+    return None
+
+
+def _experience_headers(experience: Experience) -> Facts:
+    return {
+        **headers_of_ids(experience.ids),
+        "num_tokens": sum(segment.loss_mask.data.count(1) for segment in experience.segments),
+        "batch_sequence": experience.batch_sequence,
+        "share": experience.share,
+        "expert": experience.expert,
+    }
+
+
+def _experience_id(experience: Experience) -> str:
+    rollout_id = experience.ids.rollout_id
+    return f"{rollout_id}#{experience.pair}" if experience.pair else rollout_id
+
+
+EXPERIENCE = MessageSpec(
+    type=Experience,
+    contract="experience",
+    topic="batches",
+    key=lambda experience: f"{experience.batch_sequence}",
+    id=_experience_id,
+    headers=_experience_headers,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchManifest:
     """Closes a batch: the last record of the batch in every share. `batches`: buffer -> trainer."""
 
-    batch_sequence: int
+    batch_sequence: NonNegativeInt
     """The batch k, trained at version k."""
-    share: int
+    share: NonNegativeInt
     """Which of the shares; equal to the partition."""
-    num_shares: int
+    num_shares: NonNegativeInt
     """Number of shares of the run."""
-    count: int
+    count: NonNegativeInt
     """Experiences of this batch in this share."""
-    digest: str
+    digest: Annotated[str, Meta(extra_json_schema={"pattern": f"^{_DIGEST.pattern}$"})]
     """`sha256:<hex>` over the encoded experiences of this share, in order."""
     groups: tuple[str, ...]
     """Groups of this share, in order."""
-    num_groups: int
+    num_groups: NonNegativeInt
     """Groups of the batch, over all shares."""
-    total_groups: int
+    total_groups: NonNegativeInt
     """Groups in all batches up to and including this one."""
     last: bool = False
     """The run's last batch; it may be short or empty."""
-    admitted: int | None = None
+    admitted: NonNegativeInt | None = None
     """Groups that the feeder had admitted in all; set where `last`. A run that is given more to do has more later."""
-    max_staleness: int = 0
+    max_staleness: NonNegativeInt = 0
     """batch_sequence minus the oldest version that sampled a token of the batch."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the buffer saw since the batch before: reward over all decided rollouts, filtered share, ..."""
-    total_experts: int = 0
+    total_experts: NonNegativeInt = 0
     """Demonstrations in all batches up to and including this one; one that came in two passes counts twice."""
+
+
+@rule(BatchManifest)
+def _check_batch_manifest(manifest: BatchManifest) -> Violation | None:
+    if manifest.share >= manifest.num_shares:
+        return ".share", f"got {manifest.share}, expected less than the num_shares {manifest.num_shares}"
+    if not _DIGEST.fullmatch(manifest.digest):
+        return ".digest", f"got {show(manifest.digest)}, expected sha256:<64 hex digits>"
+    return None
+
+
+def _manifest_headers(manifest: BatchManifest) -> Facts:
+    names = ("batch_sequence", "share", "count", "last")
+    return {**{name: getattr(manifest, name) for name in names}, "total_experts": manifest.total_experts or None}
+
+
+BATCH_MANIFEST = MessageSpec(
+    type=BatchManifest,
+    contract="batch_manifest",
+    version=2,
+    topic="batches",
+    key=lambda manifest: f"{manifest.batch_sequence}",
+    id=lambda manifest: "manifest",
+    headers=_manifest_headers,
+)

@@ -1,9 +1,9 @@
 """Message <-> record: msgpack maps on the wire, strict and bounded decoding, headers that tell without the body.
 
-The value of a record is a msgpack map of the message's fields. The types are those of the modules beside this one and
-are held to strictly (an int is no str); `rules.py` says what else must hold. Fields that a reader does not know are
-skipped. Everything that can be wrong with bytes from outside comes out as a ContractError that names the record and
-the place inside it, and as nothing else:
+The value of a record is a msgpack map of the message's fields. Their types and ranges are declared in the modules
+beside this one and are held to strictly (an int is no str); `checks` says what else must hold. Fields that a reader
+does not know are skipped. Everything that can be wrong with bytes from outside comes out as a ContractError that names
+the record and the place inside it, and as nothing else:
 
     rollouts[3]@8172 rollout.v1 $.turns[0].content: got int, expected str
 
@@ -20,47 +20,20 @@ from typing import Any, NoReturn
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import msgspec
 
-from rftstream.contracts.batches import BatchManifest, Experience
-from rftstream.contracts.control import Claim, Request, RunFinished, RunManifest, RunState, TasksEnded, Trimmed
-from rftstream.contracts.dead import DeadDropped, DeadLetter
-from rftstream.contracts.demonstrations import Demonstration
-from rftstream.contracts.feedback import Feedback
-from rftstream.contracts.messages import MESSAGES, Message
-from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.checks import MAX_ITEMS, first_violation
+from rftstream.contracts.message_spec import Facts
+from rftstream.contracts.messages import CONTRACTS_ON, MESSAGES, SPEC_OF, Message
 from rftstream.contracts.records import Headers, NewRecord, Record
-from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
-from rftstream.contracts.rules import MAX_ITEMS, first_violation, show
-from rftstream.contracts.tasks import RolloutIds, Task
-from rftstream.contracts.topics import MAX_DEAD_BYTES, TOPICS
-from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.contracts.versions import EvalResult, StepRecord, WeightsAnnounced
-from rftstream.error_kinds import last_line
+from rftstream.contracts.rules import show
+from rftstream.contracts.tasks import ID_HEADERS, RolloutIds
+from rftstream.contracts.topics import MAX_DEAD_BYTES
 from rftstream.errors import ContractError
-
-VERSIONS: dict[str, int] = {
-    **dict.fromkeys(MESSAGES, 1),
-    "batch_manifest": 2,
-    "demonstration": 2,
-    "group_outcome": 2,
-    "partial_rollout": 2,
-    "run_manifest": 2,
-    "step_record": 2,
-    "tasks_ended": 2,
-    "weights_announced": 3,
-}
-"""Contract -> the newest version that this code writes and reads; all versions up to it can be read."""
-
-CONTRACTS: dict[type, str] = {cls: contract for contract, cls in MESSAGES.items()}
-"""Type of a message -> its contract."""
 
 MAX_TOTAL_ITEMS = 1_000_000
 """The most items that all lists and maps of one message may have together."""
 
 _COUNTED_FROM_BYTES = 65_536
 """A value below this size cannot hold enough to be worth counting."""
-
-MAX_ERROR = 300
-"""The most characters of the header `error`."""
 
 _BYTES = (bytes,)
 _BROKEN = (
@@ -83,32 +56,35 @@ _BROKEN = (
 def encode(message: Message) -> bytes:
     """Return the record value. ContractError if the message breaks its contract, so that no reader would take it."""
     cls = type(message)
-    contract = CONTRACTS.get(cls)
-    if contract is None:
+    spec = SPEC_OF.get(cls)
+    if spec is None:
         raise ContractError(f"$: got {cls.__name__}, expected one of the messages")
+    fields: Any = None
     try:
         fields = msgspec.to_builtins(message, builtin_types=_BYTES)
         value: bytes = msgpack.packb(fields)
         msgspec.convert(fields, cls, builtin_types=_BYTES)
         violation = first_violation(message)
     except _BROKEN as error:
-        _refuse(error, _label("", contract))
+        _refuse(error, fields, _label("", spec.contract))
     if violation is not None:
-        _refuse_violation(violation, _label("", contract))
+        _refuse_violation(violation, _label("", spec.contract))
     return value
 
 
 def decode(value: bytes, contract: str, where: str = "") -> Message:
     """Return the message in a record value. `where` names the record in errors, e.g. `rollouts[3]@8172`."""
-    cls = MESSAGES.get(contract)
-    if cls is None:
+    spec = MESSAGES.get(contract)
+    if spec is None:
         known = ", ".join(MESSAGES)
         raise ContractError(f"$: got the unknown contract {show(contract)}, expected one of {known}", where=where)
+    fields: Any = None
     try:
-        message: Message = msgspec.convert(_unpack(value), cls, builtin_types=_BYTES)
+        fields = _unpack(value)
+        message: Message = msgspec.convert(fields, spec.type, builtin_types=_BYTES)
         violation = first_violation(message)
     except _BROKEN as error:
-        _refuse(error, _label(where, contract))
+        _refuse(error, fields, _label(where, contract))
     if violation is not None:
         _refuse_violation(violation, _label(where, contract))
     return message
@@ -126,7 +102,7 @@ def _unpack(value: bytes) -> Any:
     """Unpack within bounds, which are checked before anything is built: the number of bytes, and each length they
     announce.
 
-    Depth is bounded by msgpack's own stack (1,024), below that by the types and `rules.MAX_DEPTH`."""
+    Depth is bounded by msgpack's own stack (1,024), below that by the types and `checks.MAX_DEPTH`."""
     num_bytes = len(value)
     if num_bytes > MAX_DEAD_BYTES:
         raise ValueError(f"{num_bytes} bytes exceed the limit of {MAX_DEAD_BYTES}")
@@ -165,7 +141,7 @@ def _counter() -> Callable[[Any], Any]:
 
 
 def _label(where: str, contract: str) -> str:
-    label = f"{contract}.v{VERSIONS[contract]}"
+    label = f"{contract}.v{MESSAGES[contract].version}"
     return f"{where} {label}" if where else label
 
 
@@ -176,6 +152,8 @@ def _refuse_violation(violation: tuple[str, str], where: str) -> NoReturn:
 
 _PLACE = re.compile(r"( - at `key` in| - at) `([^`]*)`$")
 _EXPECTED = re.compile(r"^Expected `(.+?)`(?:, got `(.+)`)?$")
+_RANGE = re.compile(r"^Expected `int` (>=|<=) (-?\d+)$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[\.\.\.\]")
 _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
 _MSGPACK_ERRORS: dict[type[BaseException], str] = {
     msgpack.StackError: "nested too deep",
@@ -185,15 +163,19 @@ _MSGPACK_ERRORS: dict[type[BaseException], str] = {
 """Words for errors that come without a text, or with one that tells little."""
 
 
-def _refuse(error: BaseException, where: str) -> NoReturn:
-    """Raise one ContractError, of bounded length, for what msgspec, msgpack and Python say about bad input."""
+def _refuse(error: BaseException, fields: Any, where: str) -> NoReturn:
+    """Raise one ContractError, of bounded length, for what msgspec, msgpack and Python say about bad input.
+
+    `fields` is what was to be converted, or None if it did not come to that."""
     text = str(error) or type(error).__name__
     path, role = "$", ""
     if isinstance(error, msgspec.ValidationError):
         if (place := _PLACE.search(text)) is not None:
             path, text = place[2], text[: place.start()]
             role = " as a key" if "key" in place[1] else ""
-        if (types := _EXPECTED.match(text)) is not None:
+        if (limit := _RANGE.match(text)) is not None:
+            text = _out_of_range(_values_at(fields, path), limit[1], int(limit[2]))
+        elif (types := _EXPECTED.match(text)) is not None:
             text = f"got {types[2] or 'another type'}, expected {types[1]}{role}"
         elif (missing := _MISSING.match(text)) is not None:
             text = f"got no field {missing[1]}, which is required"
@@ -205,143 +187,50 @@ def _refuse(error: BaseException, where: str) -> NoReturn:
     raise ContractError(f"{path}: {text}", path=path, where=where) from None
 
 
-# --------------------------------------------------------------------------------------------- names
+def _out_of_range(values: list[Any], sign: str, limit: int) -> str:
+    """Return the words for a number outside of its range, which msgspec does not tell."""
+    numbers = [value for value in values if type(value) is int]
+    found = next((number for number in numbers if (number < limit if sign == ">=" else number > limit)), "another one")
+    if sign == ">=":
+        return f"got {found}, expected at least {limit}"
+    return f"got {found}, expected " + ("less than 2**63" if limit == 2**63 - 1 else f"at most {limit}")
 
 
-def _version_of(message: WeightsAnnounced | StepRecord | EvalResult) -> str:
-    return f"{message.name.version}/{message.name.trainer_epoch}"
+def _values_at(value: Any, path: str) -> list[Any]:
+    """Return what stands at a path of msgspec's, `$.a[0].b`; its `[...]` is any value of a map."""
+    values = [value]
+    for step in _STEP.finditer(path):
+        name, index = step[1], step[2]
+        if name is not None:
+            values = [inner[name] for inner in values if isinstance(inner, dict) and name in inner]
+        elif index is not None:
+            values = [
+                inner[int(index)] for inner in values if isinstance(inner, list | tuple) and int(index) < len(inner)
+            ]
+        else:
+            values = [item for inner in values if isinstance(inner, dict) for item in inner.values()]
+    return values
 
 
-def _outcome_id(outcome: GroupOutcome) -> str:
-    late = ",".join(rollout.rollout_id for rollout in outcome.rollouts)
-    return f"{outcome.group_id}#late/{late}" if outcome.late else outcome.group_id
-
-
-_KEYS: dict[type, Callable[[Any], str]] = {
-    Task: lambda m: m.ids.rollout_id,
-    Rollout: lambda m: m.ids.rollout_id,
-    PartialRollout: lambda m: f"{m.ids.rollout_id}#{m.piece}",
-    VerifiedRollout: lambda m: m.ids.rollout_id,
-    Demonstration: lambda m: m.demonstration_id,
-    Feedback: lambda m: m.feedback_id,
-    Experience: lambda m: f"{m.batch_sequence}",
-    BatchManifest: lambda m: f"{m.batch_sequence}",
-    GroupOutcome: lambda m: m.group_id,
-    WeightsAnnounced: lambda m: f"{m.model}/{_version_of(m)}",
-    StepRecord: lambda m: _version_of(m),
-    EvalResult: lambda m: f"{m.evaluation}/{_version_of(m)}",
-    RunManifest: lambda m: "manifest",
-    Claim: lambda m: f"claim/{m.role}",
-    RunState: lambda m: "state",
-    TasksEnded: lambda m: "end",
-    RunFinished: lambda m: "finished",
-    Request: lambda m: f"request/{m.request_id}",
-    DeadLetter: lambda m: f"{m.role}/{m.topic}/{m.partition}/{m.offset}",
-    DeadDropped: lambda m: f"dropped/{_digest(*m.letters, '', *m.groups)}",
-    Trimmed: lambda m: "trimmed",
-}
-"""Type of a message -> its record key, as the table of topics names it."""
-
-_IDS: dict[type, Callable[[Any], str]] = {
-    **_KEYS,
-    PartialRollout: lambda m: m.ids.rollout_id,
-    Experience: lambda m: f"{m.ids.rollout_id}#{m.pair}" if m.pair else m.ids.rollout_id,
-    BatchManifest: lambda m: "manifest",
-    GroupOutcome: _outcome_id,
-}
-"""Type of a message -> its own id, for the header `id`. It is the key, except where several records share a key."""
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+# --------------------------------------------------------------------------------------------- key and headers
 
 
 def key_of(message: Message) -> bytes:
     """Return the record key, as the table of topics names it."""
-    return _KEYS[type(message)](message).encode()
-
-
-# --------------------------------------------------------------------------------------------- headers
-
-Facts = dict[str, str | int | bool | None]
-"""Header -> value. None and False are left out, and True is written as 1."""
-
-
-def _rollout_facts(ids: RolloutIds) -> Facts:
-    return {name: getattr(ids, name) for name in _ID_HEADERS}
-
-
-def _verified_facts(verified: VerifiedRollout) -> Facts:
-    rollout = verified.rollout
-    return {
-        "status": RolloutStatus.undecodable if rollout is None else rollout.status,
-        "num_tokens": 0 if rollout is None else rollout.num_tokens,
-        "reason": verified.reason,
-    }
-
-
-def _experience_facts(experience: Experience) -> Facts:
-    return {
-        "num_tokens": sum(segment.loss_mask.data.count(1) for segment in experience.segments),
-        "batch_sequence": experience.batch_sequence,
-        "share": experience.share,
-        "expert": experience.expert,
-    }
-
-
-def _manifest_facts(manifest: BatchManifest) -> Facts:
-    names = ("batch_sequence", "share", "count", "last")
-    return {**{name: getattr(manifest, name) for name in names}, "total_experts": manifest.total_experts or None}
-
-
-def _outcome_facts(outcome: GroupOutcome) -> Facts:
-    names = ("group_id", "taskset", "sequence", "result", "reason", "batch_sequence", "late")
-    return {name: getattr(outcome, name) for name in names}
-
-
-def _version_facts(message: WeightsAnnounced | StepRecord | EvalResult) -> Facts:
-    return {"version": message.name.version, "trainer_epoch": message.name.trainer_epoch}
-
-
-def _step_facts(step: StepRecord) -> Facts:
-    names = ("batch_sequence", "trained_groups", "resumed", "skipped")
-    return {**_version_facts(step), **{name: getattr(step, name) for name in names}}
-
-
-_ID_HEADERS = ("group_id", "rollout_id", "sibling", "group_size", "sequence", "min_version", "taskset")
-
-_FACTS: dict[type, Callable[[Any], Facts]] = {
-    Rollout: lambda m: {"status": m.status, "num_tokens": m.num_tokens},
-    PartialRollout: lambda m: {"piece": m.piece, "num_tokens": m.num_tokens, "explorer": m.explorer or None},
-    VerifiedRollout: _verified_facts,
-    Demonstration: lambda m: {"number": m.number},
-    Feedback: lambda m: {"rollout_id": m.rollout_id},
-    Experience: _experience_facts,
-    BatchManifest: _manifest_facts,
-    GroupOutcome: _outcome_facts,
-    WeightsAnnounced: _version_facts,
-    StepRecord: _step_facts,
-    EvalResult: _version_facts,
-    DeadLetter: lambda m: {"role": m.role, "reason": m.reason, "error": last_line(m.detail)[:MAX_ERROR] or None},
-}
-"""Type of a message -> headers beside those that all have and those of its rollout ids."""
+    return SPEC_OF[type(message)].key(message).encode()
 
 
 def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
     """Return what audit and index can read of the message without its body, in ASCII."""
-    cls = type(message)
-    contract = CONTRACTS[cls]
+    spec = SPEC_OF[type(message)]
     facts: Facts = {
-        "contract": contract,
-        "contract_version": VERSIONS[contract],
+        "contract": spec.contract,
+        "contract_version": spec.version,
         "run": run,
         "writer_epoch": writer_epoch,
-        "id": _IDS[cls](message),
+        "id": (spec.id or spec.key)(message),
+        **spec.headers(message),
     }
-    if isinstance(message, Task | Rollout | PartialRollout | VerifiedRollout | Experience):
-        facts |= _rollout_facts(message.ids)
-    if cls in _FACTS:
-        facts |= _FACTS[cls](message)
     return tuple((name, _header(value)) for name, value in facts.items() if value is not None and value is not False)
 
 
@@ -353,10 +242,10 @@ def _header(value: str | int) -> bytes:
 def ids_from_headers(record: Record) -> RolloutIds | None:
     """Return the rollout's ids, also when the body cannot be decoded; None if one is missing or makes no sense."""
     try:
-        texts = {name: (record.header(name) or b"").decode("ascii") for name in _ID_HEADERS}
+        texts = {name: (record.header(name) or b"").decode("ascii") for name in ID_HEADERS}
         numbers = {name: int(texts.pop(name)) for name in ("sibling", "group_size", "sequence", "min_version")}
-        ids = RolloutIds(**texts, **numbers)  # type: ignore[arg-type]  # the names sort strings from ints
-    except ValueError:
+        ids = msgspec.convert({**texts, **numbers}, RolloutIds)
+    except (ValueError, msgspec.ValidationError):
         return None
     return None if first_violation(ids) is not None else ids
 
@@ -377,9 +266,9 @@ def to_record(
 ) -> NewRecord:
     """Return the record of a message. `key` is the one that the topic asks for unless it is given. `value` is what
     `encode` made of the message, where the caller has it already."""
-    contract = CONTRACTS[type(message)]
-    if topic not in TOPICS or contract not in TOPICS[topic].messages:
-        raise ContractError(f"$: got {contract}, which the topic does not take", where=topic)
+    spec = SPEC_OF[type(message)]
+    if topic != spec.topic:
+        raise ContractError(f"$: got {spec.contract}, which the topic does not take", where=topic)
     return NewRecord(
         topic=topic,
         partition=partition,
@@ -401,23 +290,21 @@ def from_record(record: Record) -> Message:
 def is_foreign(record: Record) -> bool:
     """Return whether the record is no message that its topic takes. Such a record is somebody else's, and is passed
     over."""
-    topic = TOPICS.get(record.topic)
     contract = record.header("contract")
-    return topic is None or contract is None or contract.decode("ascii", "replace") not in topic.messages
+    return contract is None or contract.decode("ascii", "replace") not in CONTRACTS_ON.get(record.topic, ())
 
 
 def _contract_of(record: Record, where: str) -> str:
     """Return the contract that the headers name. ContractError if the topic does not take it, or its version is unknown
     here."""
     contract = _text_header(record, "contract", where)
-    topic = TOPICS.get(record.topic)
-    allowed = topic.messages if topic is not None else ()
+    allowed = CONTRACTS_ON.get(record.topic, ())
     if contract not in allowed:
         expected = " or ".join(allowed) or "no message: the topic is not in the table"
         _refuse_header("contract", f"got {show(contract)}, expected {expected}", where)
     version = _text_header(record, "contract_version", where)
-    if not version.isdigit() or not 1 <= int(version[:9]) <= VERSIONS[contract]:
-        text = f"got {contract}.v{version[:9]}, expected at most v{VERSIONS[contract]}; update rftstream"
+    if not version.isdigit() or not 1 <= int(version[:9]) <= MESSAGES[contract].version:
+        text = f"got {contract}.v{version[:9]}, expected at most v{MESSAGES[contract].version}; update rftstream"
         _refuse_header("contract_version", text, where)
     return contract
 

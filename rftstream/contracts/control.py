@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.versions import VersionName
+
+_Count = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+"""A number in a map. The schema says its range; decoding has never checked it, and still reads whatever is on a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +28,25 @@ class RunManifest:
     """The resolved config as TOML, secrets left out."""
     digests: dict[str, str]
     """model, tokenizer, chat_template, config, and `taskset.<name>` for each."""
-    partitions: int
+    partitions: NonNegativeInt
     """Partitions of tasks, rollouts, partials and verified; fixed for the run."""
-    shares: int
+    shares: NonNegativeInt
     """Shares of `batches`; fixed for the run."""
-    seed: int
+    seed: NonNegativeInt
     """The run's seed; all others derive from it."""
     rftstream_version: str
     """Version of rftstream that created the run."""
     changed: tuple[str, ...] = ()
     """Settings in which a run differs from the run whose records it was made of, each as `key before -> after`."""
+
+
+RUN_MANIFEST = MessageSpec(
+    type=RunManifest,
+    contract="run_manifest",
+    version=2,
+    topic="control",
+    key=lambda manifest: "manifest",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +55,24 @@ class Claim:
 
     role: str
     """feeder, buffer, trainer or evaluator."""
-    epoch: int
+    epoch: NonNegativeInt
     """Dense from 1, per role."""
     host: str
     """Where it runs."""
-    pid: int
+    pid: NonNegativeInt
     """Process id there."""
     process: str
     """Name of the process in the logs."""
     claimed_at: float
     """When it took the role."""
+
+
+CLAIM = MessageSpec(
+    type=Claim,
+    contract="claim",
+    topic="control",
+    key=lambda claim: f"claim/{claim.role}",
+)
 
 
 class DesiredState(StrEnum):
@@ -76,18 +100,35 @@ class RunState:
     """When it was asked for."""
 
 
+RUN_STATE = MessageSpec(
+    type=RunState,
+    contract="run_state",
+    topic="control",
+    key=lambda state: "state",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksEnded:
     """The feeder admits no more. `control`, key `end`."""
 
-    admitted: int
+    admitted: NonNegativeInt
     """Groups admitted in all."""
     reason: str
     """taskset, steps, draining, experts."""
-    experts: int = 0
+    experts: NonNegativeInt = 0
     """Number of demonstrations of a run without tasks; each pass takes those that are trained on."""
-    batches: int | None = None
+    batches: NonNegativeInt | None = None
     """Number of batches that all passes of a run without tasks make."""
+
+
+TASKS_ENDED = MessageSpec(
+    type=TasksEnded,
+    contract="tasks_ended",
+    version=2,
+    topic="control",
+    key=lambda end: "end",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +141,16 @@ class RunFinished:
     """The last version."""
     finished_at: float
     """When the last step was done."""
-    exit_code: int = 0
+    exit_code: NonNegativeInt = 0
     """What the workers exit with."""
+
+
+RUN_FINISHED = MessageSpec(
+    type=RunFinished,
+    contract="run_finished",
+    topic="control",
+    key=lambda finished: "finished",
+)
 
 
 class RequestKind(StrEnum):
@@ -127,6 +176,14 @@ class Request:
     """Not done after this time."""
 
 
+REQUEST = MessageSpec(
+    type=Request,
+    contract="request",
+    topic="control",
+    key=lambda request: f"request/{request.request_id}",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmed:
     """What was deleted of the run so far, said before it goes. `control`, key `trimmed`; the newest says all of it.
@@ -138,16 +195,24 @@ class Trimmed:
     """The version of the newest checkpoint when this was written."""
     checkpoints: tuple[VersionName, ...]
     """The checkpoints that are kept; any other that is older than `name` is gone."""
-    offsets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    offsets: dict[str, tuple[_Count, ...]] = field(default_factory=dict)
     """Topic -> the first offset that is kept, per partition. Topics that are not named are whole."""
-    version: int = 0
+    version: NonNegativeInt = 0
     """The earliest version that training can go on from; batches below it are gone."""
-    sequence: int = 0
+    sequence: NonNegativeInt = 0
     """All groups below this number are done: each has its outcome, its siblings have been seen, its batch was trained.
     Records of `tasks`, `rollouts` and `verified` that are gone belong to these."""
-    groups: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, _Count] = field(default_factory=dict)
     """What became of the groups below `sequence`: trained, expired, filtered, dead -> how many."""
-    rollouts: dict[str, int] = field(default_factory=dict)
+    rollouts: dict[str, _Count] = field(default_factory=dict)
     """What became of their rollouts, likewise."""
     trimmed_at: float = 0.0
     """When this was written."""
+
+
+TRIMMED = MessageSpec(
+    type=Trimmed,
+    contract="trimmed",
+    topic="control",
+    key=lambda trimmed: "trimmed",
+)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt
+from rftstream.error_kinds import last_line
+
+MAX_ERROR = 300
+"""The most characters of the header `error`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,9 +19,9 @@ class DeadLetter:
 
     topic: str
     """Where the record stands."""
-    partition: int
+    partition: NonNegativeInt
     """Where the record stands."""
-    offset: int
+    offset: NonNegativeInt
     """Where the record stands."""
     key: bytes | None
     """Key of the record."""
@@ -27,10 +35,24 @@ class DeadLetter:
     """Why it gave up, in a word."""
     detail: str
     """The error, for people."""
-    tries: int
+    tries: NonNegativeInt
     """How often it was tried."""
     dead_at: float = 0.0
     """When it was given up."""
+
+
+def _dead_letter_headers(letter: DeadLetter) -> Facts:
+    error = last_line(letter.detail)[:MAX_ERROR]
+    return {"role": letter.role, "reason": letter.reason, "error": error or None}
+
+
+DEAD_LETTER = MessageSpec(
+    type=DeadLetter,
+    contract="dead_letter",
+    topic="dead",
+    key=lambda letter: f"{letter.role}/{letter.topic}/{letter.partition}/{letter.offset}",
+    headers=_dead_letter_headers,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +70,17 @@ class DeadDropped:
     """Why, for people."""
     dropped_at: float = 0.0
     """When it was asked for."""
+
+
+def _dropped_key(dropped: DeadDropped) -> str:
+    parts = (*dropped.letters, "", *dropped.groups)
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"dropped/{digest[:32]}"
+
+
+DEAD_DROPPED = MessageSpec(
+    type=DeadDropped,
+    contract="dead_dropped",
+    topic="control",
+    key=_dropped_key,
+)

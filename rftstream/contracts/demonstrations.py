@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt
+from rftstream.contracts.rules import Violation, presence, rule
 from rftstream.contracts.tasks import ChatMessage
 
 
@@ -36,5 +39,33 @@ class Demonstration:
     """Factor of its loss."""
     info: dict[str, Any] = field(default_factory=dict)
     """Everything else that the source had; plain values only."""
-    number: int = 0
+    number: NonNegativeInt = 0
     """Dense from 0, in the order in which they were loaded; `number mod partitions` is the partition."""
+
+
+@rule(
+    Demonstration,
+    json_schema={
+        "oneOf": [
+            {"required": ["messages"], "properties": {"messages": {"minItems": 1}, "preference": {"type": "null"}}},
+            {"required": ["preference"], "properties": {"messages": {"maxItems": 0}, "preference": {"type": "object"}}},
+        ]
+    },
+)
+def _check_demonstration(demonstration: Demonstration) -> Violation | None:
+    if bool(demonstration.messages) is (demonstration.preference is not None):
+        return ".preference", (
+            f"got {presence(demonstration.preference)} beside {len(demonstration.messages)} "
+            "messages, expected exactly one of chat and preference pair"
+        )
+    return None
+
+
+DEMONSTRATION = MessageSpec(
+    type=Demonstration,
+    contract="demonstration",
+    version=2,
+    topic="experts",
+    key=lambda demonstration: demonstration.demonstration_id,
+    headers=lambda demonstration: {"number": demonstration.number},
+)

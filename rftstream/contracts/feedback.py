@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rftstream.contracts.message_spec import MessageSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
@@ -21,3 +23,12 @@ class Feedback:
     """The judgement in words."""
     given_at: float = 0.0
     """When it was given."""
+
+
+FEEDBACK = MessageSpec(
+    type=Feedback,
+    contract="feedback",
+    topic="feedback",
+    key=lambda feedback: feedback.feedback_id,
+    headers=lambda feedback: {"rollout_id": feedback.rollout_id},
+)

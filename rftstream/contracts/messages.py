@@ -1,4 +1,4 @@
-"""All messages, by the name of their contract. Each stage of the flow has a module of its own beside this one.
+"""The table of messages. A MessageSpec under each class declares it, in the module of its stage; here they are listed.
 
 Rules (docs/contracts.md): one type per stage, frozen; a new field gets a default; a type, default or meaning
 never changes and a name is never used again; readers skip fields they do not know. The contract of each message is
@@ -8,41 +8,70 @@ Ids are derived, never drawn (`ids`).
 
 from __future__ import annotations
 
-from rftstream.contracts.batches import BatchManifest, Experience
-from rftstream.contracts.control import Claim, Request, RunFinished, RunManifest, RunState, TasksEnded, Trimmed
-from rftstream.contracts.dead import DeadDropped, DeadLetter
-from rftstream.contracts.demonstrations import Demonstration
-from rftstream.contracts.feedback import Feedback
-from rftstream.contracts.outcomes import GroupOutcome
-from rftstream.contracts.rollouts import PartialRollout, Rollout
-from rftstream.contracts.tasks import Task
-from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.contracts.versions import EvalResult, StepRecord, WeightsAnnounced
+from typing import Any
 
-MESSAGES: dict[str, type] = {
-    "task": Task,
-    "rollout": Rollout,
-    "partial_rollout": PartialRollout,
-    "verified_rollout": VerifiedRollout,
-    "demonstration": Demonstration,
-    "feedback": Feedback,
-    "experience": Experience,
-    "batch_manifest": BatchManifest,
-    "group_outcome": GroupOutcome,
-    "weights_announced": WeightsAnnounced,
-    "step_record": StepRecord,
-    "eval_result": EvalResult,
-    "run_manifest": RunManifest,
-    "claim": Claim,
-    "run_state": RunState,
-    "tasks_ended": TasksEnded,
-    "run_finished": RunFinished,
-    "request": Request,
-    "dead_letter": DeadLetter,
-    "dead_dropped": DeadDropped,
-    "trimmed": Trimmed,
+from rftstream.contracts.batches import BATCH_MANIFEST, EXPERIENCE, BatchManifest, Experience
+from rftstream.contracts.control import (
+    CLAIM,
+    REQUEST,
+    RUN_FINISHED,
+    RUN_MANIFEST,
+    RUN_STATE,
+    TASKS_ENDED,
+    TRIMMED,
+    Claim,
+    Request,
+    RunFinished,
+    RunManifest,
+    RunState,
+    TasksEnded,
+    Trimmed,
+)
+from rftstream.contracts.dead import DEAD_DROPPED, DEAD_LETTER, DeadDropped, DeadLetter
+from rftstream.contracts.demonstrations import DEMONSTRATION, Demonstration
+from rftstream.contracts.feedback import FEEDBACK, Feedback
+from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.outcomes import GROUP_OUTCOME, GroupOutcome
+from rftstream.contracts.rollouts import PARTIAL_ROLLOUT, ROLLOUT, PartialRollout, Rollout
+from rftstream.contracts.tasks import TASK, Task
+from rftstream.contracts.topics import TOPICS
+from rftstream.contracts.verdicts import VERIFIED_ROLLOUT, VerifiedRollout
+from rftstream.contracts.versions import (
+    EVAL_RESULT,
+    STEP_RECORD,
+    WEIGHTS_ANNOUNCED,
+    EvalResult,
+    StepRecord,
+    WeightsAnnounced,
+)
+
+MESSAGES: dict[str, MessageSpec[Any]] = {
+    spec.contract: spec
+    for spec in (
+        TASK,
+        ROLLOUT,
+        PARTIAL_ROLLOUT,
+        VERIFIED_ROLLOUT,
+        DEMONSTRATION,
+        FEEDBACK,
+        EXPERIENCE,
+        BATCH_MANIFEST,
+        GROUP_OUTCOME,
+        WEIGHTS_ANNOUNCED,
+        STEP_RECORD,
+        EVAL_RESULT,
+        RUN_MANIFEST,
+        CLAIM,
+        RUN_STATE,
+        TASKS_ENDED,
+        RUN_FINISHED,
+        REQUEST,
+        DEAD_LETTER,
+        DEAD_DROPPED,
+        TRIMMED,
+    )
 }
-"""Contract name -> type. The name travels in the header `contract`; `schemas/<name>.json` is the contract."""
+"""Contract -> the declaration of its message. The order is that of the flow, as lists and docs show it."""
 
 Message = (
     Task
@@ -67,3 +96,12 @@ Message = (
     | DeadDropped
     | Trimmed
 )
+"""Any message: the types of MESSAGES, once more for the type checker."""
+
+SPEC_OF: dict[type, MessageSpec[Any]] = {spec.type: spec for spec in MESSAGES.values()}
+"""Type of a message -> its declaration."""
+
+CONTRACTS_ON: dict[str, tuple[str, ...]] = {
+    topic: tuple(spec.contract for spec in MESSAGES.values() if spec.topic == topic) for topic in TOPICS
+}
+"""Topic -> the contracts that may be on it."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.rules import Violation, presence, rule
 from rftstream.contracts.verdicts import UnscorableReason
 
 
@@ -28,7 +31,7 @@ class RolloutSummary:
 
     rollout_id: str
     """`group_id/sibling`."""
-    num_tokens: int
+    num_tokens: NonNegativeInt
     """Sampled tokens."""
     status: RolloutStatus
     """How it ended."""
@@ -48,7 +51,7 @@ class GroupOutcome:
     """`taskset/pass/index/attempt`."""
     taskset: str
     """Name in the run file."""
-    sequence: int
+    sequence: NonNegativeInt
     """The feeder's count of admitted groups."""
     result: GroupResult
     """What became of the group; a late record says what became of its siblings."""
@@ -56,11 +59,51 @@ class GroupOutcome:
     """complete, zero_variance, deadline, stale, unscorable, ..."""
     rollouts: tuple[RolloutSummary, ...]
     """The siblings that were there; a late record lists the late siblings."""
-    batch_sequence: int | None = None
+    batch_sequence: NonNegativeInt | None = None
     """Set exactly for batched groups."""
     late: bool = False
     """Whether the record is about siblings that arrived after the outcome."""
     decided_at: float = 0.0
     """When the buffer decided."""
-    group_size: int = 0
+    group_size: NonNegativeInt = 0
     """Siblings that the feeder admitted; 0 in records before version 2, which do not say it."""
+
+
+@rule(
+    GroupOutcome,
+    json_schema={
+        "if": {"properties": {"result": {"const": "batched"}}},
+        "then": {"required": ["batch_sequence"], "properties": {"batch_sequence": {"type": "integer"}}},
+        "else": {"properties": {"batch_sequence": {"type": "null"}}},
+    },
+)
+def _check_group_outcome(outcome: GroupOutcome) -> Violation | None:
+    if (outcome.batch_sequence is not None) is not (outcome.result is GroupResult.batched):
+        return ".batch_sequence", (
+            f"got {presence(outcome.batch_sequence)} with result {outcome.result}, "
+            "expected one exactly for batched groups"
+        )
+    if outcome.late and not outcome.rollouts:
+        return ".rollouts", "got none, expected at least one in a late record"
+    return None
+
+
+def _outcome_id(outcome: GroupOutcome) -> str:
+    late = ",".join(rollout.rollout_id for rollout in outcome.rollouts)
+    return f"{outcome.group_id}#late/{late}" if outcome.late else outcome.group_id
+
+
+def _outcome_headers(outcome: GroupOutcome) -> Facts:
+    names = ("group_id", "taskset", "sequence", "result", "reason", "batch_sequence", "late")
+    return {name: getattr(outcome, name) for name in names}
+
+
+GROUP_OUTCOME = MessageSpec(
+    type=GroupOutcome,
+    contract="group_outcome",
+    version=2,
+    topic="outcomes",
+    key=lambda outcome: outcome.group_id,
+    id=_outcome_id,
+    headers=_outcome_headers,
+)

@@ -9,20 +9,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rftstream.contracts.arrays import Array
-from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling
+from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
+from rftstream.contracts.rules import Violation, presence, rule, show
+from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, headers_of_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """`count` consecutive sampled tokens from position `start` on came from one policy version."""
 
-    start: int
+    start: NonNegativeInt
     """Position in the segment, from 0."""
-    count: int
+    count: PositiveInt
     """Number of tokens, at least 1."""
-    trainer_epoch: int
+    trainer_epoch: NonNegativeInt
     """Trainer epoch of the version."""
-    version: int
+    version: NonNegativeInt
     """The trainer step of the weights."""
 
 
@@ -40,6 +43,30 @@ class Segment:
     """Spans in order, not overlapping; together they cover the sampled tokens."""
 
 
+@rule(Segment)
+def _check_segment(segment: Segment) -> Violation | None:
+    shape = segment.token_ids.shape
+    for name, dtype, array in (
+        ("token_ids", "int32", segment.token_ids),
+        ("behavior_logprobs", "float32", segment.behavior_logprobs),
+        ("loss_mask", "uint8", segment.loss_mask),
+    ):
+        if array.dtype != dtype:
+            return f".{name}.dtype", f"got {show(array.dtype)}, expected {dtype}"
+        if len(array.shape) != 1 or array.shape != shape:
+            return f".{name}.shape", f"got {list(array.shape)}, expected one dimension, as long as token_ids"
+    if segment.loss_mask.data.translate(None, b"\0\1"):
+        return ".loss_mask.data", "got other values, expected only 0 and 1"
+    end = 0
+    for i, span in enumerate(segment.versions):
+        if span.start < end:
+            return f".versions[{i}].start", f"got {span.start}, expected at least {end}, the end of the span before"
+        end = span.start + span.count
+    if shape and end > shape[0]:
+        return ".versions", f"got spans up to position {end}, expected at most {shape[0]}, the tokens of the segment"
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One message of the conversation as a person reads it."""
@@ -48,7 +75,7 @@ class Turn:
     """Role of the speaker, as in ChatMessage."""
     content: str
     """The text."""
-    num_tokens: int = 0
+    num_tokens: NonNegativeInt = 0
     """Sampled tokens of an assistant turn, 0 for the others."""
     finish_reason: str | None = None
     """Why an assistant turn ended: stop, length or repetition."""
@@ -85,7 +112,7 @@ class Rollout:
     """The completion: what came after the problem's messages."""
     segments: tuple[Segment, ...]
     """What to train on; most rollouts have one, an agent that rewrites its context several."""
-    num_tokens: int
+    num_tokens: NonNegativeInt
     """Sampled tokens over all segments."""
     sampling: Sampling
     """The sampling settings of the task."""
@@ -101,19 +128,50 @@ class Rollout:
     """When the last token was sampled."""
 
 
+@rule(
+    Rollout,
+    json_schema={
+        "if": {"properties": {"status": {"const": "undecodable"}}},
+        "then": {"properties": {"problem": {"type": "null"}}},
+        "else": {"properties": {"problem": {"type": "object"}}},
+    },
+)
+def _check_rollout(rollout: Rollout) -> Violation | None:
+    undecodable = rollout.status is RolloutStatus.undecodable
+    if (rollout.problem is None) is not undecodable:
+        return ".problem", (
+            f"got {presence(rollout.problem)} with status {rollout.status}, "
+            "expected none exactly for an undecodable task"
+        )
+    return None
+
+
+ROLLOUT = MessageSpec(
+    type=Rollout,
+    contract="rollout",
+    topic="rollouts",
+    key=lambda rollout: rollout.ids.rollout_id,
+    headers=lambda rollout: {
+        **headers_of_ids(rollout.ids),
+        "status": rollout.status,
+        "num_tokens": rollout.num_tokens,
+    },
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRollout:
     """One piece of an unfinished rollout. `partials`: explorer -> explorer, keyed `rollout_id#piece`."""
 
     ids: RolloutIds
     """The ids that the task had."""
-    piece: int
+    piece: NonNegativeInt
     """Dense from 0."""
     turns: tuple[Turn, ...]
     """What this piece adds."""
     segments: tuple[Segment, ...]
     """What this piece adds."""
-    num_tokens: int
+    num_tokens: NonNegativeInt
     """Sampled tokens of this piece."""
     environment_state: bytes | None = None
     """What the environment saved of itself, its own encoding."""
@@ -123,7 +181,7 @@ class PartialRollout:
     """When the explorer saved it."""
     continues: bool = False
     """The first segment goes on where the last one of the piece before ended."""
-    kept_messages: int = 0
+    kept_messages: NonNegativeInt = 0
     """How many messages stay of the conversation as the piece before left it; for the first piece that is the problem's
     messages."""
     messages: tuple[ChatMessage, ...] = ()
@@ -134,3 +192,19 @@ class PartialRollout:
     """When sampling of the rollout began."""
     explorer: str = ""
     """Name of the process that sampled this piece."""
+
+
+PARTIAL_ROLLOUT = MessageSpec(
+    type=PartialRollout,
+    contract="partial_rollout",
+    version=2,
+    topic="partials",
+    key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
+    id=lambda partial: partial.ids.rollout_id,
+    headers=lambda partial: {
+        **headers_of_ids(partial.ids),
+        "piece": partial.piece,
+        "num_tokens": partial.num_tokens,
+        "explorer": partial.explorer or None,
+    },
+)

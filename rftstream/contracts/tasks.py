@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
+from rftstream.contracts.rules import Violation, rule, show
+
+_TASKSET = re.compile(r"[a-z0-9_-]+")
+_MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,16 +24,36 @@ class RolloutIds:
     """`group_id/sibling`."""
     group_id: str
     """`taskset/pass/index/attempt`."""
-    taskset: str
+    taskset: Annotated[str, Meta(extra_json_schema={"pattern": f"^{_TASKSET.pattern}$"})]
     """Name in the run file, `[a-z0-9_-]+`."""
-    sibling: int
+    sibling: NonNegativeInt
     """Index in the group, dense from 0."""
-    group_size: int
+    group_size: PositiveInt
     """Siblings that the feeder admitted."""
-    sequence: int
+    sequence: NonNegativeInt
     """The feeder's dense count of admitted groups; `sequence mod partitions` is the partition everywhere."""
-    min_version: int
+    min_version: NonNegativeInt
     """No token of the rollout may be sampled by an older version."""
+
+
+ID_HEADERS = ("group_id", "rollout_id", "sibling", "group_size", "sequence", "min_version", "taskset")
+"""Headers of every message that carries RolloutIds. They tell the ids also where the body cannot be decoded."""
+
+
+def headers_of_ids(ids: RolloutIds) -> Facts:
+    """Return the headers that tell the ids of a rollout."""
+    return {name: getattr(ids, name) for name in ID_HEADERS}
+
+
+@rule(RolloutIds)
+def _check_rollout_ids(ids: RolloutIds) -> Violation | None:
+    if not _TASKSET.fullmatch(ids.taskset):
+        return ".taskset", f"got {show(ids.taskset)}, expected only a-z, 0-9, _ and -"
+    if not ids.group_id or ids.rollout_id != f"{ids.group_id}/{ids.sibling}":
+        return ".rollout_id", f"got {show(ids.rollout_id)}, expected group_id/sibling"
+    if ids.sibling >= ids.group_size:
+        return ".sibling", f"got {ids.sibling}, expected less than the group_size {ids.group_size}"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +95,7 @@ class Sampling:
     """0 is greedy; the recorded logprobs are then those of temperature 1."""
     top_p: float = 1.0
     """1: off."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """0: off."""
     min_p: float = 0.0
     """0: off."""
@@ -75,9 +105,9 @@ class Sampling:
     """0: off."""
     repetition_penalty: float = 1.0
     """1: off."""
-    min_tokens: int = 0
+    min_tokens: NonNegativeInt = 0
     """No end of sequence before this many completion tokens."""
-    max_tokens: int = 256
+    max_tokens: NonNegativeInt = 256
     """Completion tokens of the whole rollout, all turns together."""
     stop: tuple[str, ...] = ()
     """A completion ends after any of these."""
@@ -109,7 +139,7 @@ class Task:
     """What to solve."""
     sampling: Sampling
     """How to sample it; set per taskset."""
-    seed: int
+    seed: Annotated[int, Meta(ge=0, le=_MAX_SEED)]
     """Derived from the run's seed and the rollout_id; non-negative, below 2**63."""
     environment: str = "single_turn"
     """Name in the table of environments."""
@@ -117,3 +147,12 @@ class Task:
     """`topic[partition]@offset` of a rollout to score again instead of sampling."""
     created_at: float = 0.0
     """When the feeder admitted it."""
+
+
+TASK = MessageSpec(
+    type=Task,
+    contract="task",
+    topic="tasks",
+    key=lambda task: task.ids.rollout_id,
+    headers=lambda task: headers_of_ids(task.ids),
+)

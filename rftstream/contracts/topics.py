@@ -26,12 +26,11 @@ class Width(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A topic of the run: who writes it, which messages it takes, and how it is partitioned and kept."""
+    """A topic of the run: who writes it, and how it is partitioned and kept. Each message names its topic itself."""
 
     name: str
-    messages: tuple[str, ...]
-    """Contracts (keys of messages.MESSAGES) that may be on it."""
     key: str
+    """What the keys of its records are made of, for people; each message says how (MessageSpec.key)."""
     width: Width
     twin: tuple[str, ...] | None
     """Headers that together must be unique on the topic; None where repeats are meant."""
@@ -48,7 +47,6 @@ TOPICS: dict[str, Topic] = {
     for topic in (
         Topic(
             name="tasks",
-            messages=("task",),
             key="rollout_id",
             width=Width.partitions,
             twin=("rollout_id",),
@@ -56,7 +54,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="rollouts",
-            messages=("rollout",),
             key="rollout_id",
             width=Width.partitions,
             twin=("rollout_id",),
@@ -64,7 +61,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="partials",
-            messages=("partial_rollout",),
             key="rollout_id#piece",
             width=Width.partitions,
             twin=("rollout_id", "piece"),
@@ -73,7 +69,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="verified",
-            messages=("verified_rollout",),
             key="rollout_id",
             width=Width.partitions,
             twin=("rollout_id",),
@@ -81,7 +76,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="experts",
-            messages=("demonstration",),
             key="demonstration_id",
             width=Width.partitions,
             twin=("id",),
@@ -89,7 +83,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="feedback",
-            messages=("feedback",),
             key="feedback_id",
             width=Width.partitions,
             twin=("id",),
@@ -97,7 +90,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="batches",
-            messages=("experience", "batch_manifest"),
             key="batch_sequence",
             width=Width.shares,
             twin=("share", "batch_sequence", "id"),
@@ -106,7 +98,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="outcomes",
-            messages=("group_outcome",),
             key="group_id",
             width=Width.one,
             twin=("id",),
@@ -114,7 +105,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="weights",
-            messages=("weights_announced",),
             key="model/version/trainer_epoch",
             width=Width.one,
             twin=("id",),
@@ -123,7 +113,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="steps",
-            messages=("step_record",),
             key="version/trainer_epoch",
             width=Width.one,
             twin=("id",),
@@ -132,7 +121,6 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="evals",
-            messages=("eval_result",),
             key="evaluation/version/trainer_epoch",
             width=Width.one,
             twin=None,
@@ -140,24 +128,13 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="control",
-            messages=(
-                "run_manifest",
-                "claim",
-                "run_state",
-                "tasks_ended",
-                "run_finished",
-                "request",
-                "dead_dropped",
-                "trimmed",
-            ),
-            key="see messages.py",
+            key="see control.py",
             width=Width.one,
             twin=None,
             description="who is in force, what the run should do",
         ),
         Topic(
             name="dead",
-            messages=("dead_letter",),
             key="role/topic/partition/offset",
             width=Width.one,
             twin=None,

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rftstream.contracts.arrays import Array
-from rftstream.contracts.rollouts import Rollout
-from rftstream.contracts.tasks import RolloutIds
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.rules import Violation, presence, rule, show
+from rftstream.contracts.tasks import RolloutIds, headers_of_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +68,51 @@ class VerifiedRollout:
     """More about the reason, for people."""
     verified_at: float = 0.0
     """When the verifier was done with it."""
+
+
+@rule(
+    VerifiedRollout,
+    json_schema={
+        "if": {"properties": {"verdict": {"type": "null"}}},
+        "then": {"required": ["reason"], "properties": {"reason": {"type": "string"}}},
+        "else": {"properties": {"reason": {"type": "null"}}},
+        "allOf": [
+            {
+                "if": {"required": ["reason"], "properties": {"reason": {"const": "undecodable"}}},
+                "then": {"properties": {"rollout": {"type": "null"}}},
+                "else": {"properties": {"rollout": {"type": "object"}}},
+            }
+        ],
+    },
+)
+def _check_verified_rollout(verified: VerifiedRollout) -> Violation | None:
+    if (verified.verdict is None) is (verified.reason is None):
+        return ".reason", (
+            f"got {presence(verified.reason)} beside {presence(verified.verdict)} verdict, "
+            "expected exactly one of reason and verdict"
+        )
+    undecodable = verified.reason is UnscorableReason.undecodable
+    if (verified.rollout is None) is not undecodable:
+        return ".rollout", f"got {presence(verified.rollout)}, expected none exactly when the reason is undecodable"
+    if verified.rollout is not None and verified.rollout.ids != verified.ids:
+        return ".rollout.ids", f"got those of {show(verified.rollout.ids.rollout_id)}, expected the record's own ids"
+    return None
+
+
+def _verified_headers(verified: VerifiedRollout) -> Facts:
+    rollout = verified.rollout
+    return {
+        **headers_of_ids(verified.ids),
+        "status": RolloutStatus.undecodable if rollout is None else rollout.status,
+        "num_tokens": 0 if rollout is None else rollout.num_tokens,
+        "reason": verified.reason,
+    }
+
+
+VERIFIED_ROLLOUT = MessageSpec(
+    type=VerifiedRollout,
+    contract="verified_rollout",
+    topic="verified",
+    key=lambda verified: verified.ids.rollout_id,
+    headers=_verified_headers,
+)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt
+from rftstream.contracts.rules import Violation, presence, rule
+
 
 class WeightsKind(StrEnum):
     """What an object of the store holds."""
@@ -19,10 +23,18 @@ class WeightsKind(StrEnum):
 class VersionName:
     """A version's full name."""
 
-    trainer_epoch: int
+    trainer_epoch: NonNegativeInt
     """How often a trainer had taken the run."""
-    version: int
+    version: NonNegativeInt
     """Weights after batches 0 ... version-1."""
+
+
+def _version_key(name: VersionName) -> str:
+    return f"{name.version}/{name.trainer_epoch}"
+
+
+def _version_headers(name: VersionName) -> Facts:
+    return {"version": name.version, "trainer_epoch": name.trainer_epoch}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +45,7 @@ class DeltaObject:
     """The version that it applies to."""
     object: str
     """Name inside the object store."""
-    num_bytes: int
+    num_bytes: NonNegativeInt
     """Size of the object."""
     digest: str
     """`sha256:<hex>` of the object."""
@@ -53,7 +65,7 @@ class WeightsAnnounced:
     """The version a delta applies to; None for full snapshots."""
     object: str
     """Name inside the object store."""
-    num_bytes: int
+    num_bytes: NonNegativeInt
     """Size of the object."""
     digest: str
     """`sha256:<hex>` of the object."""
@@ -71,19 +83,45 @@ class WeightsAnnounced:
     """The same version once more as a delta, beside a full snapshot, for readers that have its parent."""
 
 
+@rule(
+    WeightsAnnounced,
+    json_schema={
+        "if": {"properties": {"kind": {"const": "delta"}}},
+        "then": {"properties": {"parent": {"type": "object"}, "delta": {"type": "null"}}},
+        "else": {"properties": {"parent": {"type": "null"}}},
+    },
+)
+def _check_weights_announced(weights: WeightsAnnounced) -> Violation | None:
+    if (weights.parent is not None) is not (weights.kind is WeightsKind.delta):
+        return ".parent", f"got {presence(weights.parent)} with kind {weights.kind}, expected one exactly for a delta"
+    if weights.delta is not None and weights.kind is not WeightsKind.full:
+        return ".delta", f"got one with kind {weights.kind}, expected none but with a full snapshot"
+    return None
+
+
+WEIGHTS_ANNOUNCED = MessageSpec(
+    type=WeightsAnnounced,
+    contract="weights_announced",
+    version=3,
+    topic="weights",
+    key=lambda weights: f"{weights.model}/{_version_key(weights.name)}",
+    headers=lambda weights: _version_headers(weights.name),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One trained batch, or (`resumed`) the start of a trainer. `steps`: trainer -> feeder, gateway."""
 
     name: VersionName
     """The version that resulted."""
-    batch_sequence: int | None
+    batch_sequence: NonNegativeInt | None
     """The batch that was trained; None on resumed records."""
-    positions: tuple[int, ...]
+    positions: tuple[NonNegativeInt, ...]
     """Next offset to read on `batches`, per share."""
-    trained_groups: int
+    trained_groups: NonNegativeInt
     """Number in all batches up to this version."""
-    trained_rollouts: int
+    trained_rollouts: NonNegativeInt
     """Number in all batches up to this version."""
     weights_digest: str | None
     """Digest of the published weights; None when this version was not published."""
@@ -105,6 +143,35 @@ class StepRecord:
     """Set on resumed records: what the bits of the weights depend on (versions of libraries, threads, device, cpu)."""
 
 
+@rule(
+    StepRecord,
+    json_schema={
+        "if": {"required": ["resumed"], "properties": {"resumed": {"const": True}}},
+        "then": {"properties": {"batch_sequence": {"type": "null"}}},
+        "else": {"properties": {"batch_sequence": {"type": "integer"}}},
+    },
+)
+def _check_step_record(step: StepRecord) -> Violation | None:
+    if (step.batch_sequence is None) is not step.resumed:
+        return ".batch_sequence", f"got {presence(step.batch_sequence)}, expected none exactly when resumed"
+    return None
+
+
+def _step_headers(step: StepRecord) -> Facts:
+    names = ("batch_sequence", "trained_groups", "resumed", "skipped")
+    return {**_version_headers(step.name), **{name: getattr(step, name) for name in names}}
+
+
+STEP_RECORD = MessageSpec(
+    type=StepRecord,
+    contract="step_record",
+    version=2,
+    topic="steps",
+    key=lambda step: _version_key(step.name),
+    headers=_step_headers,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
     """One evaluation of one version. `evals`: evaluator -> trainer, gateway."""
@@ -113,11 +180,11 @@ class EvalResult:
     """Name in the run file."""
     name: VersionName
     """The version that was evaluated."""
-    num_tasks: int
+    num_tasks: NonNegativeInt
     """Tasks of the evaluation."""
-    num_samples: int
+    num_samples: NonNegativeInt
     """Samples per task (n)."""
-    num_unscored: int
+    num_unscored: NonNegativeInt
     """Samples without a reward; not in the means."""
     metrics: dict[str, float]
     """mean, std; pass@k, best@k and worst@k for each k; length_mean, truncated_share, and what rewards measured."""
@@ -129,3 +196,12 @@ class EvalResult:
     """Best mean of this evaluation so far."""
     evaluated_at: float = 0.0
     """When it was done."""
+
+
+EVAL_RESULT = MessageSpec(
+    type=EvalResult,
+    contract="eval_result",
+    topic="evals",
+    key=lambda result: f"{result.evaluation}/{_version_key(result.name)}",
+    headers=lambda result: _version_headers(result.name),
+)

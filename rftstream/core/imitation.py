@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rftstream.core.masks import apply_mask, check_rows, positive, reduce_loss
+from rftstream.core.ratios import exact_log_ratios
 
 
 def imitation_loss(
@@ -71,10 +72,8 @@ def preference_loss(
         reference_logprobs=reference_logprobs_BT,
         loss_mask=loss_mask_BT,
     )
-    log_ratio_BT = apply_mask(policy_logprobs_BT, loss_mask_BT) - apply_mask(
-        reference_logprobs_BT.detach(), loss_mask_BT
-    )
-    rewards_B = beta * log_ratio_BT.sum(dim=1)
+    log_ratios_B1 = exact_log_ratios(policy_logprobs_BT, reference_logprobs_BT, loss_mask_BT, level="sequence")
+    rewards_B = beta * log_ratios_B1[:, 0]
     numbers_P, places_B = torch.unique(pairs_B, return_inverse=True)
     signed_B, zeros_P = signs_B.to(rewards_B.dtype), rewards_B.new_zeros(len(numbers_P))
     _check_sides(numbers_P, places_B, signed_B)

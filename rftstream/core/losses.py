@@ -45,12 +45,12 @@ def clipped_surrogate_losses(
     lost their gradient to the clip), ratio, ratio_clamped.
     """
     _check(
-        "clip_losses",
+        "clipped_surrogate_losses",
         clip_low=(clip_low, clip_low >= 0, "at least 0"),
         clip_high=(clip_high, clip_high >= 0, "at least 0"),
         dual_clip=(dual_clip, dual_clip is None or dual_clip > 1, "more than 1"),
     )
-    advantages_BT = _constant("clip_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
+    advantages_BT = _constant("clipped_surrogate_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
     ratio_BT, num_clamped = _ratios(policy_logprobs_BT, old_logprobs_BT, loss_mask_BT, level)
     plain_BT = -ratio_BT * advantages_BT
     clipped_BT = -ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT

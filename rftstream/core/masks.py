@@ -24,7 +24,7 @@ def reduce_loss(
     losses_BT: float [B, T], already 0 at masked positions. The denominators may be below 1: a mini-batch has its share
     of the batch's. Returns a scalar; 0 when everything is masked.
     """
-    check_rows("weigh", losses=losses_BT, loss_mask=loss_mask_BT)
+    check_rows("reduce_loss", losses=losses_BT, loss_mask=loss_mask_BT)
     if normalise == "token":
         return losses_BT.sum() / positive(num_tokens)
     if normalise == "sequence":
@@ -32,7 +32,7 @@ def reduce_loss(
         return (losses_BT.sum(dim=1) / lengths_B).sum() / positive(num_rows)
     if normalise == "sum":
         return losses_BT.sum() / positive(num_rows)
-    raise ValueError(f"weigh: got normalise {normalise!r}, expected 'token', 'sequence' or 'sum'")
+    raise ValueError(f"reduce_loss: got normalise {normalise!r}, expected 'token', 'sequence' or 'sum'")
 
 
 def positive(denominator: float) -> float:

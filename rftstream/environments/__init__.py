@@ -4,6 +4,8 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.envir
 here.
 """
 
+from rftstream.config.part_specs import EnvironmentSpec
+
 ENVIRONMENTS = {
-    "single_turn": "rftstream.environments.single_turn:SingleTurn",
+    "single_turn": EnvironmentSpec("rftstream.environments.single_turn:SingleTurn", has_one_turn=True),
 }

@@ -29,8 +29,9 @@ from rftstream.runs.folder import OpenRun
 from rftstream.runs.published import Published, read_published
 from rftstream.runs.services import build_service
 from rftstream.service.control_view import read_control
+from rftstream.service.reading import begin_positions
 from rftstream.service.role import FOREVER, Log
-from rftstream.service.service import Service, begin_positions
+from rftstream.service.service import Service
 from rftstream.transport.base import Reader
 from rftstream.weights.evaluated import EvalResults
 
@@ -39,21 +40,23 @@ SAY_S = 5.0
 EVALS = TopicPartition("evals", 0)
 
 Versions = Sequence[int] | Literal["all"]
-"""None at all: the newest; all: those that can still be made from what is in the store."""
+"""Versions to evaluate. An empty sequence means the newest; `all` means those that can still be made from the store."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
+    """A result of `evaluate`, new or found on the log."""
+
     result: EvalResult
     new: bool
-    """False: it stood on the log before."""
+    """False if the result stood on the log before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """An evaluation of a version that has no result yet, or is to get another."""
+    """An evaluation of a version that has no result yet, or is to get another one."""
 
     evaluation: str
     announced: WeightsAnnounced
@@ -78,15 +81,16 @@ def evaluate(
     timeout_s: float = 3600.0,
     say: Say = lambda text: None,
 ) -> Generator[Evaluated]:
-    """Results of what was asked for: those that stand first, the others as they come. With neither evaluation nor
-    versions, and nobody alive who does it, of all that is still due.
+    """Yield the results that were asked for: first those on the log, then the new ones as they come.
 
-    `again`: also what has a result. `here`: also if the log names an evaluator on another host, whom nobody can see
-    from here. `timeout_s`: between two answers of another process. Own modules must be importable by now
-    (host.prepare_process). ConfigError for what the run does not have; RftError if something got no result."""
+    If neither evaluation nor versions are named, and nobody alive does the work, all evaluations that are due are done.
+    `again` also does what has a result. `here` also does the work if the log names an evaluator on another host, which
+    nobody can see from here. `timeout_s` is the time between two answers of another process. Own modules must be
+    importable by now (preflight.plan). ConfigError for what the run does not have; RftError if something got no result.
+    """
     names = chosen_evaluations(run.config, evaluation, who=run.run_id)
     evaluators = None if here else _evaluator_alive(run)
-    reader = run.transport.reader(run.transport.admin.end_offsets("evals"))  # before what stands there is read
+    reader = run.transport.reader(run.transport.admin.end_offsets("evals"))  # made before the log is read
     try:
         if evaluation is None and not versions and evaluators is None:
             say("no evaluator is alive: evaluating here what is due")
@@ -113,7 +117,7 @@ def evaluate(
 
 
 def chosen_evaluations(config: RunConfig, evaluation: str | None, *, who: str) -> tuple[str, ...]:
-    """Their names; ConfigError if there are none, or not this one."""
+    """Return the names of the evaluations that are meant. ConfigError if there are none, or not this one."""
     known = config.evaluations
     if not known:
         raise ConfigError(f"{who}: its run file has no evaluations; add [evaluations.NAME]")
@@ -125,7 +129,7 @@ def chosen_evaluations(config: RunConfig, evaluation: str | None, *, who: str) -
 def _sorted_out(
     run: OpenRun, names: Sequence[str], versions: Versions, again: bool
 ) -> tuple[list[EvalResult], list[_Wanted]]:
-    """What stands on the log, and what is to be done; both by version."""
+    """Return the results on the log, and the evaluations to do; both in the order of versions."""
     published, results = read_published(run), EvalResults()
     for received in Log(run.transport).messages("evals"):
         if isinstance(received.message, EvalResult):
@@ -139,13 +143,13 @@ def _sorted_out(
                 standing.append(found)
             else:
                 wanted.append(_Wanted(name, announced, _request_id(name, announced, again), again))
-    if wanted:  # their weights have to be there
+    if wanted:  # the weights of these have to be there
         published.choose([one.announced.name.version for one in wanted], where="--versions")
     return standing, wanted
 
 
 def _announced(published: Published, versions: Versions) -> list[WeightsAnnounced]:
-    """Those in force that are meant, oldest first."""
+    """Return the announcements in force of the versions that are meant, oldest first."""
     if versions == "all":
         return list(published.follower.available())
     if not versions:
@@ -157,28 +161,28 @@ def _announced(published: Published, versions: Versions) -> list[WeightsAnnounce
 
 
 def _request_id(name: str, announced: WeightsAnnounced, again: bool) -> str:
-    """A request with the same id is the same request; one for another result never is."""
+    """Return the id of a request. The same request has the same id; a request for another result has another one."""
     of = f"{name}-{announced.name.trainer_epoch}-{announced.name.version}"
     return f"{of}-{time.time_ns()}" if again else of
 
 
 def _evaluator_alive(run: OpenRun) -> str | None:
-    """Who would answer a request, in words; None if nobody does."""
+    """Return who would answer a request, in words, or None if nobody would."""
     if run.config.evaluator.count and run.folder.is_live():
         return "the run's evaluator"
     control = read_control(run.transport)
     claim = control.claims.get(EVALUATOR.name)
     if claim is None or (control.finished is not None and claim.host != socket.gethostname()):
-        return None  # it leaves a finished run once it is done
+        return None  # an evaluator leaves a finished run once its work is done
     alive = is_claimant_alive(claim)
-    if alive is False or (alive and claim.pid == os.getpid()):  # our own, of an evaluation before
+    if alive is False or (alive and claim.pid == os.getpid()):  # the claim of an earlier evaluation in this process
         return None
     unseen = "" if alive else " (cannot be seen from here; if it is gone, give --here)"
     return f"{claim.process}, process {claim.pid} on {claim.host}{unseen}"
 
 
 def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float) -> None:
-    """All requests in one transaction."""
+    """Write all requests in one transaction."""
     expires_at = time.time() + timeout_s * len(wanted)
     requests = [
         Request(
@@ -200,7 +204,7 @@ def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float) -> None:
 
 
 def _news(reader: Reader, wanted: list[_Wanted] | None) -> Iterator[Evaluated]:
-    """Results that have come; those that were wanted are wanted no more. None: whatever comes."""
+    """Yield the results that have come, and take them off `wanted`. If `wanted` is None, yield all results."""
     for record in reader.poll():
         message = None if record.value is None else codec.from_record(record)
         if not isinstance(message, EvalResult):
@@ -221,7 +225,7 @@ def _listed(wanted: Sequence[_Wanted]) -> str:
 
 
 def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float, say: Say) -> Iterator[Evaluated]:
-    """Until nothing is wanted any more, or nobody is alive who would do it."""
+    """Yield results until nothing is wanted any more. Stop if nobody is alive who would do the work."""
     heard = said = time.monotonic()
     while wanted:
         for one in _news(reader, wanted):
@@ -244,7 +248,7 @@ def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float
 
 
 def _check_held(run: OpenRun, wanted: Sequence[_Wanted]) -> None:
-    """A run that goes on may have deleted a version before its evaluator came to it."""
+    """Raise an error for a version that the run has deleted before its evaluator came to it."""
     held = {one.name for one in read_published(run).follower.available()}
     if gone := [one for one in wanted if one.announced.name not in held]:
         raise RftError(
@@ -257,7 +261,8 @@ def _check_held(run: OpenRun, wanted: Sequence[_Wanted]) -> None:
 
 
 def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) -> Iterator[Evaluated]:
-    """As the run's evaluator. Until it has done what was wanted, or all that it finds to do; None: just that."""
+    """Work as the run's evaluator, and yield the results. Stop when all of `wanted` is done; if it is None, when
+    nothing is left to do."""
     service = build_service(
         EVALUATOR.name,
         config=run.config,
@@ -271,7 +276,6 @@ def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) 
     ends = {**run.transport.admin.end_offsets("weights"), **run.transport.admin.end_offsets("control")}
     evals = begin_positions(run.transport, ("evals",))
     try:
-        service.start()
         said = time.monotonic()
         while not (service.done or wanted == [] or _is_idle(service, ends)):
             idle_s = service.tick()
@@ -291,7 +295,7 @@ def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) 
 
 
 def progress_of(service: Service) -> str:
-    """What an evaluator is at; empty between two evaluations."""
+    """Return what an evaluator works on, in words; empty between two evaluations."""
     health = service.health()
     if health.get("evaluating") is None:
         return ""
@@ -302,7 +306,7 @@ def progress_of(service: Service) -> str:
 
 
 def _is_idle(service: Service, ends: dict[TopicPartition, int]) -> bool:
-    """It has seen all that was there when it began, and nothing of it is left to do."""
+    """Return whether the evaluator has seen all that was there when it began, and has nothing left to do."""
     step = service.step  # type: ignore[attr-defined]  # it is a single role's
     sources = service.sources()
     if service.health().get("epoch") is None or not sources:

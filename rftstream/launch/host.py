@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +25,10 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
-from rftstream.launch.processes import is_orphan, limit_threads
+from rftstream.launch.processes import die_with_parent, is_orphan
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
+from rftstream.roles.build import role_builder
 from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
 from rftstream.service.control_view import read_control
 from rftstream.transport.base import Transport
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
-"""For finishing what is in hand."""
+"""Seconds that a worker may take to finish what it has in hand."""
 WAIT_S = 120.0
-"""For the run to exist."""
+"""Seconds that a worker waits for the run to exist."""
 LONGEST_WAIT_S = 0.5
-"""Of one wait for records: signals and the supervisor's end are looked at this often."""
+"""Most seconds of one wait for records. Between two waits the worker looks at signals and at its supervisor."""
 _LOOK_S = 0.05
 _LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0
@@ -53,7 +54,8 @@ _LAST_RESORT_S = 10.0
 
 
 class Stop:
-    """What signals ask for, from now on."""
+    """Whether SIGTERM or SIGINT asked this process to leave. `run_worker` makes it, which sets the handlers; a second
+    signal ends the process at once."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -67,27 +69,39 @@ class Stop:
 
 
 class StoppedError(Exception):
-    """A signal came while there was nothing in hand yet."""
+    """A signal came while the worker had nothing in hand yet."""
 
 
 def run_worker(
-    config: RunConfig,
-    folder: RunFolder,
+    files: Sequence[Path],
+    run_dir: Path | None,
     role: str,
     *,
-    process: str,
+    say: Callable[[str], None],
+    process: str | None = None,
     metrics_port: int | None = None,
     device: str | None = None,
     deadline_s: float = DEADLINE_S,
     wait_s: float = WAIT_S,
     parent: int | None = None,
-    stop: Stop | None = None,
 ) -> int:
-    """One worker from start to end; its exit code. A supervised one (`parent`) logs to stderr alone: to its file."""
+    """Be one worker of a run, which `join` finds, until it leaves; return the exit code.
+
+    A worker with a supervisor (`parent`) logs to stderr alone, which goes to its file. `say` gets messages until there
+    is a log. TransportError if there is no such run within `wait_s`.
+    """
+    if parent is not None:
+        die_with_parent(parent)
+    stop = Stop()
+    role_builder(role)  # an unknown role is an error before anything is waited for
+    try:
+        config, folder = join(files, run_dir, wait_s=wait_s, stop=stop, say=say)
+    except StoppedError:
+        return 0
+    process = process or f"{role}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
     own_file = folder.logs / f"{process}.log" if parent is None else None
     logs.setup(process, level=config.log.level, form=config.log.format, file=own_file)
-    stop = stop or Stop()
-    prepare_process(config, role)
+    plan(config, Purpose.join, role=role)
     worker = _Worker(
         config,
         folder,
@@ -163,9 +177,10 @@ class _Worker:
         return server
 
     def _run_service(self, transport: Transport) -> None:
-        from rftstream.runs.services import build_service
+        from rftstream.roles.build import role_builder, service_of
+        from rftstream.runs.services import role_context
 
-        if role_spec(self._role).makes_the_run:  # it compares all of the manifest itself
+        if role_spec(self._role).makes_the_run:  # this role compares the whole manifest itself
             (manifest,) = self._until(lambda: (read_control(transport).manifest,), "the log")
             if manifest is not None:
                 self._prepare(manifest)
@@ -173,8 +188,7 @@ class _Worker:
             self._check(
                 self._until(lambda: read_control(transport).manifest, "the run's first record (is a feeder alive?)")
             )
-        service = build_service(
-            self._role,
+        context = role_context(
             config=self._config,
             folder=self._folder,
             transport=transport,
@@ -182,22 +196,25 @@ class _Worker:
             process=self._process,
             device=self._device,
         )
+        role = role_builder(self._role)(context)
+        close = role.step.close
         try:
-            self._start(service)
+            service = self._until(lambda: service_of(role, context), "the log")
+            close = service.close
             log.info("started", extra={"role": self._role, "pid": os.getpid()})
             self._loop(service)
         finally:
-            _close(service)
+            _close(close)
         log.info("left: %s", "stopped" if self._stop.requested else "the run is finished")
 
     def _prepare(self, manifest: RunManifest) -> None:
-        """A made model that is not here yet is made as the run had it, also if it was begun long ago."""
+        """Make the run's model if it is not on this machine yet, as the run made it when it began."""
         from rftstream.models.made import make_as_recorded
 
         make_as_recorded(self._config.model, self._folder.model, self._config.run.seed, manifest.digests)
 
     def _check(self, manifest: RunManifest) -> None:
-        """Nobody works for a run with other settings than it was started with."""
+        """Refuse to work for a run with other settings than it was started with."""
         from rftstream.models.folder import prepare_model
         from rftstream.runs.manifest import check_worker, digests_for
 
@@ -205,13 +222,6 @@ class _Worker:
         config, folder = self._config, self._folder.model
         used = digests_for(self._role, config, lambda: prepare_model(config.model, folder, config.run.seed))
         check_worker(manifest, config, used)
-
-    def _start(self, service: Service) -> None:
-        def started() -> bool:
-            service.start()
-            return True
-
-        self._until(started, "the log")
 
     def _loop(self, service: Service) -> None:
         deadline: float | None = None
@@ -243,7 +253,7 @@ class _Worker:
                 service.measure()
 
     def _until(self, ready: Callable[[], Any], what: str) -> Any:
-        """Waits for something with a line every few seconds; TransportError when it takes too long."""
+        """Wait for something, with a line every few seconds. TransportError if it takes too long."""
         return wait_until(ready, what, wait_s=self._wait_s, stop=self._stop, say=log.info, beat=self._health.beat)
 
 
@@ -256,7 +266,8 @@ def wait_until(
     say: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
 ) -> Any:
-    """What `ready` returns, once it is true and raises nothing retriable."""
+    """Return what `ready` returns, as soon as that is true. Retriable errors of `ready` are waited out. TransportError
+    after `wait_s`."""
     began = said = time.monotonic()
     pause_s = _LOOK_S
     while True:
@@ -287,7 +298,9 @@ def wait_until(
 def join(
     files: Sequence[Path], run_dir: Path | None, *, wait_s: float, stop: Stop, say: Callable[[str], None]
 ) -> tuple[RunConfig, RunFolder]:
-    """The run that a worker started by hand is for, once it exists: its folder, and the config it was started with."""
+    """Return the run that a worker is for, once it exists: its folder, and the config that it was started with.
+
+    StoppedError if a signal comes first."""
 
     def ready() -> tuple[RunConfig, RunFolder] | None:
         if run_dir is not None:
@@ -297,16 +310,13 @@ def join(
         return _newest_open_run(config)
 
     what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}"
-    try:
-        found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
-    except StoppedError:
-        sys.exit(0)
+    found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
     return found
 
 
 def _newest_open_run(config: RunConfig) -> tuple[RunConfig, RunFolder] | None:
-    """Not one that is finished: its successor is about to be started. A run that was begun on another host is joined
-    with what the run file says here."""
+    """Return the newest run that has not finished. A finished one has its successor about to start. A run that was
+    begun on another host is joined with the config of the run file here."""
     folders = candidates(config)
     if not folders:
         return None
@@ -321,32 +331,16 @@ def _newest_open_run(config: RunConfig) -> tuple[RunConfig, RunFolder] | None:
         transport.close()
 
 
-def default_process(role: str) -> str:
-    return f"{role}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
-
-
-def prepare_process(config: RunConfig, role: str) -> None:
-    """Import paths and thread limits, before anything heavy is imported."""
-    add_import_paths(config)
-    limit_threads(getattr(getattr(config, role, None), "threads", 1))
-
-
-def add_import_paths(config: RunConfig) -> None:
-    """Users' own modules lie beside the run file or where the command was given; after all others, to hide none."""
-    for folder in (os.getcwd(), str(Path(config.base).resolve())):
-        if folder not in sys.path:
-            sys.path.append(folder)
-
-
-def _close(service: Service) -> None:
+def _close(close: Callable[[], None]) -> None:
     try:
-        service.close()
+        close()
     except RftError as error:
         log.warning("leaving: %s", error)
 
 
 def _end_after(seconds: float) -> None:
-    """Should a slice of work not come to its end: the successor redoes it anyway."""
+    """End this process after so many seconds, even if a slice of work does not end. The successor does that work
+    again."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()

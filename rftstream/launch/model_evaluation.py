@@ -21,6 +21,7 @@ from typing import Any
 
 from rftstream.clock import SystemClock
 from rftstream.config import loader, registry
+from rftstream.config.part_specs import PolicySpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import RunFinished
@@ -37,7 +38,7 @@ from rftstream.roles.evaluator import EVALUATOR
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.manifest import make_manifest
 from rftstream.runs.services import build_service
-from rftstream.service.service import begin_positions
+from rftstream.service.reading import begin_positions
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
 from rftstream.weights.store import ObjectStore
@@ -47,16 +48,16 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """An evaluation of a model."""
+    """The result of one evaluation of a model. `evaluate_model` makes it."""
 
     model: str
-    """As it was given."""
+    """The model as the caller named it."""
     result: EvalResult
-    """Its `generations` are a path, or None where nothing is kept."""
+    """The result. Its `generations` are a path, or None if nothing is kept."""
     settings: str
     """Digest of the model and of all that the result depends on."""
     new: bool
-    """False: it was kept before."""
+    """False if the result was kept before."""
 
 
 def evaluate_model(
@@ -68,8 +69,10 @@ def evaluate_model(
     again: bool = False,
     say: Say = lambda text: None,
 ) -> Generator[Scored]:
-    """Results as they come, those that are kept in `out` first. `model`: a folder, or a name on the hub. Own modules
-    must be importable by now (host.prepare_process). Close the iterator to end the processes of the rewards."""
+    """Yield results as they come, first those that are kept in `out`. `model` is a folder, or a name on the hub.
+
+    Own modules must be importable by now (preflight.plan). Close the iterator to end the processes of the rewards.
+    """
     names = chosen_evaluations(config, evaluation, who=config.run.name)
     config = _config_for(config, model, names)
     spec = prepare_model(config.model, Path(), config.run.seed)
@@ -98,9 +101,9 @@ def evaluate_model(
 
 
 def _config_for(config: RunConfig, model: str, names: Sequence[str]) -> RunConfig:
-    """The run file's, with this model, over a log in memory."""
+    """Return the run file's config, with this model and a log in memory."""
     policy = config.evaluator.policy or config.explorer.policy
-    if not getattr(registry.resolve("policy", policy, where="evaluator.policy"), "takes_weights", True):
+    if not registry.spec(PolicySpec, policy, where="evaluator.policy").takes_weights:
         raise ConfigError(
             f"--model: the policy {policy!r} samples from what its server has, expected one that takes weights; "
             "give --set evaluator.policy=hf, or vllm"
@@ -119,7 +122,7 @@ def _config_for(config: RunConfig, model: str, names: Sequence[str]) -> RunConfi
 
 
 def _settings(config: RunConfig, name: str, spec: ModelSpec) -> str:
-    """A digest of what the result depends on, as far as it is data: not of the code of own modules."""
+    """Return a digest of the data that the result depends on. The code of own modules is not in it."""
     values = loader.to_dict(config)
     section = config.evaluations[name]
     asked = {key: value for key, value in values["evaluations"][name].items() if key != "every"}
@@ -155,7 +158,6 @@ def _evaluate(config: RunConfig, folder: RunFolder, store: ObjectStore, say: Say
         own_store=store,
     )
     try:
-        service.start()
         said = time.monotonic()
         while not service.done:
             idle_s = service.tick()
@@ -173,7 +175,7 @@ def _evaluate(config: RunConfig, folder: RunFolder, store: ObjectStore, say: Say
 
 
 def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, announced: WeightsAnnounced) -> None:
-    """A run that was over before it began."""
+    """Write a run that was over before it began, with the model as its version 0."""
     tasksets = {f"taskset.{name}": "" for name in config.tasksets}
     messages: list[tuple[str, Message]] = [
         ("control", make_manifest(config, folder.run_id, tasksets, announced.announced_at)),
@@ -189,7 +191,7 @@ def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, a
 
 
 class _Kept:
-    """A folder of results: `results.json`, and a file with the completions of each."""
+    """A folder of results: `results.json`, and a file with the completions of each result."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -212,7 +214,7 @@ class _Kept:
         return None
 
     def keep(self, one: Scored, store: ObjectStore) -> Scored:
-        """The completions first: a row says that they are there."""
+        """Write the completions first and then the row, since a row says that its completions are there."""
         assert one.result.generations is not None
         file = f"{one.result.evaluation}-{one.settings.partition(':')[2][:12]}.jsonl"
         _write(self._folder / file, store.get(one.result.generations))
@@ -224,7 +226,7 @@ class _Kept:
 
 
 def result_row(result: EvalResult) -> dict[str, Any]:
-    """What there is to say of a result that no run has."""
+    """Return what there is to say of a result that belongs to no run."""
     return {
         "evaluation": result.evaluation,
         "num_tasks": result.num_tasks,
@@ -237,7 +239,7 @@ def result_row(result: EvalResult) -> dict[str, Any]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_bytes(data)
     partial.replace(path)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rftstream.threads import thread_limits
+
 _PR_SET_PDEATHSIG = 1
 
 WORKER_ENTRY = "rftstream.commands:main"
@@ -25,47 +27,60 @@ WORKER_ENTRY = "rftstream.commands:main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCommand:
-    """One worker to start: `rftstream` with these arguments."""
+    """One worker to start: `rftstream` with these arguments. The supervisor hands it to a Spawner."""
 
     process: str
     arguments: tuple[str, ...]
     log: Path
-    """Gets what it writes to stdout and stderr."""
+    """File that gets what the worker writes to stdout and stderr."""
     threads: int = 1
     preload: tuple[str, ...] = ()
-    """Modules that are slow to import and that it will need."""
+    """Modules that the worker will need and that are slow to import."""
 
 
 class Child(Protocol):
+    """A worker's process, as its supervisor sees it. A Spawner makes it; the supervisor polls it until it has ended."""
+
     @property
     def pid(self) -> int | None:
-        """None while it is on its way."""
+        """Return the process id, or None while the process is on its way."""
 
     def poll(self) -> int | None:
-        """None while it runs; then its exit code, or minus the signal that killed it."""
+        """Return None while the process runs; then its exit code, or minus the signal that killed it."""
 
     def send(self, signum: int) -> None:
-        """To the worker alone; nothing if it has ended."""
+        """Send a signal to the worker alone. Do nothing if it has ended."""
 
 
 class Spawner(Protocol):
-    def spawn(self, command: WorkerCommand) -> Child: ...
+    """Starts processes of workers. The supervisor calls `warm` first, `spawn` for each worker, and `close` at last."""
+
+    def warm(self) -> None:
+        """Get ready for the first worker, and return at once."""
+
+    def spawn(self, command: WorkerCommand) -> Child:
+        """Start a worker. Make its log file and the folder of it if they are missing."""
 
     def close(self) -> None:
-        """Ends what is left of it."""
+        """End what is left of the spawner."""
 
 
 def rftstream_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command line that runs `rftstream` with these arguments."""
     return [sys.executable, "-m", "rftstream", *arguments]
 
 
 class PlainSpawner:
-    """Every worker is an interpreter of its own."""
+    """A Spawner that starts each worker as an interpreter of its own."""
 
     def __init__(self, command: Callable[[Sequence[str]], list[str]] = rftstream_command) -> None:
         self._command = command
 
+    def warm(self) -> None:
+        """Do nothing: there is nothing to get ready."""
+
     def spawn(self, command: WorkerCommand) -> Child:
+        """Start an interpreter for the worker."""
         command.log.parent.mkdir(parents=True, exist_ok=True)
         with command.log.open("ab") as log:
             process = subprocess.Popen(
@@ -79,54 +94,47 @@ class PlainSpawner:
         return PlainChild(process)
 
     def close(self) -> None:
-        pass
+        """Do nothing: there is no process besides the workers."""
 
 
 class PlainChild:
+    """A Child that is an interpreter of its own. `PlainSpawner` makes it."""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     @property
     def pid(self) -> int | None:
+        """Return the process id."""
         return self._process.pid
 
     def poll(self) -> int | None:
+        """Return the exit code or None, and end the rest of the group once the process has ended."""
         if self._process.returncode is None and has_ended(self._process.pid):
             end_group(self._process.pid)
         return self._process.poll()
 
     def send(self, signum: int) -> None:
+        """Send a signal to the process, unless it has ended."""
         if self._process.returncode is None:
             self._process.send_signal(signum)
 
 
-def thread_limits(threads: int) -> dict[str, str]:
-    """Environment that limits array libraries which are not loaded yet."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-    return dict.fromkeys(names, str(threads)) | {"TOKENIZERS_PARALLELISM": "false"}
-
-
-def limit_threads(threads: int) -> None:
-    """Of array libraries in this process, loaded or not."""
-    os.environ.update(thread_limits(threads))
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(threads)
-
-
 def die_with_parent(parent: int) -> None:
-    """Ends this process when `parent` is gone: by the kernel where it can (Linux); else see `is_orphan`."""
+    """End this process when `parent` is gone. The kernel does so where it can (Linux); elsewhere see `is_orphan`."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if is_orphan(parent):  # it died before the kernel was told
+    if is_orphan(parent):  # the parent died before the kernel was told
         os._exit(1)
 
 
 def is_orphan(parent: int | None) -> bool:
+    """Return whether `parent` is given and is no longer the parent of this process."""
     return parent is not None and os.getppid() != parent
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended; it stays a zombie, so that its pid and group are still its own."""
+    """Return whether a child has ended. The child stays a zombie, so that its pid and group are still its own."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -134,18 +142,19 @@ def has_ended(pid: int) -> bool:
 
 
 def end_group(leader: int) -> None:
-    """Kills what a worker left behind."""
+    """Kill all processes that a worker left behind in its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Nothing if the process is gone."""
+    """Send a signal to a process. Do nothing if the process is gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def describe_exit(code: int) -> str:
+    """Return an exit code in words, with the name of the signal if there was one."""
     if code >= 0:
         return f"exit {code}"
     try:

@@ -12,13 +12,12 @@ from typing import Any, TextIO
 
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.config import loader
-from rftstream.config.part_names import check_part_names
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.launch.host import add_import_paths
-from rftstream.launch.session import RunResult
+from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.models.folder import prepare_model
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
 from rftstream.replay.recorded import read_recorded, settings_of
@@ -27,6 +26,7 @@ from rftstream.runs.folder import (
     OpenRun,
     RunFolder,
     create_log,
+    lies_in_folder,
     names_on_log,
     open_store,
     open_transport,
@@ -58,37 +58,39 @@ CHANGEABLE = (
     "run.stop_reward",
     "run.stop_reward_over",
 )
-"""Sections and settings that do not tell how the data came to be."""
+"""Sections and settings that a replay may change, since the data does not depend on them."""
 FIXED = ("trainer.shares", "transport.partitions")
-"""Of these, all the same, how the data lies on the log."""
+"""Settings of these sections that stay all the same, since they say how the data lies on the log."""
 
 
 TRAINED_BY = ("trainer.", "stages.", "algorithms.", "backends.", "run.steps ")
 """Settings on which the weights depend; a resume may have changed them in between."""
 OF_TASKSET = re.compile(r"tasksets\.[a-z0-9_-]+\.algorithm\b")
-"""Beside them, which a replay may change, too: how a taskset is learned from."""
+"""Setting of a taskset that a replay may change, too: how the taskset is learned from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a replay into a new run would do."""
+    """What a replay into a new run would do. `Replay.plan` makes it; the command shows it."""
 
     run: str
-    """Folder of the run whose batches they are."""
+    """Folder of the run whose batches are trained."""
     run_dir: str
     first: int
-    """Version that it begins with: its weights, optimizer and schedule as they were recorded."""
+    """Version that the replay begins with: its weights, optimizer and schedule as they were recorded."""
     last: int
     num_batches: int
     num_groups: int
     num_rollouts: int
     changed: tuple[str, ...]
-    """`key before -> after`."""
+    """One line for each changed setting, as `key before -> after`."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict."""
         return asdict(self)
 
     def to_text(self) -> str:
+        """Return the plan as lines for a person."""
         begins = f"version {self.first}" if self.first else "the model"
         groups = f"{self.num_groups:,} groups, {self.num_rollouts:,} rollouts"
         lines = [
@@ -100,7 +102,11 @@ class Plan:
 
 
 class Replay:
-    """A replay of a run into a folder, checked: ConfigError if it cannot be done as asked."""
+    """A replay of a run's batches into a folder. The command makes it, shows `plan`, and calls `prepare` and then
+    `train`.
+
+    The constructor checks everything: ConfigError if the replay cannot be done as asked.
+    """
 
     def __init__(
         self, source: OpenRun, into: Path, *, sets: Sequence[str] = (), first: int = 0, last: int | None = None
@@ -110,7 +116,7 @@ class Replay:
         self._recorded = read_recorded(Log(source.transport))
         begun = self._begun(sets)
         if last is None and begun is not None:
-            last = (begun.run.imported_versions or (0, None))[1]  # of a run that is live there may be more by now
+            last = (begun.run.imported_versions or (0, None))[1]  # a live run may have more by now
         last = check_versions(source.run_id, self._recorded, first, last)
         if first == last:
             raise ConfigError(
@@ -123,6 +129,7 @@ class Replay:
 
     @property
     def plan(self) -> Plan:
+        """Return what the replay would do."""
         extent = self._extent
         return Plan(
             run=str(self._source.folder.path),
@@ -136,7 +143,8 @@ class Replay:
         )
 
     def _changed(self) -> tuple[str, ...]:
-        """Against what each trainer of these batches worked by, and for the rest against what the run has now."""
+        """Return the changed settings. What each trainer of these batches worked by is compared with the new settings,
+        and the other settings of the run as they are now."""
         now = self._source.config
         lines = [line for line in differences(self._source, self.config) if not _trained_by(line)]
         versions = range(self._extent.first + 1, self._extent.last + 1)
@@ -151,7 +159,7 @@ class Replay:
         fixed = [f"run.imported_versions=[{first}, {last}]", "verifier.count=0"]
         ended = read_control(self._source.transport).ended
         if ended is not None and ended.batches is not None and self._source.config.run.steps is None:
-            fixed.append(f"run.steps={ended.batches}")  # which rates depend on; its trainers were told so by the feeder
+            fixed.append(f"run.steps={ended.batches}")  # rates depend on it; the feeder told the trainers so
         config = derive_config(self._source, self._folder, [*sets, *fixed])
         keys = {line.partition(" ")[0] for line in differences(self._source, config)}
         keys |= {one.partition("=")[0] for one in sets} & set(OWN)
@@ -174,8 +182,7 @@ class Replay:
             raise ConfigError(
                 f"run.steps: got {config.steps}, expected more than the {first} versions that it begins with"
             )
-        add_import_paths(config)
-        check_part_names(config)
+        plan(config, Purpose.build)
         # so that what is wrong with them is said before anything is copied
         if any(key.startswith(("trainer.backend", "backends.")) for key in keys):
             config.build_part("backend", config.trainer.backend)
@@ -184,7 +191,8 @@ class Replay:
         return config
 
     def _begun(self, sets: Sequence[str]) -> RunConfig | None:
-        """What the new run was begun with, if that was before. ConfigError if the folder, or the log, is another's."""
+        """Return the config that the new run was begun with, or None if it is new. ConfigError if the folder or the log
+        is another's."""
         begun = None
         with _opened(derive_config(self._source, self._folder, sets), self._folder, create=False) as transport:
             manifest = read_control(transport).manifest if transport is not None else None
@@ -204,7 +212,7 @@ class Replay:
     # ------------------------------------------------------------------------------------------ doing it
 
     def prepare(self, say: Say, report: Report = lambda version, last, different: None) -> None:
-        """The new run, ready to be trained. Done again after a crash it goes on where it was."""
+        """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
         folder, config = self._folder, self.config
         with folder.held():
             if folder.exists():
@@ -235,11 +243,11 @@ class Replay:
             write_config(config, folder)
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
-        """What `rftstream resume` does with it; of one that has ended, how it ended."""
+        """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""
         return resume_if_incomplete(self._folder.path, progress=progress, stream=stream)
 
     def _fill(self, folder: Path, say: Say, report: Report) -> None:
-        """The state of the first version, which may have to be trained again from an older checkpoint."""
+        """Write the state of the first version. The state may have to be trained again from an older checkpoint."""
         found = save_state(self._source, self._recorded, self._extent.first, folder, report)
         if not found.complete:
             raise ConfigError(found.to_text())
@@ -267,8 +275,8 @@ def _check_same(begun: RunConfig, config: RunConfig, folder: RunFolder) -> None:
 
 @contextmanager
 def _opened(config: RunConfig, folder: RunFolder, *, create: bool) -> Iterator[Transport | None]:
-    """None: there is no log yet."""
-    is_there = folder.log.exists() if config.transport.kind == "embedded" else folder.run_id in names_on_log(config)
+    """Open the transport. Yield None if there is no log yet."""
+    is_there = folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config)
     if not create and not is_there:
         yield None
         return

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rftstream.clock import SystemClock
-from rftstream.config.part_names import check_part_names
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.launch.host import add_import_paths
 from rftstream.models.folder import prepare_model
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.create import write_config
@@ -27,12 +26,13 @@ SAY_EVERY_S = 5.0
 
 
 def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (), say: Say) -> OpenRun:
-    """The new run, all of its rollouts scored. Done again after a crash, it goes on where it was; with nothing left to
-    do it does nothing."""
+    """Return the new run, with all of its rollouts scored.
+
+    After a crash, a second call goes on where the first one was. If nothing is left to do, it does nothing.
+    """
     folder = RunFolder(into.resolve())
     config = _config(source, folder, reward, sets)
-    add_import_paths(config)
-    check_part_names(config)
+    plan(config, Purpose.build)
     for name, section in config.tasksets.items():  # before anything is made
         build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
     if not folder.exists():
@@ -59,7 +59,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
 
 
 def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]) -> RunConfig:
-    """The source's with the new reward."""
+    """Return the source's config, with the new reward."""
     if source.config.without_tasks:
         raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with rollouts to score")
     rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
@@ -73,7 +73,7 @@ def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]
 
 
 def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> None:
-    """ConfigError if the folder is another run, or was begun with another reward."""
+    """Raise ConfigError if the folder is another run, or was begun with another reward."""
     shown = shown_path(folder.path)
     if existing.run.imported_from != config.run.imported_from:
         raise ConfigError(f"--into {shown}: is another run, expected a new folder or one that this command began")
@@ -86,7 +86,7 @@ def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> No
 
 
 def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:
-    """A verifier of the new run, until all rollouts are done."""
+    """Run a verifier of the new run, until all rollouts are done."""
     total = sum(transport.admin.lag(VERIFIER.name, "rollouts").values())
     if not total:
         return
@@ -94,7 +94,6 @@ def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say)
     service = build_service(
         VERIFIER.name, config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore"
     )
-    service.start()
     say_at = time.monotonic() + SAY_EVERY_S
     try:
         while not service.done:

@@ -1,26 +1,23 @@
-"""One stretch of a run: from the start of its processes here to the end of the last of them, under the run's lock."""
+"""One session of a run: from the start of its processes here to the end of the last of them, under the run's lock."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
 from rftstream.config.loader import to_dict
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
-from rftstream.launch import zygote
 from rftstream.launch.logging import TextFormatter
-from rftstream.launch.processes import PlainSpawner, Spawner
+from rftstream.launch.processes import Spawner
 from rftstream.launch.progress import Onlooker, ProgressView, open_progress
-from rftstream.launch.supervisor import Failure, Supervisor, worker_commands
+from rftstream.launch.result import RunResult, result_of
+from rftstream.launch.supervisor import Failure, Supervisor, default_spawner, worker_commands
 from rftstream.launch.targets import Targets
 from rftstream.launch.watch import Watch
 from rftstream.models.folder import prepare_model
@@ -28,7 +25,7 @@ from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.runs.create import begin, discard
 from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
-from rftstream.runs.folder import RunFolder, open_transport, shown_path
+from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.observer import Observer
 from rftstream.service.control_view import ControlView
@@ -38,67 +35,15 @@ from rftstream.transport.base import Transport
 
 LOOK_EVERY_S = 0.1
 DEADLINE_S = 35.0
-"""For all to leave; a little more than each of them takes by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    run_dir: Path
-    steps: int
-    """Trained in all, before a resume too."""
-    version: int
-    reward_first: float | None
-    """Mean over the first tenth of the steps; None if nothing was scored."""
-    reward_last: float | None
-    wall_s: float
-    """Of this command, the start of the processes included."""
-    reason: str
-    """steps, hours, reward, taskset, ...; interrupted, failed."""
-    exit_code: int = 0
-    final: Path | None = None
-    """The trained model, an ordinary Hugging Face model folder."""
-    error: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-
-    def summary(self) -> str:
-        """For people."""
-        folder = shown_path(self.run_dir)
-        lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
-        if self.reward_first is not None and self.reward_last is not None:
-            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
-        if self.final is not None:
-            lines.append(f"the model is in {shown_path(self.final)}")
-        if not RunFolder(self.run_dir).exists():
-            lines.append(f"nothing was begun; the logs are in {folder}/logs")
-        elif self.reason == "interrupted" or self.exit_code:
-            lines.append(f"go on with: rftstream resume {folder}")
-        else:
-            lines.append(f"look closer with: rftstream audit {folder}")
-        return "\n".join(lines)
-
-
-def result_of(
-    folder: RunFolder, observer: Observer, reason: str, exit_code: int, began: float, error: str | None = None
-) -> RunResult:
-    """As the log says."""
-    curve, finished = observer.curve, observer.control.finished
-    return RunResult(
-        run_dir=folder.path,
-        steps=curve.num_steps,
-        version=curve.version,
-        reward_first=curve.reward_first(),
-        reward_last=curve.reward_last(),
-        wall_s=round(time.monotonic() - began, 3),
-        reason=reason,
-        exit_code=exit_code,
-        final=folder.final if finished is not None and folder.final.is_dir() else None,
-        error=error,
-    )
+"""Seconds for all workers to leave; a little more than each of them takes by itself."""
 
 
 class RunSession:
+    """The time from the start of a run's processes here to the end of the last of them.
+
+    A function of `start` holds the run's lock, makes one, and calls `run` once.
+    """
+
     def __init__(
         self,
         config: RunConfig,
@@ -116,19 +61,22 @@ class RunSession:
         self._began = began
         self._progress: ProgressView | None = None
         self._trackers: list[Tracker] | None = None
-        """None until the log says which run it is."""
+        """The run's trackers. None until the log says which run it is."""
         self._untold: list[StepRecord | EvalResult] = []
         self._interrupts = 0
         self._signal = ""
-        """The newest of those."""
+        """Name of the newest signal that interrupted."""
         self._is_answered = False
         self._notes = notes_file(folder)
         self._stream = cast(TextIO, Onlooker(stream, self._unshown))
-        self._spawner = spawner or self._default_spawner()
+        self._spawner = spawner
 
-    def run(self, *, new: bool) -> RunResult:
+    def run(self, *, new: bool, notes: Sequence[str] = ()) -> RunResult:
+        """See the run to the end of its last process here. `notes` are shown before all else."""
         try:
             with noting_failure(self._notes):
+                for text in notes:
+                    self.note(text)
                 result = self._run(new=new)
             by = {"interrupted": self._signal, "failed": "error"}.get(result.reason, result.reason)
             note_ending(self._notes, by, result.error)
@@ -139,37 +87,27 @@ class RunSession:
 
     def _run(self, *, new: bool) -> RunResult:
         transport: Transport | None = None
+        spawner = self._spawner or default_spawner(self._folder.logs, self.note)
+        supervisor = Supervisor(spawner, report=self.note, deadline_s=self._deadline_s)
         try:
-            if isinstance(self._spawner, zygote.ZygoteSpawner):
-                self._spawner.warm()  # it imports while we prepare
             if new:
                 fetch_initial(self._config, self._folder.model)
             model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
             transport = open_transport(self._config, self._folder, create=new)
             if new:
                 begin(transport, self._config, self._folder, say=self.note)
-            result = self._supervise(transport, model)
+            commands = worker_commands(self._config, self._folder, model.folder)
+            supervisor.start(commands, lock_holder=_lock_holder(transport))
+            result = self._see_to_its_end(supervisor, transport, model)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 discard(self._folder, transport)
             return result
         finally:
-            self._spawner.close()
+            supervisor.close()
             if transport is not None:
                 transport.close()
 
-    def _default_spawner(self) -> Spawner:
-        if zygote.is_supported():
-            return zygote.ZygoteSpawner(self._folder.logs / "zygote.log", report=self.note)
-        return PlainSpawner()
-
-    def _supervise(self, transport: Transport, model: ModelSpec) -> RunResult:
-        supervisor = Supervisor(
-            worker_commands(self._config, self._folder, model.folder),
-            self._spawner,
-            report=self.note,
-            deadline_s=self._deadline_s,
-            lock_holder=_lock_holder(transport),
-        )
+    def _see_to_its_end(self, supervisor: Supervisor, transport: Transport, model: ModelSpec) -> RunResult:
         observer = Observer(transport)
         renderer = open_renderer(model) if is_light(model) else None
         watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder, renderer=renderer)
@@ -197,7 +135,8 @@ class RunSession:
         return self._result(observer, supervisor.failure)
 
     def _track(self, news: Sequence[StepRecord | EvalResult], control: ControlView) -> None:
-        """A tracker that fails is given up: the log has it all, and showing it must not end a run."""
+        """Hand the news to the trackers. A tracker that fails is given up: the log has everything, and showing it must
+        not end a run."""
         self._untold += news
         if self._trackers is None:
             if control.manifest is None:
@@ -248,7 +187,7 @@ class RunSession:
         return ("interrupted", 0 if self._interrupts == 1 else 1) if self._interrupts else ("left", 1)
 
     def note(self, text: str) -> None:
-        """To logs/run.log and to whoever watches."""
+        """Write a line to logs/run.log and show it to whoever watches."""
         self._notes.warning(text)
         if self._progress is not None:
             self._progress.note(text)
@@ -262,8 +201,11 @@ class RunSession:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Counts ctrl-C and its like; in another thread than the main one nothing is caught. One that comes before
-        the first was answered is the same one: who started this process passes it on to it, too (uv run, timeout)."""
+        """Count ctrl-C and similar signals. In another thread than the main one nothing is caught.
+
+        A signal that comes before the first was answered counts as the same one: the program that started this process
+        passes it on, too (uv run, timeout).
+        """
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
             self._interrupts = 2 if self._is_answered else 1
@@ -284,7 +226,7 @@ class RunSession:
 
 
 def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
-    """Asks an embedded log which process holds its write lock."""
+    """Return a function that asks an embedded log which process holds its write lock, or None for other logs."""
     ask = getattr(transport, "lock_holder", None)
     if ask is None:
         return None
@@ -297,7 +239,7 @@ def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
 
 
 class _QuietHandler(logging.FileHandler):
-    """On a full disk a note is shown, though it cannot be kept."""
+    """A file handler that ignores a full disk: the note is shown, though it cannot be kept."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # of opening the file
@@ -308,7 +250,7 @@ class _QuietHandler(logging.FileHandler):
 
 
 def notes_file(folder: RunFolder) -> logging.Logger:
-    """logs/run.log: what the supervisor had to say."""
+    """Return the logger of logs/run.log, which holds what the supervisor had to say."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     logger = logging.Logger("rftstream.run")  # one of each run, outside the tree that users configure
     handler = _QuietHandler(folder.logs / RUN_LOG, encoding="utf-8", delay=True)

@@ -17,19 +17,19 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, RunFinished, RunState
 from rftstream.contracts.records import NewRecord
 from rftstream.errors import ConfigError
-from rftstream.launch.host import add_import_paths
 from rftstream.launch.processes import Spawner
-from rftstream.launch.session import DEADLINE_S, RunResult, RunSession, result_of
+from rftstream.launch.result import RunResult, result_of
+from rftstream.launch.session import DEADLINE_S, RunSession
 from rftstream.models.folder import prepare_model
 from rftstream.models.made import make_as_recorded
-from rftstream.preflight import readiness
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
+from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.runs.create import begin, say_aside, write_config
 from rftstream.runs.folder import RunFolder, find_run, open_store, open_transport, read_config, shown_path
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import load_experts
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
-from rftstream.runs.modules import changes_of_modules, hidden_modules, write_modules
+from rftstream.runs.modules import changes_of_modules, write_modules
 from rftstream.runs.observer import Observer
 from rftstream.runs.roll_back import roll_back
 from rftstream.service.control_view import read_control
@@ -54,31 +54,24 @@ def run(
     began = time.monotonic()
     if not isinstance(config, RunConfig):
         config = loader.load([config])
-    add_import_paths(config)
-    readiness.require(config)
-    if config.run.imported_from is not None:
-        raise ConfigError(
-            "run.imported_from: is for `rftstream rescore` and `replay --into`, expected none in a run file"
-        )
-    given = Path(run_dir) if run_dir is not None else None
+    planned = plan(config, Purpose.begin, run_dir=run_dir)
     if config.run.resume != "never":
-        newest = newest_folder(config, given)
+        newest = newest_folder(config, planned.run_dir)
         found = run_state(config, newest)
         if found == "ended" and config.run.resume == "auto" and (done := _complete(config, newest, began)) is not None:
             return done
         if found != "none":
             before = read_config(newest) if newest.exists() else config
-            return _go_on(newest, before, config, progress, stream, deadline_s, spawner, began)
-    folder = choose_folder(config, given)
+            return _go_on(newest, before, planned, progress, stream, deadline_s, spawner, began)
+    folder = choose_folder(config, planned.run_dir)
     with folder.held():
         if folder.exists():
             raise ConfigError(f"{folder.path}: another run was started there just now; try again")
+        notes = list(planned.notes)
+        if planned.run_dir is None and folder.run_id != config.run.name:
+            notes.insert(0, f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
         session = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
-        if given is None and folder.run_id != config.run.name:
-            session.note(f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
-        for line in hidden_modules(config):
-            session.note(line)
-        return session.run(new=True)
+        return session.run(new=True, notes=notes)
 
 
 def resume(
@@ -94,10 +87,9 @@ def resume(
     began = time.monotonic()
     folder, before = find_run(run)
     config = read_config(folder, sets) if folder.exists() else loader.load([run], sets=sets)
-    add_import_paths(config)
-    readiness.require(config)
+    planned = plan(config, Purpose.resume)
     notes = not_taken(Path(run), config, sets) if folder.exists() else []
-    return _go_on(folder, before, config, progress, stream, deadline_s, spawner, began, notes)
+    return _go_on(folder, before, planned, progress, stream, deadline_s, spawner, began, notes)
 
 
 def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
@@ -125,7 +117,7 @@ def resume_if_incomplete(run: str | Path, *, progress: str = "auto", stream: Tex
 def _go_on(
     folder: RunFolder,
     before: RunConfig,
-    config: RunConfig,
+    planned: RunPlan,
     progress: str,
     stream: TextIO | None,
     deadline_s: float,
@@ -133,7 +125,8 @@ def _go_on(
     began: float,
     notes: Sequence[str] = (),
 ) -> RunResult:
-    """Go on with a run that is there already. `config.run.resume` may name a version to go back to, once."""
+    """Go on with a run that is there already. `run.resume` may name a version to go back to, once."""
+    config = planned.config
     version = config.run.resume if isinstance(config.run.resume, int) else None
     if version is not None:
         kept = before.run.resume if isinstance(before.run.resume, str) else "never"
@@ -150,12 +143,9 @@ def _go_on(
         ]
         write_modules(config, folder)
         write_config(config, folder)
+        back = [] if version is None else [f"goes on from version {version}"]
         session = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
-        for line in (*notes, *changed, *hidden_modules(config)):
-            session.note(line)
-        if version is not None:
-            session.note(f"goes on from version {version}")
-        return session.run(new=False)
+        return session.run(new=False, notes=[*notes, *changed, *planned.notes, *back])
 
 
 def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:
@@ -182,14 +172,12 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
     The newest run is taken as it is if it has not ended, so that a system can do this at each of its starts."""
     if not isinstance(config, RunConfig):
         config = loader.load([config])
-    add_import_paths(config)
-    readiness.require(config, here=False)
-    given = Path(run_dir) if run_dir is not None else None
-    newest = newest_folder(config, given)
+    planned = plan(config, Purpose.make, run_dir=run_dir)
+    newest = newest_folder(config, planned.run_dir)
     found = run_state(config, newest)
     if newest.is_live() or found == "begun":
         return newest, False
-    folder = folder_after(config, newest, given) if found == "ended" else newest
+    folder = folder_after(config, newest, planned.run_dir) if found == "ended" else newest
     with folder.held():
         if folder.exists():
             return folder, False

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.config import registry
+from rftstream.config.part_specs import ARCHITECTURE
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ENDS_THE_RUN
 from rftstream.launch import logging as logs
+from rftstream.launch import zygote
 from rftstream.launch.processes import (
     Child,
+    PlainSpawner,
     Spawner,
     WorkerCommand,
     describe_exit,
@@ -36,27 +39,17 @@ from rftstream.service.role_spec import RoleKind, RoleSpec
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 60.0
-"""Alive for so long, a process starts afresh with the shortest pause."""
+"""Seconds alive after which a process that dies is started again with the shortest pause."""
 MAX_CRASHES = 10
-"""Of one process in a row, without a step of the run in between; then the run ends."""
+"""Crashes of one process in a row, without a step of the run in between, after which the run ends."""
 STOPPED_HOLDER_S = 10.0
-"""A stopped process that holds the write lock of the log blocks everybody; past this it is ended."""
+"""Seconds after which a stopped process is ended if it holds the write lock of the log, which blocks everybody."""
 LOOK_EVERY_S = 1.0
-
-IMPORTED_LATER = {
-    "hf": ("transformers.models.auto.modeling_auto", "rftstream.policies.attention", "rftstream.policies.batch"),
-    "torch": (
-        "transformers.models.auto.modeling_auto",
-        "rftstream.backends.torch.critic",
-        "rftstream.backends.torch.lora",
-    ),
-}
-"""Part -> what is imported when it is built: its module is light, since others ask it for its settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the run could not go on."""
+    """Why the run could not go on. A Supervisor makes it."""
 
     exit_code: int
     text: str
@@ -64,63 +57,85 @@ class Failure:
 
 @dataclass(slots=True)
 class Slot:
-    """One worker that there should be, and the process that is it now."""
+    """A worker that the run should have, with its process of the moment. A Supervisor makes and changes it."""
 
     role: str
     command: WorkerCommand
     child: Child | None = None
     state: str = "to start"
-    """to start, running, left, fenced, failed."""
+    """One of: to start, running, left, fenced, failed, killed."""
     start_at: float = 0.0
     started_at: float = 0.0
     restarts: int = 0
     pauses: int = 0
     crashes: int = 0
     log_offset: int = 0
-    """Where the log of this process begins in its file."""
+    """Byte of the log file at which this process's part begins."""
 
     @property
     def process(self) -> str:
+        """Return the name of the worker's process."""
         return self.command.process
 
 
 class Supervisor:
+    """The workers of a run on this machine, from their first start until the last of them has left.
+
+    A session makes it first of all, so that the spawner gets ready while model and log are made. `start` tells it the
+    workers. From then on the session calls `poll` until `all_left`. It calls `stop` or `kill` in between if somebody
+    wants an end, and `close` at last.
+    """
+
     def __init__(
         self,
-        commands: Iterable[tuple[str, WorkerCommand]],
         spawner: Spawner,
         *,
         report: Callable[[str], None],
         deadline_s: float = 30.0,
-        lock_holder: Callable[[], int | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.slots = [Slot(role, command) for role, command in commands]
+        self.slots: list[Slot] = []
         self.failure: Failure | None = None
         self.killed = False
         self._spawner = spawner
         self._report = report
         self._deadline_s = deadline_s
-        self._lock_holder = lock_holder
         self._clock = clock
         self._control = ControlView()
         self._version = 0
-        self._troubles = {slot.process: logs.Troubles(slot.command.log, clock=clock) for slot in self.slots}
+        self._troubles: dict[str, logs.Troubles] = {}
         self._stop_by: float | None = None
         self._leave_by: float | None = None
-        self._stopped_holder: tuple[int, float] | None = None
+        self._stopped_holder: StoppedHolder | None = None
         self._look_at = 0.0
+        spawner.warm()
+
+    def start(
+        self,
+        commands: Iterable[tuple[str, WorkerCommand]],
+        *,
+        lock_holder: Callable[[], int | None] | None = None,
+    ) -> None:
+        """Take over these workers, with their role; the next `poll` starts their processes.
+
+        `lock_holder` asks which process holds the write lock of the log."""
+        self.slots = [Slot(role, command) for role, command in commands]
+        self._troubles = {slot.process: logs.Troubles(slot.command.log, clock=self._clock) for slot in self.slots}
+        if lock_holder is not None:
+            self._stopped_holder = StoppedHolder(lock_holder, self._report)
 
     @property
     def all_left(self) -> bool:
+        """Return whether no worker runs and none is to be started again."""
         return all(slot.child is None and slot.state not in ("to start", "fenced") for slot in self.slots)
 
     @property
     def stopping(self) -> bool:
+        """Return whether the workers were told to leave."""
         return self._stop_by is not None
 
     def poll(self, control: ControlView, version: int) -> None:
-        """One look at everything, given what the log says. Never waits."""
+        """Look at all workers once, given what the log says, and start or end what is due. Never waits."""
         now = self._clock()
         self._control = control
         if version > self._version:
@@ -131,22 +146,31 @@ class Supervisor:
             self._look_at_slot(slot, now)
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
-            self._end_stopped_holder(now)
-            self._pass_troubles_on()
+            if self._stopped_holder is not None:
+                self._stopped_holder.look(now)
+            for slot in self.slots:  # a run that stands still says why
+                for text in self._troubles[slot.process].new():
+                    self._report(f"{slot.process}: {text}")
         self._keep_deadlines(now)
 
     def stop(self) -> None:
-        """Everybody finishes what is in hand and leaves; who has not left after the deadline is ended."""
+        """Tell all workers to finish what they have in hand and leave. Those that are still there after the deadline
+        are ended."""
         if self._stop_by is None:
             self._stop_by = self._clock() + self._deadline_s
             self._signal_all(signal.SIGTERM)
 
     def kill(self) -> None:
+        """Kill all workers at once."""
         self.killed = True
         self._stop_by = self._clock()
         for slot in self.slots:
             slot.state = "killed" if slot.child is not None else slot.state
         self._signal_all(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End what is left of the spawner, and its workers with it."""
+        self._spawner.close()
 
     # ------------------------------------------------------------------------------------------ one worker
 
@@ -159,12 +183,12 @@ class Supervisor:
         elif slot.state == "to start" and self._nobody_is_needed(slot):
             slot.state = "left"
         elif slot.state == "to start" and now >= slot.start_at:
-            self._start(slot, now)
+            self._spawn(slot, now)
         elif slot.state == "fenced" and now >= slot.start_at:
             slot.start_at = now + LOOK_EVERY_S
             self._look_at_successor(slot, now)
 
-    def _start(self, slot: Slot, now: float) -> None:
+    def _spawn(self, slot: Slot, now: float) -> None:
         log = slot.command.log
         slot.log_offset = log.stat().st_size if log.exists() else 0
         slot.child = self._spawner.spawn(slot.command)
@@ -186,7 +210,7 @@ class Supervisor:
             self._start_again(slot, code, now)
 
     def _may_leave(self, slot: Slot) -> bool:
-        """Whether an exit 0 is in order."""
+        """Return whether the worker may leave with exit 0."""
         if self._control.finished is not None or self._control.ended is not None:
             return True
         if role_spec(slot.role).kind is not RoleKind.single:
@@ -218,7 +242,8 @@ class Supervisor:
         return self.stopping or (self._control.finished is not None and not role_spec(slot.role).outlives_the_run)
 
     def _look_at_successor(self, slot: Slot, now: float) -> None:
-        """Of a role that another took over. When the run is finished, that one may still be at its last work."""
+        """Look after a role that another process took over. When the run is finished, that process may still do its
+        last work."""
         claim = self._control.claims.get(slot.role)
         if claim is not None and claim.host != socket.gethostname():
             slot.state = "left" if self._control.finished is not None else slot.state
@@ -254,7 +279,7 @@ class Supervisor:
                     self._end_late(slot, True)
 
     def _end_late(self, slot: Slot, for_good: bool) -> None:
-        """Asked, and after another deadline no more."""
+        """End a worker that leaves too late: ask it first, and kill it after another deadline."""
         state = "killed" if for_good else "asked to leave"
         if slot.child is not None and slot.state != state:
             slot.state = state
@@ -268,32 +293,44 @@ class Supervisor:
             elif slot.state in ("to start", "fenced"):
                 slot.state = "left"
 
-    def _pass_troubles_on(self) -> None:
-        """Warnings in the logs of workers: a run that stands still says why."""
-        for slot in self.slots:
-            for text in self._troubles[slot.process].new():
-                self._report(f"{slot.process}: {text}")
 
-    def _end_stopped_holder(self, now: float) -> None:
-        pid = self._lock_holder() if self._lock_holder is not None else None
+class StoppedHolder:
+    """Ends a stopped process that holds the write lock of the log. The supervisor calls `look` every second."""
+
+    def __init__(self, ask: Callable[[], int | None], report: Callable[[str], None]) -> None:
+        self._ask = ask
+        self._report = report
+        self._seen: tuple[int, float] | None = None
+        """The process that was stopped at the last look, and the time since when."""
+
+    def look(self, now: float) -> None:
+        """Look at the holder once, and kill it if it has been stopped for STOPPED_HOLDER_S."""
+        pid = self._ask()
         if pid is None or process_state(pid) != "T":
-            self._stopped_holder = None
-        elif self._stopped_holder is None or self._stopped_holder[0] != pid:
-            self._stopped_holder = (pid, now)
-        elif now - self._stopped_holder[1] >= STOPPED_HOLDER_S:
+            self._seen = None
+        elif self._seen is None or self._seen[0] != pid:
+            self._seen = (pid, now)
+        elif now - self._seen[1] >= STOPPED_HOLDER_S:
             self._report(
                 f"process {pid} has been stopped (SIGSTOP or ctrl-Z) for {STOPPED_HOLDER_S:g} s while it held the "
                 "write lock of the log, which blocks everybody: killed; what it had begun is rolled back"
             )
-            self._stopped_holder = None
+            self._seen = None
             send_signal(pid, signal.SIGKILL)
 
 
 # ------------------------------------------------------------------------------------------------ what to start
 
 
+def default_spawner(logs_folder: Path, report: Callable[[str], None]) -> Spawner:
+    """Return the spawner that forks workers if the system can, else one that starts an interpreter for each."""
+    if zygote.is_supported():
+        return zygote.ZygoteSpawner(logs_folder / "zygote.log", report=report)
+    return PlainSpawner()
+
+
 def worker_commands(config: RunConfig, folder: RunFolder, model: Path | None = None) -> list[tuple[str, WorkerCommand]]:
-    """The workers of a run on this machine, with their role: those that are quick to start first."""
+    """Return the workers of a run on this machine, each with its role. Those that start quickly come first."""
     specs = sorted(role_specs(), key=lambda spec: bool(spec.parts(config)))
     return [
         (spec.name, _worker_command(config, folder, spec, index, model))
@@ -330,19 +367,19 @@ def _worker_command(
 
 
 def _preload(config: RunConfig, spec: RoleSpec, model: Path | None) -> tuple[str, ...]:
-    """Modules of built-in parts that are slow to import."""
-    parts = (("transport", config.transport.kind), *spec.parts(config))
-    modules = [registry.table(kind)[name].partition(":")[0] for kind, name in parts if name in registry.table(kind)]
-    if any(name in ("hf", "vllm", "torch") for _, name in parts):
-        modules += ["torch", "transformers", *_architecture(model)]
-    modules += [module for _, name in parts for module in IMPORTED_LATER.get(name, ())]
+    """Return the modules of built-in parts that are slow to import."""
+    named = (("transport", config.transport.kind), *spec.parts(config))
+    parts = [registry.table(kind)[name] for kind, name in named if name in registry.table(kind)]
+    modules = [part.path.partition(":")[0] for part in parts]
+    for module in (module for part in parts for module in part.preload):
+        modules += _architecture(model) if module == ARCHITECTURE else [module]
     return (spec.build.partition(":")[0], *modules)
 
 
-def _architecture(model: Path | None) -> tuple[str, ...]:
-    """The module of transformers that the model needs."""
+def _architecture(model: Path | None) -> list[str]:
+    """Return the module of transformers that the model needs, as a list."""
     try:
         kind = json.loads((model / "config.json").read_text(encoding="utf-8"))["model_type"] if model else None
     except (OSError, ValueError, KeyError, TypeError):
         kind = None
-    return (f"transformers.models.{kind}.modeling_{kind}",) if kind else ()
+    return [ARCHITECTURE.format(kind=kind)] if kind else []

@@ -33,10 +33,9 @@ from rftstream.launch.processes import (
     WorkerCommand,
     die_with_parent,
     end_group,
-    limit_threads,
     send_signal,
-    thread_limits,
 )
+from rftstream.threads import limit_threads, thread_limits
 
 BASE = (
     "rftstream.commands.run",
@@ -44,21 +43,22 @@ BASE = (
     "rftstream.service.service",
     "rftstream.transport.embedded.transport",
 )
-"""What every worker needs, imported before the first fork."""
+"""Modules that every worker needs, imported before the first fork."""
 
 MAX_DEATHS = 3
-"""A zygote that died so often is not started again."""
+"""Deaths after which a zygote is not started again."""
 
 _TITLE_ROOM = "." * 800
-"""An argument of the zygote whose place in memory a worker's own command line takes, for `ps`."""
+"""An argument of the zygote. A worker's own command line takes its place in memory, for `ps`."""
 
 _PR_SET_NAME = 15
 _FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Should an import ask for GPUs, torch must not initialise CUDA for the answer: a fork could not use it then."""
+"""Environment in which an import that asks for GPUs does not make torch initialise CUDA; a fork could not use it
+then."""
 
 
 def is_supported() -> bool:
-    """Only where forking after imports is safe; macOS's frameworks are not."""
+    """Return whether forking after imports is safe here. It is on Linux; macOS's frameworks are not made for it."""
     return sys.platform == "linux"
 
 
@@ -66,7 +66,7 @@ def is_supported() -> bool:
 
 
 class ZygoteSpawner:
-    """Starts workers by a zygote, and by `fallback` where that fails."""
+    """A Spawner that forks workers from a zygote, and takes `fallback` if that fails. `default_spawner` makes it."""
 
     def __init__(
         self, log: Path, *, fallback: PlainSpawner | None = None, report: Callable[[str], None] | None = None
@@ -78,7 +78,7 @@ class ZygoteSpawner:
         self._deaths = 0
 
     def warm(self) -> None:
-        """Starts the interpreter; returns at once."""
+        """Start the zygote's interpreter, and return at once."""
         if self._zygote is not None and self._zygote.dead:
             self._deaths += 1
             self._zygote = None
@@ -86,6 +86,7 @@ class ZygoteSpawner:
             self._zygote = Zygote(self._log)
 
     def spawn(self, command: WorkerCommand) -> Child:
+        """Ask the zygote for a worker, or the fallback if there is no zygote."""
         command.log.parent.mkdir(parents=True, exist_ok=True)
         self.warm()
         if self._zygote is None:
@@ -93,18 +94,19 @@ class ZygoteSpawner:
         return ForkedChild(self._zygote, command, self._plain)
 
     def close(self) -> None:
+        """End the zygote."""
         if self._zygote is not None:
             self._zygote.close()
 
     def _plain(self, command: WorkerCommand, why: str) -> Child:
         if self._report is not None:
             self._report(f"{command.process}: started without the warm interpreter: {why}")
-        self._deaths = MAX_DEATHS  # no more of them; the one that lives is needed by its workers
+        self._deaths = MAX_DEATHS  # start no more zygotes; the living one stays, since its workers need it
         return self._fallback.spawn(command)
 
 
 class Zygote:
-    """The process, as the supervisor sees it."""
+    """The zygote's process, as the supervisor sees it. A ZygoteSpawner makes it, which starts the process."""
 
     def __init__(self, log: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -126,7 +128,7 @@ class Zygote:
         self.dead = False
 
     def ask(self, command: WorkerCommand) -> int:
-        """The number under which answers come."""
+        """Ask for a worker, and return the number under which answers come."""
         self._number += 1
         request = {
             "number": self._number,
@@ -143,7 +145,7 @@ class Zygote:
         return self._number
 
     def answer(self, number: int) -> dict[str, Any]:
-        """All that was said about a number so far."""
+        """Return all that was said about a number so far."""
         while not self.dead:
             try:
                 data = self._socket.recv(65536)
@@ -161,7 +163,7 @@ class Zygote:
         return self._answers.get(number, {})
 
     def close(self) -> None:
-        """Its end is the end of its workers: the kernel sees to that."""
+        """End the zygote. The kernel then ends its workers."""
         self._lost()
 
     def _lost(self) -> None:
@@ -172,6 +174,8 @@ class Zygote:
 
 
 class ForkedChild:
+    """A Child that a zygote forks, or that is started the plain way if the zygote refuses. A ZygoteSpawner makes it."""
+
     def __init__(self, zygote: Zygote, command: WorkerCommand, plain: Callable[[WorkerCommand, str], Child]) -> None:
         self._zygote = zygote
         self._command = command
@@ -183,12 +187,14 @@ class ForkedChild:
 
     @property
     def pid(self) -> int | None:
+        """Return the process id, or None while the process is on its way."""
         if self._plain is not None:
             return self._plain.pid
         pid: int | None = self._zygote.answer(self._number).get("pid")
         return pid
 
     def poll(self) -> int | None:
+        """Return the exit code or None. Start the worker the plain way if the zygote refused."""
         if self._plain is not None:
             return self._plain.poll()
         if self._code is None:
@@ -208,6 +214,7 @@ class ForkedChild:
         return self._code
 
     def send(self, signum: int) -> None:
+        """Send a signal to the worker. Keep it until the worker has a process id."""
         if self.poll() is not None:
             return
         if self._plain is not None:
@@ -222,13 +229,16 @@ class ForkedChild:
 
 
 class Server:
+    """The zygote's own side: it takes requests from a socket, forks workers, and tells of their ends."""
+
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._buffer = b""
         self._workers: dict[int, tuple[int, int]] = {}
-        """pidfd -> number of the request, pid."""
+        """pidfd -> number of the request, and pid."""
 
     def serve(self) -> NoReturn:
+        """Import BASE, and answer requests until the supervisor is gone."""
         _import(BASE)
         while True:
             channel = self._channel.fileno()
@@ -268,7 +278,7 @@ class Server:
     def _reap(self, pidfd: int) -> None:
         number, pid = self._workers.pop(pidfd)
         os.close(pidfd)
-        end_group(pid)  # before it is waited for: as a zombie it still holds its group's number
+        end_group(pid)  # before the wait: a zombie still holds its group's number
         _, status = os.waitpid(pid, 0)
         self._say({"number": number, "code": os.waitstatus_to_exitcode(status)})
 
@@ -278,12 +288,12 @@ class Server:
 
 def _import(modules: tuple[str, ...] | list[str]) -> None:
     for module in modules:
-        with contextlib.suppress(Exception):  # whatever is wrong with it, the worker that needs it will say so
+        with contextlib.suppress(Exception):  # a worker that needs the module will report what is wrong
             importlib.import_module(module)
 
 
 def _become(request: dict[str, Any], zygote: int) -> NoReturn:
-    """In the fork: the same as `python -m rftstream ARGUMENTS`."""
+    """Run `python -m rftstream ARGUMENTS` in the fork, and end with its exit code."""
     code = 1
     try:
         os.setsid()
@@ -313,7 +323,7 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
 
 
 def _set_title(process: str, arguments: list[str]) -> None:
-    """Puts another command line where `ps` looks for it: into the memory of the zygote's own."""
+    """Write another command line where `ps` looks for it: into the memory of the zygote's own."""
     title = "\0".join([sys.executable, *arguments]).encode()
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
@@ -323,7 +333,7 @@ def _set_title(process: str, arguments: list[str]) -> None:
             ctypes.memmove(start, title[: end - start - 1].ljust(end - start, b"\0"), end - start)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, process.encode()[:15], 0, 0, 0)
     except (OSError, ValueError, IndexError):
-        pass  # it is for people only
+        pass  # the title is for people only
 
 
 if __name__ == "__main__":

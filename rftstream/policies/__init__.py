@@ -4,9 +4,25 @@ To add one: a module with a class that keeps `rftstream.policies.base.Policy` an
 It is built as `Class(config: Class.Config, *, model: ModelSpec, renderer: Renderer, clock: Clock)`.
 """
 
+from rftstream.config.part_specs import ARCHITECTURE, PolicySpec
+
 POLICIES = {
-    "hf": "rftstream.policies.hf:HfPolicy",
-    "vllm": "rftstream.policies.vllm:VllmPolicy",
-    "openai": "rftstream.policies.openai:OpenAiPolicy",
-    "fake": "rftstream.policies.fake:FakePolicy",
+    "hf": PolicySpec(
+        "rftstream.policies.hf:HfPolicy",
+        loads_model=True,
+        is_estimated=True,
+        preload=(
+            "torch",
+            "transformers",
+            ARCHITECTURE,
+            "transformers.models.auto.modeling_auto",
+            "rftstream.policies.attention",
+            "rftstream.policies.batch",
+        ),
+    ),
+    "vllm": PolicySpec(
+        "rftstream.policies.vllm:VllmPolicy", loads_model=True, preload=("torch", "transformers", ARCHITECTURE)
+    ),
+    "openai": PolicySpec("rftstream.policies.openai:OpenAiPolicy", takes_weights=False, update_setting="update"),
+    "fake": PolicySpec("rftstream.policies.fake:FakePolicy"),
 }

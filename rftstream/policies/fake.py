@@ -28,6 +28,9 @@ from rftstream.weights.snapshot import RawTensor
 
 
 class FakePolicy:
+    """A policy for tests and simulations, as `Policy` describes it. The fake backend trains the skill that decides
+    how often its answers are right."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         batch_size: Annotated[int, Meta(ge=1)] = 256
@@ -46,6 +49,7 @@ class FakePolicy:
         """Share of right answers when they depend on the task."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+        self.slots = config.batch_size
         self._config, self._renderer, self._clock = config, renderer, clock
         self._stop_token = min(renderer.stop_token_ids)
         self._skill = 0.0
@@ -55,36 +59,41 @@ class FakePolicy:
 
     @property
     def version(self) -> VersionName | None:
+        """The version that the next token is stamped with; None before the first `load`."""
         return self._version
 
     @property
-    def slots(self) -> int:
-        return self._config.batch_size
-
-    @property
     def num_active(self) -> int:
+        """Number of requests that are being sampled or wait."""
         return len(self._active) + len(self._waiting)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Read the skill from the weights. Tokens that are due before now keep the version before. WeightsError for
+        another model's weights."""
         self._advance()
         if self._config.answer_depends_on == "weights":  # else any model's will do
             self._skill = fake_model.read_skill(tensors, where=f"weights {name.trainer_epoch}/{name.version}")
         self._version = name
 
     def submit(self, request: SampleRequest) -> None:
+        """Put a request in the queue; the next `step` begins it."""
         self._waiting.append(request)
 
     def so_far(self, request_id: str) -> Completion | None:
+        """Return what was sampled of a request by the last look at the clock; None if it waits, has finished, or is
+        unknown."""
         one = self._active.get(request_id)
         if one is None or one.num_tokens == one.length:
             return None
         return self._completion(one, "unfinished")
 
     def abort(self, request_id: str) -> None:
+        """Forget a request. Unknown ids are ignored."""
         self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
         self._active.pop(request_id, None)
 
     def step(self) -> list[Completion]:
+        """Begin requests that have a place, and return those that have all their tokens by now."""
         if self._version is None:
             return []
         while self._waiting and len(self._active) < self._config.batch_size:
@@ -97,6 +106,7 @@ class FakePolicy:
         return [self._complete(one) for one in done]
 
     def idle_s(self) -> float:
+        """Return the seconds until the next request finishes; 0 without `tokens_per_s`, infinity without work."""
         if self._version is None or not self.num_active:
             return math.inf
         rate = self._config.tokens_per_s
@@ -106,6 +116,7 @@ class FakePolicy:
         return max(0.0, min(ends) - self._clock.now())
 
     def close(self) -> None:
+        """Forget all requests."""
         self._active.clear()
         self._waiting.clear()
 
@@ -134,7 +145,7 @@ class FakePolicy:
         return one
 
     def _advance(self) -> None:
-        """Stamps the tokens that came since the last look with the version in force."""
+        """Stamp the tokens that came since the last look at the clock with the version in force."""
         if self._version is None:
             return
         now, rate = self._clock.now(), self._config.tokens_per_s
@@ -148,7 +159,7 @@ class FakePolicy:
                     self._choose(one)
 
     def _choose(self, one: _Sampling) -> None:
-        """Whether the answer is right: by the weights that its last digit comes from."""
+        """Choose whether the answer is right, with the weights that its last digit comes from."""
         one.share = self._config.right_share
         if self._config.answer_depends_on == "weights":
             one.share = fake_model.right_probability(self._skill, one.prompt)
@@ -158,7 +169,7 @@ class FakePolicy:
             one.right = luck < one.share
 
     def _ids(self, one: _Sampling) -> tuple[int, ...]:
-        """The whole completion, as far as it is decided: a wrong answer differs in its last digit."""
+        """Return the ids of the whole completion as far as it is decided. A wrong answer differs in its last digit."""
         answer = one.answer
         if not one.right:
             last = (int(answer[-1]) + 1 + int(9 * fake_model.uniform(one.request.seed, "wrong"))) % 10
@@ -192,7 +203,8 @@ class FakePolicy:
 
 
 def made_up_tokens(mean_tokens: float, sigma: float, seed: int) -> int:
-    """How long the completion of this seed is, but for the room that it has and the answer that it needs."""
+    """Return the length of the completion with this seed, in tokens. It does not consider the room that is left, nor
+    the tokens that the answer needs."""
     if not mean_tokens:
         return 0
     normal = NormalDist().inv_cdf(fake_model.uniform(seed, "length"))
@@ -201,29 +213,33 @@ def made_up_tokens(mean_tokens: float, sigma: float, seed: int) -> int:
 
 @dataclass
 class _Sampling:
+    """A request that `FakePolicy` is sampling."""
+
     request: SampleRequest
     prompt: str
     answer: str
-    """The right one."""
+    """The right answer."""
     wished: int
+    """Length of the completion in tokens if nothing limits it."""
     length: int
-    """In all, with what was sampled before."""
+    """Length of the completion in tokens, those sampled before included."""
     started_at: float
     fails: bool
     num_tokens: int
     right: bool = True
     share: float | None = None
-    """Of right answers, once it is chosen."""
+    """Probability of a right answer; None until it is chosen."""
     spans: list[VersionSpan] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """As far as somebody asked for them."""
+    """Logprobs of the first tokens, as far as they were asked for."""
 
     @property
     def chosen_at(self) -> int:
-        """Place of the answer's last digit, before the stop token."""
+        """Index of the answer's last digit, which stands before the stop token."""
         return self.wished - 2
 
     def stamp(self, count: int, name: VersionName) -> None:
+        """Add `count` tokens that this version sampled."""
         last = self.spans[-1] if self.spans else None
         if last is not None and (last.trainer_epoch, last.version) == (name.trainer_epoch, name.version):
             start, whole = last.start, last.count + count

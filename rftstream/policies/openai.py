@@ -34,12 +34,12 @@ from rftstream.policies.server_updates import ServerUpdates, UpdateRequest
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
-"""How long a step waits for something to finish."""
+"""Longest time in seconds that a step waits for something to finish."""
 
 
 class OpenAiPolicy:
-    takes_weights = False
-    """Not so that whoever likes could give it some: a server has others to serve."""
+    """A policy whose engine is a model server, as `Policy` describes it. Threads ask the server; `step` collects the
+    answers."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -92,35 +92,39 @@ class OpenAiPolicy:
                 model=model,
             )
         self._version: VersionName | None = None
-        """That the server has."""
+        """The version that the server has."""
         self._next: VersionName | None = None
-        """That it gets as soon as nothing is on the way."""
+        """The version that the server gets as soon as no request is on the way."""
         self._sending: VersionName | None = None
-        """That it is being given."""
+        """The version that the server is being given."""
         self._sending_call = Call()
         self._waiting: deque[_Call] = deque()
         self._active: dict[str, _Call] = {}
         self._num_asked = 0
-        """Requests on the way, forgotten ones too."""
+        """Number of requests on the way, aborted ones included."""
         self._num_lost = 0
-        """Since the last that was answered."""
+        """Number of requests that were lost since the last answer."""
         self._told: queue.SimpleQueue[tuple[_Call | None, _Told]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(config.batch_size, thread_name_prefix="openai")
 
     @property
     def version(self) -> VersionName | None:
-        """Of what is submitted from now on."""
+        """The version that samples what is submitted from now on."""
         return self._next or self._version
 
     @property
     def slots(self) -> int:
+        """Number of requests that may be active at once: `batch_size`."""
         return self._config.batch_size
 
     @property
     def num_active(self) -> int:
+        """Number of requests that wait or are on the way."""
         return len(self._active)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Write the version for the server, which gets it when no request is on the way. Without `update`, only take
+        note of its name."""
         if self._updates is None:
             self._version = name
         else:
@@ -129,6 +133,7 @@ class OpenAiPolicy:
         self._go_on()
 
     def submit(self, request: SampleRequest) -> None:
+        """Put a request in the queue, and ask the server if that may be done now."""
         call = self._active[request.request_id] = _Call(request)
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
@@ -142,16 +147,19 @@ class OpenAiPolicy:
             self._go_on()
 
     def so_far(self, request_id: str) -> Completion | None:
-        """The server tells of whole completions only."""
+        """Return None: the server gives whole completions only."""
         return None
 
     def abort(self, request_id: str) -> None:
+        """Forget a request, and end its connection to the server."""
         call = self._active.pop(request_id, None)
         if call is not None:
             self._waiting = deque(one for one in self._waiting if one is not call)
             call.cancel()
 
     def step(self) -> list[Completion]:
+        """Wait at most STEP_S for an answer, and return the requests that finished. PolicyError if the server cannot
+        be reached."""
         done: list[Completion] = []
         wait_s = STEP_S if self._works else 0.0
         while True:
@@ -177,13 +185,16 @@ class OpenAiPolicy:
                 done.append(told)
 
     def idle_s(self) -> float:
+        """Return 0 while there is something to do, else infinity."""
         return 0.0 if self._works else math.inf  # `step` waits for what is under way
 
     def close(self) -> None:
+        """Cancel all requests, wait for their threads, and close the connections."""
         for request_id in list(self._active):
             self.abort(request_id)
         self._sending_call.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._server.close()
         if self._updates is not None:
             self._updates.close()
 
@@ -192,7 +203,7 @@ class OpenAiPolicy:
         return bool(self._active) and self.version is not None
 
     def _go_on(self) -> None:
-        """Asks as much as may be asked now, or gives the server its next version."""
+        """Ask the server as much as may be asked now, or give it its next version."""
         if self._sending is not None or self.version is None:
             return
         if self._next is None:
@@ -211,7 +222,7 @@ class OpenAiPolicy:
             self._next = None
 
     def _ask_again(self, call: _Call, error: RetryableError) -> None:
-        """When the server has its weights again."""
+        """Put a lost request back in the queue. It is asked again when the server has its weights again."""
         self._num_lost += 1
         if self._num_lost > self._config.tries * self._config.batch_size:
             raise PolicyError(f"policy openai: {self._server.where}: {error}, {self._num_lost} times in a row")
@@ -221,7 +232,8 @@ class OpenAiPolicy:
             self._waiting.appendleft(call)
 
     def _body(self, request: SampleRequest, room: int) -> dict[str, Any]:
-        """What is off is left out: servers refuse fields that they do not know."""
+        """Return the body of a request. Settings that are off are left out, since servers refuse fields that they do
+        not know."""
         sampling = request.sampling
         optional = {
             "top_k": (sampling.top_k, 0),
@@ -277,7 +289,7 @@ class OpenAiPolicy:
 
 
 _Told = Completion | VersionName | RetryableError | PolicyError
-"""What a thread has to say."""
+"""What a thread puts into the queue for `step`."""
 
 
 class _Call(Call):
@@ -315,7 +327,7 @@ def _completion(request: SampleRequest, answer: Mapping[str, Any], version: Vers
 
 
 def _token_id(token: str) -> int:
-    """`token_id:17`, as vLLM writes it."""
+    """Return the id in a token's text. vLLM writes `token_id:17`."""
     name, _, number = token.partition(":")
     if name != "token_id":
         raise ValueError(f"a token is {token!r}, expected token_id:NUMBER")
@@ -323,6 +335,7 @@ def _token_id(token: str) -> int:
 
 
 def _seed(request: SampleRequest) -> int:
-    """One that goes on draws other numbers than before."""
+    """Return the seed that the server gets. A request that goes on gets another one, so that it draws other numbers
+    than before."""
     digest = hashlib.sha256(f"{request.seed}/{request.num_sampled}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -1,4 +1,5 @@
-"""New weights for a served model: written as a model folder that the server reads, too, then asked for by HTTP."""
+"""New weights for a served model. They are written as a model folder that the server can read, too; then the server
+is asked by HTTP to load it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from typing import Any
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.models import server_client
 from rftstream.models.folder import copy_companions
 from rftstream.models.server_client import Call, ModelServer, Refused, Unreachable
 from rftstream.models.spec import ModelSpec
@@ -25,6 +25,8 @@ from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRequest:
+    """A POST that is part of giving a server a new version. A run file may list them, and KNOWN has those of vLLM."""
+
     path: str
     """Of a POST, below the server's root: `/update_weights`."""
     body: dict[str, Any] = field(default_factory=dict)
@@ -32,7 +34,7 @@ class UpdateRequest:
 
 
 _FLUSH = UpdateRequest(path="/reset_prefix_cache")
-"""What the old weights made of prompts is of no use any more."""
+"""Empties vLLM's cache of prompts, which the old weights computed."""
 
 KNOWN: Mapping[str, Sequence[UpdateRequest]] = {
     "vllm": (
@@ -48,15 +50,18 @@ KNOWN: Mapping[str, Sequence[UpdateRequest]] = {
         _FLUSH,
     ),
 }
+"""Name in the setting `update` -> the requests, in order."""
 HINTS = {
     "vllm": "vLLM has this endpoint when it is started with VLLM_SERVER_DEV_MODE=1",
     "vllm-cpu": "vLLM has this when it is started with VLLM_SERVER_DEV_MODE=1 and "
     "--worker-extension-cls rftstream.policies.vllm_worker.WeightsReceiver",
 }
+"""Name in the setting `update` -> what may help when the server refuses."""
 
 
 class ServerUpdates:
-    """`write`, then `send`, which may be called in another thread, when the server has nothing else to do."""
+    """The way of a version to a server. `OpenAiPolicy` makes it. For each version it calls `write`; then `send`,
+    from any thread, when no request is on the way."""
 
     def __init__(
         self,
@@ -70,8 +75,8 @@ class ServerUpdates:
         section: str,
         model: ModelSpec,
     ) -> None:
-        """`folder`: where the folders of versions are made; default: the one for temporary files. ConfigError if
-        there is none."""
+        """`folder` is where the folders of versions are made; by default, the machine's folder for temporary files.
+        ConfigError if it cannot be used."""
         self._requests = KNOWN[update] if isinstance(update, str) else update
         self._hint = HINTS.get(update, "") if isinstance(update, str) else ""
         root = url.rstrip("/").removesuffix("/v1")
@@ -86,7 +91,8 @@ class ServerUpdates:
     def write(
         self, tensors: Mapping[str, RawTensor], name: VersionName, *, keep: Collection[VersionName | None]
     ) -> None:
-        """Deletes other versions but those."""
+        """Write a version as a model folder, and delete the folders of other versions except those in `keep`.
+        WeightsError unless the tensors are those of the model."""
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
@@ -102,7 +108,8 @@ class ServerUpdates:
             write_snapshot(file, whole, {"format": "pt"})
 
     def send(self, name: VersionName, call: Call) -> None:
-        """Returns when the server has the weights. Refused or Unreachable, with what may help."""
+        """Ask the server to load a version that was written. The server has the weights when this returns. Raises
+        Refused or Unreachable, with a hint."""
         values = {"{folder}": str(self._folder(name)), "{version}": str(name.version)}
         try:
             for server, request in zip(self._servers, self._requests, strict=True):
@@ -111,9 +118,10 @@ class ServerUpdates:
             raise type(error)(f"new weights: {error}{'; ' if self._hint else ''}{self._hint}") from error
 
     def _ask(self, server: ModelServer, body: dict[str, Any], call: Call) -> None:
-        """Again where it could not be done yet: a cache is not emptied while a request is just being put away."""
+        """Send a request, and again if the server could not do it yet: it does not empty its cache while a request
+        is just ending."""
         for number in range(self._tries):
-            if number and call.cancelled.wait(server_client.PAUSE_S * 2 ** (number - 1)):
+            if number and server.pause(number, call):
                 break
             answer = server.ask(body, call)
             if answer.get("success", True) is not False:
@@ -124,11 +132,15 @@ class ServerUpdates:
         return self._parent / f"{name.trainer_epoch:06}-{name.version:08}"
 
     def close(self) -> None:
+        """Close the connections, and delete the folders of all versions."""
+        for server in self._servers:
+            server.close()
         shutil.rmtree(self._parent, ignore_errors=True)
 
 
 def _own_folder(parent: Path, url: str, where: str) -> Path:
-    """The same one each time, so that a worker that was killed leaves nothing behind; empty, and nobody else's."""
+    """Return an empty folder that belongs to this user. Its name is the same for a url each time, so that a killed
+    worker leaves nothing behind. ConfigError if there is none."""
     folder = parent / f"rftstream-served-{os.getuid()}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     try:
         folder.mkdir(exist_ok=True)

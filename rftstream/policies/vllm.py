@@ -33,11 +33,12 @@ from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
-"""How long a step waits for something to finish."""
+"""Longest time in seconds that a step waits for something to finish."""
 
 
 class VllmPolicy:
-    loads_model = True
+    """A policy on vLLM's engine, as `Policy` describes it. The engine starts in the background; requests wait until
+    there are weights."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -59,6 +60,7 @@ class VllmPolicy:
 
     @staticmethod
     def require() -> None:
+        """Raise ConfigError if the package vllm is not installed."""
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
                 "policy vllm: the package vllm is not installed; pip install 'rftstream[vllm]' where there are GPUs, "
@@ -68,13 +70,14 @@ class VllmPolicy:
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self.require()
         check_loadable(model)
+        self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
         self._parameters, self._vocab_size = served_parameters(model)
         self._version: VersionName | None = None
         self._held: list[tuple[str, SampleRequest]] = []
-        """Until there are weights."""
+        """Requests that wait for the first version, each with its name in the engine."""
         self._active: dict[str, str] = {}
-        """Request id -> what it is called in the engine: never the same twice."""
+        """Request id -> the request's name in the engine. No name is used twice."""
         self._number = 0
         self._told: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
@@ -83,18 +86,17 @@ class VllmPolicy:
 
     @property
     def version(self) -> VersionName | None:
-        """With `finish`: of what is submitted from now on."""
+        """The version that new requests begin with. With `in_flight = "finish"`, running ones may still use an older
+        version."""
         return self._version
 
     @property
-    def slots(self) -> int:
-        return self._config.batch_size
-
-    @property
     def num_active(self) -> int:
+        """Number of requests that were submitted and neither returned nor aborted."""
         return len(self._active)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
         where = f"weights {label_of(name)} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
@@ -110,6 +112,7 @@ class VllmPolicy:
             self._begin(unique, request)
 
     def submit(self, request: SampleRequest) -> None:
+        """Give the engine a request, or hold it until there are weights."""
         self._number += 1
         unique = f"{request.request_id}#{self._number}"
         self._active[request.request_id] = unique
@@ -129,19 +132,23 @@ class VllmPolicy:
             self._begin(unique, dataclasses.replace(request, max_tokens=room))
 
     def so_far(self, request_id: str) -> Completion | None:
-        """None also of those that no engine could go on with: stop strings and penalties look back."""
+        """Return what was sampled of a request. None also if no engine could go on with it, since stop strings and
+        penalties look back."""
         unique = self._active.get(request_id)
         if unique is None or not self._engine.started:
             return None
         return self._loop.call(self._engine.so_far(unique))
 
     def abort(self, request_id: str) -> None:
+        """Forget a request, and end it in the engine."""
         unique = self._active.pop(request_id, None)
         if unique is not None:
             self._held = [one for one in self._held if one[0] != unique]
             self._loop.soon(self._engine.abort, unique)
 
     def step(self) -> list[Completion]:
+        """Wait at most STEP_S for the engine, and return the requests that finished. Raises the engine's error if it
+        failed."""
         done: list[Completion] = []
         wait_s = STEP_S if self._active and self._version is not None else 0.0
         with contextlib.suppress(queue.Empty):
@@ -157,9 +164,11 @@ class VllmPolicy:
         return done
 
     def idle_s(self) -> float:
+        """Return 0 while there is something to do, else infinity."""
         return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
 
     def close(self) -> None:
+        """End the engine, its processes and its thread."""
         self._active.clear()
         self._held.clear()
         if not self._loop.closed:

@@ -1,4 +1,4 @@
-"""What a run file probably does not mean: allowed, but worth a sentence from `check`."""
+"""Advice on settings that a run file probably does not mean. They are allowed, but `check` says a sentence on each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rftstream.config import registry
 from rftstream.config.loader import sampling_for
+from rftstream.config.part_specs import AlgorithmSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError
@@ -15,51 +16,43 @@ from rftstream.preflight.estimate import DiskEstimate
 from rftstream.queries.formatting import plural, size
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
-
-COMPARES_SIBLINGS = {
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "cispo",
-    "sapo",
-    "rloo",
-    "maxrl",
-    "dppo",
-    "m2po",
-    "opmd",
-    "kimi",
-    "gigpo",
-}
-"""Algorithms whose advantages are all 0 in groups of one."""
+from rftstream.runs.folder import lies_in_folder
 
 
 class Measured(Protocol):
-    """What is known of a taskset or an evaluation."""
+    """What `check` has measured of a taskset or an evaluation. `check_report.TasksetLine` keeps it; `find_warnings`
+    reads it."""
 
     @property
-    def problems(self) -> int: ...
+    def problems(self) -> int:
+        """Return the number of problems in one pass."""
 
     @property
-    def longest(self) -> int: ...
+    def longest(self) -> int:
+        """Return the tokens of the longest prompt that was rendered."""
 
     @property
-    def num_rendered(self) -> int: ...
+    def num_rendered(self) -> int:
+        """Return the number of prompts that were rendered."""
 
     @property
-    def too_long(self) -> int: ...
+    def too_long(self) -> int:
+        """Return the number of prompts that leave no room for a completion."""
 
     @property
-    def too_long_means(self) -> str: ...
+    def too_long_means(self) -> str:
+        """Return what becomes of such prompts, in words."""
 
     @property
-    def unknown(self) -> Sequence[int]: ...
+    def unknown(self) -> Sequence[int]:
+        """Return the problems with characters that the tokenizer does not know."""
 
 
 def find_warnings(
     config: RunConfig, measured: Mapping[str, Measured], disk: DiskEstimate | None, context: int | None
 ) -> list[str]:
-    """`measured`: by place, `tasksets.NAME` and `evaluations.NAME`."""
+    """Return a sentence for each setting that looks unintended. `measured` maps `tasksets.NAME` and `evaluations.NAME`
+    to what was found there."""
     return [
         *_processes(config),
         *_groups(config),
@@ -105,7 +98,8 @@ def _groups(config: RunConfig) -> Iterator[str]:
             f"feeder.group_size: {group_size} is below buffer.min_siblings = {least}; "
             f"{plural(group_size, 'scored sibling')} will do"
         )
-    if group_size == 1 and (comparing := sorted(_algorithms_of(config) & COMPARES_SIBLINGS)):
+    comparing = [name for name, spec in _algorithms_of(config).items() if spec.compares_siblings]
+    if group_size == 1 and comparing:
         name = comparing[0]
         yield f"feeder.group_size: 1, but {name} compares siblings: there will be no gradient; use 4 or more"
     if config.trainer.minibatches > config.feeder.groups_per_batch:
@@ -118,17 +112,17 @@ def _groups(config: RunConfig) -> Iterator[str]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[str]:
-    names, zero_variance = _algorithms_of(config), config.buffer.zero_variance
-    if "dapo" in names and zero_variance == "keep" and config.feeder.group_size > 1:
-        yield 'buffer.zero_variance: "keep", but dynamic sampling is a part of dapo; set it to "replace"'
-    if (name := "dr_grpo") in names:
-        default = registry.resolve("algorithm", name).Config().row_tokens
-        row_tokens = config.algorithms.get(name, {}).get("row_tokens", default)
-        if row_tokens != (most := config.sampling.max_tokens):
-            yield (
-                f"algorithms.dr_grpo.row_tokens: {row_tokens}, but sampling.max_tokens is {most}; "
-                "the loss is scaled by their ratio, set both alike"
-            )
+    for name, spec in _algorithms_of(config).items():
+        if spec.replaces_groups and config.buffer.zero_variance == "keep" and config.feeder.group_size > 1:
+            yield f'buffer.zero_variance: "keep", but dynamic sampling is a part of {name}; set it to "replace"'
+        if setting := spec.max_tokens_setting:
+            default = getattr(registry.resolve("algorithm", name).Config(), setting)
+            value = config.algorithms.get(name, {}).get(setting, default)
+            if value != (most := config.sampling.max_tokens):
+                yield (
+                    f"algorithms.{name}.{setting}: {value}, but sampling.max_tokens is {most}; "
+                    "the loss is scaled by their ratio, set both alike"
+                )
 
 
 def _rewards(config: RunConfig) -> Iterator[str]:
@@ -146,7 +140,7 @@ def _rewards(config: RunConfig) -> Iterator[str]:
 
 
 def _unused_tables(config: RunConfig) -> Iterator[str]:
-    """Settings of parts that nobody asked for, most often misspelt."""
+    """Yield a warning for settings of parts that nobody asked for. Most often their names are misspelt."""
     rewards = {
         name
         for _, section in _sections(config)
@@ -155,7 +149,7 @@ def _unused_tables(config: RunConfig) -> Iterator[str]:
     used = {
         "policies": {config.explorer.policy, config.evaluator.policy or config.explorer.policy},
         "backends": {config.trainer.backend},
-        "algorithms": _algorithms_of(config),
+        "algorithms": set(_algorithms_of(config)),
         "rewards": rewards,
         "environments": {section.environment for _, section in _sections(config)},
     }
@@ -164,8 +158,8 @@ def _unused_tables(config: RunConfig) -> Iterator[str]:
             if name not in used[kind]:
                 yield f"{kind}.{name}: nothing uses it; {registry.suggest(name, sorted(used[kind]))}"
     for key in ("servers", "options"):
-        if config.transport.kind == "embedded" and getattr(config.transport, key):
-            yield f"transport.{key}: nothing uses it, since transport.kind is 'embedded'"
+        if lies_in_folder(config) and getattr(config.transport, key):
+            yield f"transport.{key}: nothing uses it, since transport.kind is {config.transport.kind!r}"
 
 
 def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int | None) -> Iterator[str]:
@@ -206,7 +200,7 @@ def _end(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
     batches = groups // config.feeder.groups_per_batch
     try:
         wanted = Stages.of(config).batches_of_rollouts(0, config.steps)
-    except ConfigError:  # an algorithm that is not known, which is said elsewhere
+    except ConfigError:  # the algorithm is unknown, which is reported elsewhere
         return
     if batches < wanted:
         yield (
@@ -223,8 +217,10 @@ def _disk(disk: DiskEstimate | None) -> Iterator[str]:
         )
 
 
-def _algorithms_of(config: RunConfig) -> set[str]:
-    return {name_of_algorithm(named, where) for where, named in config.algorithms_named().items()}
+def _algorithms_of(config: RunConfig) -> dict[str, AlgorithmSpec]:
+    """Return what the run's algorithms declare, by their sorted names."""
+    names = {name_of_algorithm(named, where) for where, named in config.algorithms_named().items()}
+    return {name: registry.find_spec(AlgorithmSpec, name) for name in sorted(names)}
 
 
 def _sections(config: RunConfig) -> Iterator[tuple[str, TasksetSection | EvaluationSection]]:

@@ -18,6 +18,7 @@ from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import critic_folder, the_critic
 from rftstream.config import registry
+from rftstream.config.part_specs import BackendSpec, EnvironmentSpec, PolicySpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import ChatMessage, Problem
@@ -27,33 +28,31 @@ from rftstream.errors import ConfigError, RftError
 from rftstream.models.folder import for_section, prepare_model
 from rftstream.models.rendering import GIVEN, SPECIAL_NAMES, Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
-from rftstream.preflight import readiness
 from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.check_demonstrations import experts_line
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
 from rftstream.preflight.check_rewards import check_columns
 from rftstream.preflight.estimate import DiskEstimate, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.sizes import ModelSizes
 from rftstream.preflight.template_turns import first_difference
 from rftstream.rewards.resolve import build_reward
-from rftstream.runs.modules import find_modules
 
 RENDERED_PROMPTS = 1_000
-"""Of each taskset; of the others only those that may be too long by their number of bytes, and those with a character
-that none before them had, where the tokenizer may not know it."""
+"""Prompts of each taskset that are rendered in any case. Of the others, those are rendered that may be too long by
+their bytes, or that bring a new character, which the tokenizer may not know."""
 
 TEMPLATE_TOKENS = 32
-"""What a chat template may add per message, generously, beside what it adds to an empty one: below it a prompt's bytes
-bound its tokens."""
+"""A generous number of tokens that a chat template adds per message, beside those that it adds to an empty one. With
+it, a prompt's bytes bound its tokens."""
 
 
 def check(config: RunConfig) -> CheckReport:
-    """Own modules must be importable by now (host.prepare_process)."""
+    """Look at a run file, and return what was found; nothing is raised for what is wrong with it."""
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
     report.parts = list(_parts(config))
-    report.modules = find_modules(config)
     with collect("stages"):
         report.stages = list(Stages.of(config).all) if config.stages else []
     sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
@@ -61,9 +60,9 @@ def check(config: RunConfig) -> CheckReport:
         *config.evaluations.items(),
     ]
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
-        for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
-            if looked.error is not None:
-                report.errors.append(looked.found)
+        planned = plan(config, Purpose.report, scratch=Path(scratch))
+        report.modules = list(planned.modules)
+        report.errors += [problem.found for problem in planned.problems]
         rendering = None
         with collect("model"):
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
@@ -77,15 +76,17 @@ def check(config: RunConfig) -> CheckReport:
         with collect("memory"):
             report.memory = _memory(config, report)
     report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
-    report.warnings += [one.warning for one in report.modules if one.warning is not None]
+    report.warnings += planned.notes
     report.warnings += memory_warnings(report.memory)
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
     return report
 
 
 class _Collector:
-    """`with collect(where):` turns what goes wrong inside into a line of the report; of the same with and without its
-    section the one with."""
+    """Turns what goes wrong inside `with collect(where):` into a line of the report.
+
+    If the same error comes with and without its section, the line with the section stays.
+    """
 
     def __init__(self, errors: list[str]) -> None:
         self._errors = errors
@@ -106,7 +107,8 @@ class _Collector:
 
 
 def _parts(config: RunConfig) -> Iterator[PartLine]:
-    """What is chosen, with its settings. What cannot be used is left out here and told as an error."""
+    """Yield each part that is chosen, with its settings. A part that cannot be used is left out, and told as an
+    error."""
     sections: list[TasksetSection | EvaluationSection] = [*config.tasksets.values(), *config.evaluations.values()]
     names = [
         ("policy", config.explorer.policy),
@@ -126,7 +128,7 @@ def _parts(config: RunConfig) -> Iterator[PartLine]:
 
 
 def _settings(options: Any) -> str:
-    """`Config(a=1, b=2)` -> `a=1, b=2`."""
+    """Return `a=1, b=2` for `Config(a=1, b=2)`."""
     return "" if options is None else repr(options).partition("(")[2].removesuffix(")")
 
 
@@ -163,7 +165,7 @@ def _taskset(
                 rendering = Rendering.of(own)
             with _problem(line.place, 0):
                 line.first = rendering.prompt(messages, problem)
-            line.one_turn = section.environment == "single_turn"
+            line.one_turn = registry.find_spec(EnvironmentSpec, section.environment).has_one_turn
             line.turns = first_difference(rendering.renderer, messages, problem.tools, rendering.show)
             line.advice = list(_template_advice(line, rendering, section))
             _measure(line, taskset, rendering, section.too_long if isinstance(section, TasksetSection) else "truncate")
@@ -184,7 +186,7 @@ def _first_messages(config: RunConfig, environment: str, problem: Problem) -> tu
 
 
 def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long: str) -> None:
-    """Looks at every problem; renders the first ones, all that may be too long, and those with new characters."""
+    """Look at every problem. Render the first ones, all that may be too long, and those with new characters."""
     line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
     context, added = rendering.context, rendering.added
     characters: set[str] = set()
@@ -216,7 +218,7 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long
 
 @contextmanager
 def _problem(place: str, index: int) -> Iterator[None]:
-    """Say which problem it is that cannot be rendered."""
+    """Say in errors which problem cannot be rendered."""
     try:
         yield
     except ConfigError as error:
@@ -224,7 +226,7 @@ def _problem(place: str, index: int) -> Iterator[None]:
 
 
 def _brings_new(known: set[str], problem: Problem) -> bool:
-    """Whether it has characters that are not known; from then on they are."""
+    """Return whether the problem has characters that are not known. From then on they are."""
     new = [message.content for message in problem.messages if not known.issuperset(message.content)]
     known.update(*new)
     return bool(new)
@@ -259,16 +261,19 @@ def _template_advice(
 
 @dataclass(frozen=True)
 class Rendering:
+    """A model's renderer, with what `check` needs to know of its tokenizer. `of` makes it."""
+
     spec: ModelSpec
     renderer: Renderer
     context: int | None
     unknown: int | None = None
-    """The token that stands for what the tokenizer has none for."""
+    """The token that stands for all characters without a token."""
     is_closed: bool = False
-    """Whether there are characters that the tokenizer has no token for."""
+    """Whether there may be characters that the tokenizer has no token for."""
 
     @staticmethod
     def of(spec: ModelSpec) -> Rendering:
+        """Open the renderer of a model, and look at its tokenizer."""
         renderer = open_renderer(spec)
         unknown: int | None = None
         is_closed = False
@@ -285,17 +290,19 @@ class Rendering:
 
     @cached_property
     def added(self) -> int:
-        """Tokens that the template adds to a message without text."""
+        """Return the number of tokens that the template adds to a message without text."""
         try:
             return len(self.renderer.render((ChatMessage(role="user", content=""),)))
-        except RftError:  # it refuses such ones
+        except RftError:  # the template refuses a message without text
             return 0
 
     def prompt(self, messages: tuple[ChatMessage, ...], problem: Problem) -> Prompt:
+        """Render the messages as the prompt of a problem, with the text of each token."""
         token_ids = self.renderer.render(messages, problem.tools)
         return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(map(self.show, token_ids)))
 
     def show(self, token: int) -> str:
+        """Return a token as text, or its id in angle brackets if it has no text."""
         return joined(self.renderer.pieces([token])) or f"<{token}>"
 
 
@@ -319,7 +326,8 @@ def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
 
 
 def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
-    """None of a model without weights. Of parts that are not built in nothing is known."""
+    """Estimate the run's memory, or return None for a model without weights. Parts that do not declare that they are
+    estimated are left out."""
     if report.model is None or report.disk is None or not report.disk.parameters:
         return None
     prompts = {line.name: line.longest for line in report.tasksets if line.kind == "taskset"}
@@ -329,19 +337,23 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
         "policy": ("policy", config.explorer.policy),
         "evaluator": ("policy", evaluator),
     }
-    built_in = {place: part for place, part in named.items() if part[1] in ("torch", "deepspeed", "hf")}
-    known = {place: config.build_part(*part)[1] for place, part in built_in.items()}
+    spec_types: dict[str, type[BackendSpec | PolicySpec]] = {"backend": BackendSpec, "policy": PolicySpec}
+    known = {
+        place: config.build_part(kind, name)[1]
+        for place, (kind, name) in named.items()
+        if registry.find_spec(spec_types[kind], name).is_estimated
+    }
     longest = longest_row(config, prompts, report.context)
     needs = frozenset[str]().union(*(one.needs for one in _built(config)))
     return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
 
 
 def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
-    """None where no algorithm has one."""
+    """Return the sizes of the critic, or None if no algorithm has one."""
     critic = the_critic(_built(config))
     return None if critic is None else ModelSizes.of(critic_folder(config, critic, spec), None)
 
 
 def _built(config: RunConfig) -> list[Algorithm]:
-    """Of each stage."""
+    """Return the algorithm of each stage."""
     return [build_algorithm(config, stage.where) for stage in Stages.of(config).all]

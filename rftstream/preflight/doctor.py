@@ -21,8 +21,9 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import RftError
 from rftstream.models.folder import FAKE, prepare_model
 from rftstream.preflight import readiness
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.formatting import columns, plural, size
-from rftstream.runs.folder import open_transport
+from rftstream.runs.folder import lies_in_folder, open_transport
 from rftstream.transport.embedded import system_check
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.weights import kernels
@@ -32,23 +33,27 @@ MEMORY_BYTES = 2e9
 SHARED_BYTES = 1e9
 OPEN_FILES = 1024
 PACKAGES = ("torch", "transformers", "kafka-python", "numpy", "msgspec")
-"""Whose versions are asked for first when something is odd."""
+"""Packages whose versions are asked for first when something is odd."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
+    """All that `examine` found. The command shows it."""
+
     findings: tuple[Finding, ...]
 
     @property
     def problems(self) -> list[Finding]:
+        """Return the findings that are problems."""
         return [one for one in self.findings if one.level is Level.problem]
 
     @property
     def exit_code(self) -> int:
-        """That of the broker, if it is one of several problems."""
+        """Return the exit code of the command. The broker's own code is taken if the broker is one of the problems."""
         return max((one.exit_code for one in self.problems), default=0)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
         return {
             "ok": not self.problems,
             "findings": [
@@ -58,7 +63,7 @@ class DoctorReport:
         }
 
     def to_text(self) -> str:
-        """Problems come last, where they are seen first."""
+        """Return the report as lines. Problems come last, where they are seen first."""
         findings = sorted(self.findings, key=lambda one: list(Level).index(one.level))
         rows = [(str(one.level), one.what, one.found) for one in findings]
         lines: list[str] = []
@@ -73,7 +78,7 @@ class DoctorReport:
 
 
 def examine(config: RunConfig | None) -> DoctorReport:
-    """Of the machine; with a config of what it names, too. Nothing is left anywhere."""
+    """Look at the machine and, with a config, at what it names. Nothing is left behind anywhere."""
     folder = Path.cwd() if config is None else Path(config.base) / config.run.folder
     findings = [
         *_python(),
@@ -90,7 +95,7 @@ def examine(config: RunConfig | None) -> DoctorReport:
 
 
 def _guarded(what: str, look: Callable[[RunConfig], Iterator[Finding]], config: RunConfig) -> list[Finding]:
-    """Whatever a part of the user's own, or a server, makes of it is a finding."""
+    """Return what `look` finds. Any error of a user's own part, or of a server, is a finding, too."""
     try:
         return list(look(config))
     except RftError as error:
@@ -176,7 +181,7 @@ def _gpus() -> Iterator[Finding]:
     try:
         import torch
     except ImportError:
-        return  # told already
+        return  # this was reported already
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(num_gpus))
     yield _judged(True, "gpu", names or "none that torch sees; roles on cpu need none")
@@ -186,9 +191,9 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _needs(config: RunConfig) -> Iterator[Finding]:
-    """What `check` and `run` ask for, too."""
+    """Yield a finding for each thing that `check` and `run` ask for."""
     with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
-        for looked in readiness.look(config, scratch=Path(scratch), patience_s=readiness.STORE_PATIENCE_S):
+        for looked in plan(config, Purpose.report, scratch=Path(scratch)).looked:
             if looked.error is None:
                 yield _judged(True, looked.what, looked.found)
             else:
@@ -204,7 +209,7 @@ def _needs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _architecture(config: RunConfig) -> Iterator[Finding]:
-    """Whether transformers knows the model: what is slow to import, and only here."""
+    """Yield whether transformers knows the model. Only this look needs the slow import."""
     if config.model.path in (None, FAKE) or not readiness.loads_model(config):
         return
     from transformers import AutoConfig
@@ -216,7 +221,7 @@ def _architecture(config: RunConfig) -> Iterator[Finding]:
 
 
 def _broker(config: RunConfig) -> Iterator[Finding]:
-    if config.transport.kind == "embedded":
+    if lies_in_folder(config):
         return
     transport = open_transport(config, readiness.folder_of(config), create=True)
     try:

@@ -1,4 +1,4 @@
-"""What a run will need of the disk, estimated from its settings and one rollout of each taskset, as it is encoded."""
+"""The disk that a run will need, estimated from its settings and from one encoded rollout of each taskset."""
 
 from __future__ import annotations
 
@@ -22,54 +22,60 @@ from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
+from rftstream.weights.store import place_on_disk
 
 MASTER_BYTES = 12
-"""Per parameter of a checkpoint: master and two moments, float32."""
+"""Bytes per parameter of a checkpoint: master and two moments, float32."""
 
 CHARACTERS_PER_TOKEN = 4
-"""Of completions that nobody has seen yet."""
+"""Characters per token that are assumed of completions that nobody has seen yet."""
 
 REFERENCE_BYTES = 4
-"""Likewise of a reference that is not version 0."""
+"""Bytes per parameter of a checkpoint for a reference that is not version 0."""
 
 LOG_OVERHEAD = 1.15
-"""Pages and indexes of the embedded log beside its records."""
+"""Factor for pages and indexes of the embedded log beside its records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskEstimate:
+    """The disk that a run may need. `estimate_disk` makes it; `check` reports it."""
+
     rollouts: int | None
-    """Of the whole run; None when nothing says how long it is."""
+    """Rollouts of the whole run. None if nothing says how long it is."""
     bytes_per_rollout: int
-    """On all topics of its way, with a completion of the greatest length."""
+    """Bytes of a rollout on all topics of its way, with a completion of the greatest length."""
     saved_bytes: int
-    """Of these on `partials`, if it takes longer than the rhythm in which unfinished ones are saved."""
+    """Those of them on `partials`, if a rollout takes longer than the rhythm in which unfinished ones are saved."""
     log_bytes: int | None
     parameters: int
     snapshot_bytes: int
     snapshots: int
-    """Most of them at a time."""
+    """Most snapshots that are held at a time."""
     checkpoint_bytes: int
     checkpoints: int
     store_is_local: bool
     free_bytes: int
-    """Where the run folder will be."""
+    """Bytes that are free where the run folder will be."""
 
     @property
     def weights_bytes(self) -> int:
+        """Return the bytes of snapshots and checkpoints together."""
         return self.snapshot_bytes * self.snapshots + self.checkpoint_bytes * self.checkpoints
 
     @property
     def total_bytes(self) -> int:
-        """Of what is known and lies on this disk; `final/` is one snapshot more."""
+        """Return the bytes that are known and lie on this disk. `final/` counts as one snapshot more."""
         weights = self.weights_bytes if self.store_is_local else 0
         return (self.log_bytes or 0) + weights + self.snapshot_bytes
 
     @property
     def fits(self) -> bool:
+        """Return whether the disk has room for the run."""
         return self.total_bytes <= self.free_bytes
 
     def to_json(self) -> dict[str, Any]:
+        """Return the estimate as plain values."""
         return {
             "rollouts": self.rollouts,
             "bytes_per_rollout": self.bytes_per_rollout,
@@ -95,8 +101,8 @@ def estimate_disk(
     sizes: Mapping[str, int],
     critic: ModelSizes | None = None,
 ) -> DiskEstimate:
-    """`samples`: a problem of each taskset and the length of its prompt; `sizes`: problems of each taskset;
-    `critic`: of the trainer's, if it has one."""
+    """Estimate the disk for a run. `samples` has a problem of each taskset and the length of its prompt; `sizes` the
+    number of problems of each taskset; `critic` the sizes of the trainer's critic, if it has one."""
     weights = {name: config.tasksets[name].weight for name in samples}
     total = sum(weights.values()) or 1.0
 
@@ -122,7 +128,6 @@ def estimate_disk(
     sizes_of_model = ModelSizes.of(spec.folder, spec.lora)
     renewed = config.trainer.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
     of_reference = REFERENCE_BYTES * sizes_of_model.trained if renewed else 0
-    local = config.weights.store.startswith("file://") or "://" not in config.weights.store
     return DiskEstimate(
         rollouts=rollouts,
         bytes_per_rollout=round(num_bytes),
@@ -135,13 +140,13 @@ def estimate_disk(
         checkpoint_bytes=(sizes_of_model.trained + (0 if critic is None else critic.parameters)) * MASTER_BYTES
         + of_reference,
         checkpoints=config.trainer.keep_checkpoints + 1,
-        store_is_local=local,
+        store_is_local=place_on_disk(config.weights.store, Path()) is not None,
         free_bytes=free_bytes(Path(config.base) / config.run.folder),
     )
 
 
 def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
-    """Of the whole run, as far as steps or passes say; filtered groups come on top."""
+    """Return the rollouts of the whole run, as far as steps or passes say. Filtered groups come on top."""
     groups: list[int] = []
     if config.steps is not None:
         groups.append(Stages.of(config).batches_of_rollouts(0, config.steps) * config.feeder.groups_per_batch)
@@ -161,8 +166,8 @@ def rollout_bytes(
     run: str,
     saves: bool = False,
 ) -> int:
-    """One rollout on all the topics of its way: the records that its roles would write. `saves`: with all of it saved
-    before it was finished."""
+    """Return the bytes of one rollout on all the topics of its way, in the records that its roles would write. `saves`
+    counts that all of it is saved before it is finished."""
     room = sampling.max_tokens if context is None else context - num_prompt
     num_sampled = max(1, min(sampling.max_tokens, room))
     group = "t/0/100000/0"
@@ -232,12 +237,12 @@ def rollout_bytes(
 
 
 def zeros(num_tokens: int) -> dict[str, Array]:
-    """Arrays of zeros, as a segment has them."""
+    """Return arrays of zeros, as a segment has them."""
     widths = {"int32": 4, "float32": 4, "uint8": 1}
     return {d: Array(dtype=d, shape=(num_tokens,), data=bytes(num_tokens * width)) for d, width in widths.items()}
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk where the folder is or will be."""
+    """Return the free bytes of the disk where the folder is or will be."""
     existing: Sequence[Path] = [path for path in (folder, *folder.resolve().parents) if path.exists()]
     return shutil.disk_usage(existing[0]).free

@@ -1,4 +1,4 @@
-"""What a run needs to be able to start: one list, gone through by `check`, `run`, `resume` and `doctor`.
+"""What a run needs to be able to start: one list, which `plan` goes through for all that start or look at a run.
 
 Each entry looks at one thing and says what it found, or raises what `run` would end with. To add one: a line in
 `requirements`. None of them leaves anything behind.
@@ -16,7 +16,8 @@ from pathlib import Path
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands
 from rftstream.config import registry
-from rftstream.config.part_names import check_part_names, check_server_updates, check_shared, check_teacher
+from rftstream.config.part_names import PART_CHECKS
+from rftstream.config.part_specs import BackendSpec, PolicySpec
 from rftstream.config.sections import RunConfig, name_of_algorithm
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError, RftError
@@ -27,21 +28,21 @@ from rftstream.runs.folder import RunFolder, candidates_here, check_transport, o
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import check_experts
 from rftstream.trackers import check_trackers
-
-STORE_PATIENCE_S = 5.0
-"""For `check` and `doctor`, which only look."""
+from rftstream.weights.store import place_on_disk
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
+    """One thing that a run needs to start. `requirements` makes it; `look` looks at it."""
+
     what: str
     look: Callable[[], str | None]
-    """Return what was found, None where there is nothing to say. An error is a problem."""
+    """Function that returns what was found, or None if there is nothing to say. Its error is a problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What became of a look."""
+    """The result of one look. `look` makes it."""
 
     what: str
     found: str
@@ -51,16 +52,17 @@ class Looked:
 def look(
     config: RunConfig, *, scratch: Path | None = None, patience_s: float | None = None, here: bool = True
 ) -> list[Looked]:
-    """Go through the list; every problem is found, not the first alone. Own modules must be importable by now.
+    """Go through the list. Every problem is found, not the first alone. Own modules must be importable by now.
 
-    `scratch` is a folder in which a made or copied model is prepared to be looked at; without it that is left to who
-    makes the run. `patience_s` bounds the questions to a store elsewhere. Unless the workers run `here`, what only they
-    need (GPUs, weights, the store and its keys) is theirs to look at."""
+    `scratch` is a folder in which a made or copied model is prepared, to be looked at. Without it, the model is left to
+    whoever makes the run. `patience_s` bounds the questions to a store elsewhere. Unless the workers run `here`, what
+    only they need (GPUs, weights, the store and its keys) is theirs to look at.
+    """
     found: list[Looked] = []
     for requirement in requirements(config, scratch, patience_s, here):
         looked = _look_at(requirement)
         if looked is None or any(one.found.endswith(looked.found) for one in found if one.error is not None):
-            continue  # the same was told already, perhaps with its section
+            continue  # the same problem was found already, perhaps with its section
         if looked.error is not None:
             found = [one for one in found if one.error is None or not looked.found.endswith(one.found)]
         found.append(looked)
@@ -76,20 +78,12 @@ def _look_at(requirement: Requirement) -> Looked | None:
     return None if text is None else Looked(requirement.what, text)
 
 
-def require(config: RunConfig, *, here: bool = True) -> None:
-    """Raise what stands in the way of a run: the error itself if there is one, else a ConfigError with all of them."""
-    problems = [one for one in look(config, here=here) if one.error is not None]
-    if len(problems) == 1 and isinstance(problems[0].error, RftError):
-        raise problems[0].error
-    if problems:
-        raise ConfigError("\n".join(one.found for one in problems))
-
-
 def requirements(
     config: RunConfig, scratch: Path | None, patience_s: float | None, here: bool
 ) -> Iterator[Requirement]:
+    """Yield all that a run with this config needs to start."""
     folder = folder_of(config)
-    for check in (check_part_names, check_teacher, check_server_updates, check_shared):
+    for check in PART_CHECKS:
         yield Requirement("parts", lambda check=check: check(config))  # type: ignore[misc]
     yield Requirement("transport", lambda: _transport(config))
     for kind, name in dict.fromkeys(_parts(config)):
@@ -109,7 +103,7 @@ def requirements(
 
 
 def folder_of(config: RunConfig) -> RunFolder:
-    """The newest here, or where the first would be: nothing that is asked of it needs the log."""
+    """Return the folder of the newest run here, or where the first run would be. What is asked of it needs no log."""
     try:
         existing = candidates_here(config)
     except OSError:  # a folder without rights, which is said of it where it is looked at
@@ -118,7 +112,7 @@ def folder_of(config: RunConfig) -> RunFolder:
 
 
 def devices(config: RunConfig) -> list[tuple[str, str]]:
-    """Settings and the GPUs that they name, of roles that this run has, each GPU once."""
+    """Return settings and the GPUs that they name, for the roles of this run. Each GPU comes once."""
     named = [("trainer.device", config.trainer.device)]
     if not config.without_tasks and config.explorer.count:
         named += [("explorer.devices", one) for one in config.explorer.devices]
@@ -164,7 +158,7 @@ def _demands(config: RunConfig) -> None:
 
 
 def _lora(config: RunConfig) -> None:
-    if config.model.lora is not None and config.trainer.backend in ("torch", "deepspeed"):
+    if config.model.lora is not None and registry.find_spec(BackendSpec, config.trainer.backend).needs_peft:
         from rftstream.backends.torch import lora
 
         lora.require()
@@ -174,7 +168,7 @@ def _lora(config: RunConfig) -> None:
 
 
 def _model(config: RunConfig, scratch: Path | None, *, weights: bool) -> str | None:
-    """Its tokenizer and template, and the headers of its `weights`."""
+    """Look at the model's tokenizer and template, and with `weights` at the headers of its weights."""
     if scratch is None and config.model.path is None:
         return None
     place = (scratch or folder_of(config).path) / "model"
@@ -188,27 +182,20 @@ def _model(config: RunConfig, scratch: Path | None, *, weights: bool) -> str | N
 
 
 def loads_model(config: RunConfig) -> bool:
-    """Whether any part of the run loads the model's weights, as far as its class says so (`loads_model = True`)."""
-    parts = [("backend", config.trainer.backend)]
-    if not config.without_tasks:
-        parts.append(("policy", config.explorer.policy))
+    """Return whether any part of the run declares that it loads the model's weights."""
+    policies = [] if config.without_tasks else [config.explorer.policy]
     if config.evaluations:
-        parts.append(("policy", config.evaluator.policy or config.explorer.policy))
-    for kind, name in parts:
-        try:
-            if getattr(registry.resolve(kind, name), "loads_model", False):
-                return True
-        except RftError:  # that is said of the part itself
-            continue
-    return False
+        policies.append(config.evaluator.policy or config.explorer.policy)
+    loads = [registry.find_spec(PolicySpec, policy).loads_model for policy in policies]
+    return registry.find_spec(BackendSpec, config.trainer.backend).loads_model or any(loads)
 
 
 # ------------------------------------------------------------------------------------------------ places
 
 
 def check_folder(folder: Path, *, where: str) -> str:
-    """Make something in the nearest folder that is there, and remove it again. ConfigError where that is refused:
-    rights alone do not tell (a read-only disk, a file in the way)."""
+    """Make something in the nearest folder that is there, and remove it again. ConfigError if that is refused. Rights
+    alone do not tell (a read-only disk, a file in the way)."""
     folder = folder.absolute()
     there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     try:
@@ -222,11 +209,10 @@ def check_folder(folder: Path, *, where: str) -> str:
 
 
 def _store(config: RunConfig, folder: RunFolder, patience_s: float | None) -> str:
-    """An object is written, read and deleted, where that leaves no new folder behind."""
-    url = config.weights.store
-    if "://" not in url or url.startswith("file://"):
+    """Write, read and delete an object, if that leaves no new folder behind."""
+    if place_on_disk(config.weights.store, folder.path) is not None:
         place = Path(store_place(config, folder))
-        if folder.path not in place.parents:  # which is looked at already
+        if folder.path not in place.parents:  # the run folder was looked at already
             check_folder(place, where="weights.store")
         if not place.is_dir():
             return f"to be made in {next(one for one in place.parents if one.is_dir())}"

@@ -29,7 +29,8 @@ from rftstream.roles.trainer import TRAINER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.services import build_service
-from rftstream.service.service import Service, begin_positions
+from rftstream.service.reading import begin_positions
+from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
 from rftstream.weights.publisher import publish
@@ -43,7 +44,8 @@ VERSION_0 = VersionName(trainer_epoch=1, version=0)
 def trial_config(
     config: RunConfig, *, num_tasks: int, samples: int, taskset: str | None = None, seed: int | None = None
 ) -> RunConfig:
-    """One batch of this size in a log of one partition. `taskset`: of this one alone; `seed`: in place of run.seed."""
+    """Return the config for one batch of this size, in a log of one partition. `taskset` is the only one to take;
+    `seed` replaces run.seed."""
     tasksets = config.tasksets
     if not tasksets:
         raise ConfigError("try: there are no tasksets to sample from; `rftstream check` shows what the run learns from")
@@ -66,10 +68,12 @@ def trial_config(
 
 
 def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: int) -> Generator[VerifiedRollout]:
-    """The first tasks of a run, `samples` of each, as they come out of the verifier: fewer where tasksets end.
+    """Yield the first tasks of a run, `samples` of each, as they come out of the verifier. They are fewer where
+    tasksets end.
 
-    `config` as from `trial_config`; `folder` is scratch, for a made model and the weights. Own modules must be
-    importable by now (host.prepare_process). Close the iterator to end the processes of the rewards."""
+    `config` comes from `trial_config`. `folder` is scratch, for a made model and the weights. Own modules must be
+    importable by now (preflight.plan). Close the iterator to end the processes of the rewards.
+    """
     clock = SystemClock()
     log = MemoryLog(clock.now)
     with ExitStack() as stack:
@@ -91,13 +95,12 @@ def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: 
                 own_store=store,
             )
             stack.callback(service.close)
-            service.start()
             services.append((service, transport))
         yield from _drive(services, setup, num_tasks, samples)
 
 
 def publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, now: float) -> WeightsAnnounced:
-    """What the trainer of a run does first; its backend is gone again before anything is sampled."""
+    """Publish version 0, as the trainer of a run does first. The backend is gone again before anything is sampled."""
     from rftstream.backends.base import OptimizerSettings
 
     settings = config.trainer
@@ -114,7 +117,7 @@ def publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, 
 
 
 def claim_of_version_0() -> Claim:
-    """Where no trainer takes the role: the version is in force by its claim alone."""
+    """Return the claim by which version 0 is in force, though no trainer takes the role."""
     epoch = VERSION_0.trainer_epoch
     return Claim(
         role=TRAINER.name,
@@ -153,7 +156,7 @@ def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, a
 def _drive(
     services: Sequence[tuple[Service, Transport]], transport: Transport, num_tasks: int, samples: int
 ) -> Iterator[VerifiedRollout]:
-    """Ticks all roles in turn until every admitted rollout has come out."""
+    """Tick all roles in turn, and yield rollouts until every admitted one has come out."""
     reader = transport.reader(begin_positions(transport, ("verified", "control")))
     wanted, found = num_tasks * samples, 0
     while found < wanted:

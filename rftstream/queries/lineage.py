@@ -17,6 +17,8 @@ from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError, ContractError, WeightsError
 from rftstream.queries.formatting import moment, size
 from rftstream.queries.rows import Mark, TopicTable, fingerprint
+from rftstream.service.reading import read_to_ends
+from rftstream.service.role import read_records
 from rftstream.transport.base import Transport
 from rftstream.weights.publisher import parse_object_name
 
@@ -183,14 +185,11 @@ class Headers:
         positions = {place: max(begins[place], min((start or {}).get(place, 0), ends[place])) for place in ends}
         reader = self.transport.reader(positions, bodies=False)
         try:
-            while any(reader.position(place) < end for place, end in ends.items()):
-                records = reader.poll()
+            for records in read_to_ends(self.transport, reader, ends):
                 for record in records:
                     if record.offset < ends[record.place]:
                         self.searched[str(record.place)] = self.searched.get(str(record.place), 0) + 1
                         yield record
-                if not records:
-                    self.transport.wait([reader], 0.05)
         finally:
             reader.close()
 
@@ -211,10 +210,11 @@ class Headers:
             if (mark := table.marks.get(place.partition)) is not None and self._is_as_it_was(place, mark)
         }
         rows = table.rows[table.rows[column] == value]
-        found = sorted(set(zip(rows["partition"].tolist(), rows["offset"].tolist(), strict=True)))
-        known = {place.partition: place for place in start}
-        records = [self.record_at(known[partition], offset) for partition, offset in found if partition in known]
-        return [record for record in records if record is not None], start
+        records: list[Record] = []
+        for place in sorted(start):
+            offsets = set(rows["offset"][rows["partition"] == place.partition].tolist())
+            records += read_records(self.transport, place, offsets).values()
+        return records, start
 
     def _is_as_it_was(self, place: TopicPartition, mark: Mark) -> bool:
         admin = self.transport.admin
@@ -232,20 +232,8 @@ class Headers:
         return sorted(self.transport.admin.end_offsets(topic))
 
     def record_at(self, place: TopicPartition, offset: int) -> Record | None:
-        """With its body; None if there is none at this offset."""
-        end = self.transport.admin.end_offsets(place.topic).get(place)
-        if end is None or offset >= end:
-            return None
-        reader = self.transport.reader({place: offset})
-        try:
-            while reader.position(place) <= offset:
-                for record in reader.poll(max_records=1):
-                    return record if record.offset == offset else None
-                if reader.position(place) <= offset:
-                    self.transport.wait([reader], 0.05)
-            return None
-        finally:
-            reader.close()
+        """Return the record at this offset with its body, or None if there is none."""
+        return read_records(self.transport, place, [offset]).get(offset)
 
     def message_of(self, record: Record) -> Message | str:
         """Decoded, or why it cannot be."""

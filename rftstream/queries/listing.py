@@ -41,6 +41,8 @@ ERROR_WIDTH = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartEntry:
+    """A built-in part. `list_parts` makes it."""
+
     name: str
     where: str
     """`module:Thing`."""
@@ -52,6 +54,8 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
+    """A run in a list of runs."""
+
     name: str
     folder: str
     state: str
@@ -67,7 +71,7 @@ class RunLine:
 
 
 def kind_of(word: str) -> str:
-    """`policies`, `policy` -> `policy`. ConfigError for anything that is no kind."""
+    """Return the kind that a word names: `policies` and `policy` give `policy`. ConfigError if it names no kind."""
     kinds = {plural_of(kind): kind for kind in registry.KINDS}
     if word not in kinds and word not in registry.KINDS:
         raise ConfigError(f"list: unknown kind {word!r}; {registry.suggest(word, [*kinds, 'runs'])}")
@@ -75,6 +79,7 @@ def kind_of(word: str) -> str:
 
 
 def plural_of(kind: str) -> str:
+    """Return the plural of a kind."""
     return "policies" if kind == "policy" else f"{kind}s"
 
 
@@ -82,11 +87,13 @@ def plural_of(kind: str) -> str:
 
 
 def list_parts(kind: str) -> list[PartEntry]:
-    """Read from the source text: importing a part may need a package that is not installed, and takes its time."""
-    return [_part(name, where) for name, where in registry.table(kind).items()]
+    """Return the built-in parts of a kind. Their source text is read, since an import may need packages that are
+    missing."""
+    return [_part(name, spec.path) for name, spec in registry.table(kind).items()]
 
 
 def part_to_json(part: PartEntry) -> dict[str, Any]:
+    """Return a part as a dict for JSON."""
     return {"name": part.name, "where": part.where, "description": part.description, "settings": list(part.knobs)}
 
 
@@ -97,6 +104,7 @@ def how_to_plug(kind: str) -> str:
 
 
 def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:
+    """Return the parts of a kind as text for people."""
     rows = [(part.name, part.description) for part in parts]
     knobs = [(part.name, ", ".join(part.knobs)) for part in parts if part.knobs]
     lines = [f"{plural_of(kind)}: {SETTINGS[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
@@ -224,6 +232,7 @@ def list_runs(*folders: Path) -> list[RunLine]:
 
 
 def runs_to_text(lines: list[RunLine]) -> str:
+    """Return the runs as text for people."""
     if not lines:
         return "no runs here; start one with `rftstream run FILE`"
     folders = [shown_path(Path(line.folder).resolve().parent) for line in lines]
@@ -244,6 +253,7 @@ def _state(line: RunLine) -> str:
 
 
 def run_line_to_json(line: RunLine) -> dict[str, Any]:
+    """Return a run's line as a dict for JSON."""
     return {
         "run": line.name,
         "run_dir": line.folder,

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rftstream.contracts import codec
+from rftstream.contracts.messages import CONTRACTS_ON
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
+from rftstream.service.reading import read_to_ends
 from rftstream.service.role import Log
 
 RowArray = npt.NDArray[np.void]
@@ -94,10 +96,11 @@ class TopicTable:
     """Outcomes that cannot be decoded: offset, and why."""
 
     def where(self, wanted: Callable[[RowArray], Any]) -> TopicTable:
+        """Return the table with only the rows that `wanted` chooses."""
         return TopicTable(self.rows[wanted(self.rows)], self.marks, self.broken)
 
     def kept(self, begins: Mapping[TopicPartition, int]) -> TopicTable:
-        """Without the rows of records that were deleted at the beginning."""
+        """Return the table without rows of records that were deleted at the beginning."""
         if not any(begins.values()):
             return self
         begin_P = np.zeros(1 + max(place.partition for place in begins), np.int64)
@@ -108,10 +111,12 @@ class TopicTable:
 
 
 def digest(text: bytes) -> int:
+    """Return the 64-bit digest of a text, the same in every process."""
     return _from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
 def fingerprint(record: Record) -> int:
+    """Return a number by which a record is recognised."""
     return digest(repr((record.key, record.timestamp_s, record.headers)).encode())
 
 
@@ -121,7 +126,7 @@ def headers_of(record: Record) -> dict[str, bytes]:
 
 
 def twin_key(topic: str, headers: Mapping[str, bytes]) -> bytes | None:
-    """What must be unique on the topic; None if a header of it is missing."""
+    """Return what must be unique on the topic; None if one of its headers is missing."""
     try:
         return b"\0".join([headers[name] for name in TOPICS[topic].twin or ()])
     except KeyError:
@@ -154,8 +159,7 @@ def read_table(log: Log, topic: str, known: TopicTable | None = None) -> TopicTa
     )
     try:
         places = {TopicPartition(topic, p): end for p, end in ends.items()}
-        while any(reader.position(place) < end for place, end in places.items()):
-            records = reader.poll(max_records=MAX_POLLED)
+        for records in read_to_ends(log.transport, reader, places, max_records=MAX_POLLED):
             for record in records:
                 partition = record.partition
                 if record.offset >= ends[partition]:
@@ -166,8 +170,6 @@ def read_table(log: Log, topic: str, known: TopicTable | None = None) -> TopicTa
                     continue
                 last[partition] = record
                 buffer += encode(record)
-            if not records:
-                log.transport.wait([reader], 0.05)
     finally:
         reader.close()
     if unseen:
@@ -194,7 +196,7 @@ def _encoder(topic: str) -> tuple[Callable[[Record], bytes], list[tuple[int, str
 
 
 def _record_encoder(topic: str) -> Callable[[Record], bytes]:
-    contracts = {name.encode() for name in TOPICS[topic].messages}
+    contracts = {name.encode() for name in CONTRACTS_ON[topic]}
     twin = TOPICS[topic].twin or ()
     by_rollout = twin == ("rollout_id",)
     number_name, has_shares = NUMBERS.get(topic, "version"), topic == "batches"

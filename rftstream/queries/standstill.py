@@ -21,7 +21,8 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ContractError
 from rftstream.queries.workers import WorkerStatus
-from rftstream.roles import role_spec
+from rftstream.roles import role_spec, role_specs
+from rftstream.service.reading import read_to_ends
 from rftstream.service.role import read_records
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
@@ -54,7 +55,7 @@ PATIENCE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """All that the judgement depends on."""
+    """All values that the judgement depends on. `look_at_movement` makes it, and `find_standstill` judges it."""
 
     now: float
     moved_at: float | None
@@ -88,12 +89,14 @@ class Standstill:
     taken: int | None = None
     """The version that explorers have instead."""
     behind_s: float | None = None
-    """Since when there is a newer one."""
+    """Seconds since a newer version was published."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the standstill as a dict for JSON."""
         return {**asdict(self), "waits_for": list(self.waits_for), "text": self.to_text()}
 
     def to_text(self) -> str:
+        """Return the standstill as text for people."""
         parts = []
         if self.still_s is not None:
             parts.append(f"nothing has moved for {_minutes(self.still_s)}: {'; '.join(self.waits_for)}")
@@ -229,11 +232,8 @@ def look_at_movement(
 
 
 def expected_workers(config: RunConfig) -> dict[str, int]:
-    """Role -> how many workers of it `run` starts."""
-    single: dict[str, int] = {RoleName.feeder: 1, RoleName.buffer: 1, RoleName.trainer: 1}
-    if config.without_tasks:
-        return single
-    return {**single, RoleName.explorer: config.explorer.count, RoleName.verifier: config.verifier.count}
+    """Return for each role how many workers of it `run` starts."""
+    return {spec.name: spec.count(config) for spec in role_specs()}
 
 
 def newest_records(transport: Transport) -> dict[str, Record]:
@@ -249,12 +249,12 @@ def newest_records(transport: Transport) -> dict[str, Record]:
     reader = transport.reader(positions, bodies=False)
     deadline = time.monotonic() + PATIENCE_S
     try:
-        while any(reader.position(place) < end for place, end in ends.items()) and time.monotonic() < deadline:
-            for record in (records := reader.poll()):
+        for records in read_to_ends(transport, reader, ends):
+            for record in records:
                 if record.topic not in newest or record.timestamp_s >= newest[record.topic].timestamp_s:
                     newest[record.topic] = record
-            if not records:
-                transport.wait([reader], 0.05)
+            if time.monotonic() >= deadline:
+                break
     finally:
         reader.close()
     return newest

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config import loader
-from rftstream.config.part_names import check_part_names
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS, Width
 from rftstream.errors import ConfigError
@@ -18,6 +17,7 @@ from rftstream.runs.folder import (
     candidates,
     create_log,
     find_run,
+    lies_in_folder,
     next_folder,
     open_transport,
     wanted_topics,
@@ -31,15 +31,18 @@ WHERE = {Width.partitions: "transport.partitions", Width.shares: "trainer.shares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLine:
+    """A topic as it is, and as it should be."""
+
     name: str
     wanted: TopicSettings
     found: TopicSettings | None
-    """None: it is not there yet."""
+    """The settings that the topic has; None if there is no such topic yet."""
     num_offsets: int | None
     """From the first record kept to the end; on Kafka the marks of transactions are among them."""
     differences: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the line as a dict for JSON."""
         found = self.found
         return {
             "topic": self.name,
@@ -55,6 +58,8 @@ class TopicLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsReport:
+    """The topics of a run. `list_topics` and `apply_topics` make it."""
+
     run: str
     kind: str
     """Of the transport."""
@@ -64,10 +69,11 @@ class TopicsReport:
 
     @property
     def fine(self) -> bool:
-        """All are there as they should be."""
+        """Return whether all topics are there with the settings that they should have."""
         return all(line.found is not None and not line.differences for line in self.lines)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as a dict for JSON."""
         return {
             "run": self.run,
             "transport": self.kind,
@@ -77,6 +83,7 @@ class TopicsReport:
         }
 
     def to_text(self) -> str:
+        """Return the report as text for people."""
         rows: list[tuple[object, ...]] = [("topic", "is", "partitions", "offsets")]
         for line in self.lines:
             is_ = "missing" if line.found is None else "different" if line.differences else "as wanted"
@@ -92,7 +99,7 @@ class TopicsReport:
 
 
 def find_log(path: Path) -> tuple[RunConfig, RunFolder]:
-    """The run that `path` names, or the one that the run file would start next."""
+    """Find the run that `path` names, or the one that the run file would start next."""
     if path.is_dir() or not path.exists():
         folder, config = find_run(path)
         return config, folder
@@ -101,10 +108,9 @@ def find_log(path: Path) -> tuple[RunConfig, RunFolder]:
     return config, existing[-1] if existing else next_folder(config, None)
 
 
-def list_topics(path: Path) -> TopicsReport:
-    config, folder = find_log(path)
-    check_part_names(config)
-    if config.transport.kind == "embedded" and not folder.log.is_dir():
+def list_topics(config: RunConfig, folder: RunFolder) -> TopicsReport:
+    """Compare the topics of a run, as `find_log` found it, with what they should be. Nothing is made."""
+    if lies_in_folder(config) and not folder.log.is_dir():
         return _report(config, folder, {}, None)  # opening it would make it
     transport = open_transport(config, folder, create=True)
     try:
@@ -113,10 +119,8 @@ def list_topics(path: Path) -> TopicsReport:
         transport.close()
 
 
-def apply_topics(path: Path) -> TopicsReport:
-    """Makes what is missing, and position 0 for every group. ConfigError if one is there with other settings."""
-    config, folder = find_log(path)
-    check_part_names(config)
+def apply_topics(config: RunConfig, folder: RunFolder) -> TopicsReport:
+    """Make what is missing, and position 0 for every group. ConfigError if one is there with other settings."""
     folder.path.mkdir(parents=True, exist_ok=True)
     transport = open_transport(config, folder, create=True)
     try:

@@ -4,10 +4,12 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.rewar
 or, outside, any function of ours, verl's or TRL's signature (functions.py), named `module:function`.
 """
 
+from rftstream.config.part_specs import RewardSpec
+
 REWARDS = {
-    "exact": "rftstream.rewards.exact:ExactMatch",
-    "math": "rftstream.rewards.math:MathReward",
-    "judge": "rftstream.rewards.judge:JudgeReward",
-    "teacher": "rftstream.rewards.teacher:TeacherReward",
-    "reasoning_gym": "rftstream.rewards.reasoning_gym:ReasoningGymReward",
+    "exact": RewardSpec("rftstream.rewards.exact:ExactMatch"),
+    "math": RewardSpec("rftstream.rewards.math:MathReward"),
+    "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),
+    "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),
+    "reasoning_gym": RewardSpec("rftstream.rewards.reasoning_gym:ReasoningGymReward"),
 }

@@ -1,6 +1,6 @@
 """Users' functions as rewards, called by their signature: ours, verl's and TRL's.
 
-Which of them it is, the names of the parameters say:
+The names of the parameters say which signature a function has:
 
     ours        anything else: `completion`, `answer`, `prompt`, `messages`, `info`, `data_source`, `num_tokens`,
                 `truncated`, `completion_ids`, the problem's other columns, `**kwargs` for the rest of them; or a single
@@ -10,12 +10,12 @@ Which of them it is, the names of the parameters say:
     TRL         `completions`, `prompts`, `completion_ids` (or what else only TRL passes): lists over many rollouts, and
                 a list for each column
 
-The settings in `[rewards."module:function"]` are passed as further keyword arguments (verl's `reward_kwargs`). Any of
-them may be `async`; the calls of an async one for single rollouts run together.
+The settings in `[rewards."module:function"]` are passed as further keyword arguments (verl's `reward_kwargs`). Any
+function may be `async`. The calls of an async function for single rollouts run at the same time.
 
-It returns a number; a dict with `reward` or `score` whose other numbers become metrics; a pair of a number and such a
-dict; or a Score. Those over lists return a list of these, and TRL's may hold None: the reward does not apply to that
-rollout.
+A function returns a number; a dict with `reward` or `score`, whose other numbers become metrics; a pair of a number and
+such a dict; or a Score. A function over lists returns a list of these. TRL's list may hold None where the reward does
+not apply to the rollout.
 
 Sources: verl, verl/workers/reward_manager/{naive,batch}.py, verl/experimental/reward_loop, and docs "Implement Reward
 Function for Dataset"; TRL, trl/trainer/grpo_trainer.py `_calculate_rewards` and docs "GRPO Trainer, Using a custom
@@ -28,40 +28,35 @@ import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
+from rftstream.rewards.arguments import OF_TRL_ALONE, RewardArguments, find_convention, is_conversation
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.version import source_version
 
 MAX_NUMBERS = 200
 """The most parts and metrics of one score."""
 
-NOT_PASSED = ("num_prompt_messages", "segments")
-INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
-OF_TRL_ALONE = frozenset({"trainer_state", "environments"})
-OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"}) | OF_TRL_ALONE
-
-Convention = Literal["ours", "verl", "verl batch", "TRL"]
 Outcome = Score | None | BaseException
-"""What a reward makes of one rollout: a score, an error, or None where the reward does not apply."""
+"""The result of a reward for one rollout: a score, an error, or None where the reward does not apply."""
 
 
 class BatchFailed(RewardError):
-    """The call for several rollouts failed as a whole: each of them is to be tried alone."""
+    """A call for several rollouts failed as a whole. Each rollout is then tried alone."""
 
 
 class FunctionReward:
-    """A user's function as a Reward.
+    """A user's function as a Reward. `rewards.resolve` makes it; a CompositeReward calls `score_all`.
 
-    `columns`: our names -> the source's; the function may name a column either way. `conversational`: the taskset's
-    prompts are lists of messages, so TRL's functions get messages, else texts. As in TRL, this is a matter of the
-    dataset; a problem that is more than one user message is a conversation in any case.
+    `columns` maps our names to the source's; the function may name a column either way. `conversational` says that the
+    taskset's prompts are lists of messages: TRL's functions then get messages, else texts. As in TRL, the dataset
+    decides this. A problem with more than one user message is a conversation in any case.
     """
 
     def __init__(
@@ -76,7 +71,6 @@ class FunctionReward:
         self.name = where
         self._function = function
         self._options = dict(options)
-        self._aliases = {theirs: ours for ours, theirs in (columns or {}).items() if ours in ("answer", "data_source")}
         self._conversational = conversational
         self.version = source_version(function, options)
         parameters = list(inspect.signature(function).parameters.values())
@@ -88,6 +82,7 @@ class FunctionReward:
         self.required = set(required)
         self._positional = [p.name for p in named if p.kind is p.POSITIONAL_ONLY]
         self.convention = find_convention(self._names)
+        self._arguments = RewardArguments(self.convention, self._names, self._options, columns or {})
         self._over_lists = self.convention in ("verl batch", "TRL")
         calls: Any = function
         asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(calls.__call__)
@@ -112,22 +107,24 @@ class FunctionReward:
         """Return for each item its score, or what went wrong with it."""
         if not self._over_lists:
             return self._one_by_one(items)
-        forms = [self._conversational or _is_conversation(item) for item in items]
+        forms = [self._conversational or is_conversation(item) for item in items]
         outcomes: list[Outcome] = [None] * len(items)
         for form in sorted(set(forms)):
-            places = [place for place, one in enumerate(forms) if one == form]
+            places = [place for place, its_form in enumerate(forms) if its_form == form]
             for place, outcome in zip(places, self._together([items[i] for i in places], form), strict=True):
                 outcomes[place] = outcome
         return outcomes
 
     @property
     def gets_texts(self) -> bool:
-        """Return whether it has TRL's signature and is given texts for prompts of a single message."""
+        """Return whether the function has TRL's signature and gets texts for prompts of a single message."""
         return self.convention == "TRL" and not self._conversational
 
     def check(self, item: RewardInput) -> None:
         """Raise RewardError if the problem lacks a column that the function names."""
-        known = self._row(item, self._conversational) if self._over_lists else self._one(item)
+        known = (
+            self._arguments.for_list(item, self._conversational) if self._over_lists else self._arguments.for_one(item)
+        )
         if not self._takes_item(known):
             self._check_there(known)
 
@@ -145,7 +142,7 @@ class FunctionReward:
         return [self._outcome(value) for value in values]
 
     def _call(self, item: RewardInput) -> Any:
-        known = self._one(item)
+        known = self._arguments.for_one(item)
         if self._takes_item(known):
             return self._function(item, **self._options)
         self._check_there(known)
@@ -154,33 +151,11 @@ class FunctionReward:
     def _takes_item(self, known: Mapping[str, Any]) -> bool:
         return self.convention == "ours" and self._only is not None and self._only not in known
 
-    def _one(self, item: RewardInput) -> dict[str, Any]:
-        return self._verl(item) if self.convention == "verl" else self._ours(item)
-
-    def _ours(self, item: RewardInput) -> dict[str, Any]:
-        known = {**self._columns(item), **self._options, **{name: getattr(item, name) for name in INPUT_FIELDS}}
-        return {**known, "completion_ids": item.completion_ids} if "completion_ids" in self._names else known
-
-    def _verl(self, item: RewardInput) -> dict[str, Any]:
-        """verl passes these four and the settings, and nothing else to a function that takes **kwargs."""
-        columns = self._columns(item)
-        named = {name: columns[name] for name in self._names if name in columns}
-        four = {
-            "data_source": item.data_source,
-            "solution_str": item.completion,
-            "ground_truth": _ground_truth(item),
-            "extra_info": _extra_info(item),
-        }
-        return {**named, **self._options, **{name: value for name, value in four.items() if value is not None}}
-
-    def _columns(self, item: RewardInput) -> dict[str, Any]:
-        return {**item.info, **{theirs: getattr(item, ours) for theirs, ours in self._aliases.items()}}
-
     # ------------------------------------------------------------------------------------------ for many
 
     def _together(self, items: Sequence[RewardInput], conversational: bool) -> list[Outcome]:
-        """One call for all that have what the function needs."""
-        rows = [self._row(item, conversational) for item in items]
+        """Call the function once, for all items that have what the function needs."""
+        rows = [self._arguments.for_list(item, conversational) for item in items]
         outcomes: list[Outcome] = [None] * len(rows)
         places = []
         for place, row in enumerate(rows):
@@ -212,7 +187,7 @@ class FunctionReward:
         return [self._outcome(value, log.metrics(place)) for place, value in enumerate(values)]
 
     def _expects_messages(self, error: BaseException, known: Mapping[str, Any]) -> bool:
-        """Whether it may have failed because it was given texts."""
+        """Return whether the function may have failed because it got texts."""
         prompts = known.get("prompts") or [None]
         return isinstance(error, TypeError | AttributeError) and isinstance(prompts[0], str)
 
@@ -223,31 +198,6 @@ class FunctionReward:
         )
         hinted.__cause__ = error
         return hinted
-
-    def _row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
-        return self._verl_row(item) if self.convention == "verl batch" else self._trl_row(item, conversational)
-
-    def _trl_row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
-        """TRL passes every column of the dataset; answer and data_source go by our names, too."""
-        prompt = list(item.messages[: item.num_prompt_messages])
-        said = list(item.messages[item.num_prompt_messages :])
-        return {
-            "answer": item.answer,
-            "data_source": item.data_source,
-            **self._columns(item),
-            "prompts": prompt if conversational else item.prompt,
-            "completions": said if conversational else item.completion,
-            "completion_ids": item.completion_ids,
-        }
-
-    def _verl_row(self, item: RewardInput) -> dict[str, Any]:
-        row = {
-            "data_sources": item.data_source,
-            "solution_strs": item.completion,
-            "ground_truths": _ground_truth(item),
-            "extra_infos": _extra_info(item),
-        }
-        return {name: value for name, value in row.items() if value is not None}
 
     def _list_of(self, values: Any, count: int) -> list[Any]:
         if hasattr(values, "tolist"):  # an array of numpy or torch
@@ -284,21 +234,11 @@ class FunctionReward:
             return error
 
 
-def find_convention(names: Collection[str]) -> Convention:
-    """Return whose signature it is, by the names of its parameters."""
-    if "solution_strs" in names:
-        return "verl batch"
-    if "solution_str" in names:
-        return "verl"
-    if "completion" not in names and not OF_TRL.isdisjoint(names):
-        return "TRL"
-    return "ours"
-
-
 def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
-    """Return what a reward returned as a Score. RewardError unless it is a finite number with finite parts and metrics.
+    """Return a reward's result as a Score. RewardError unless the reward, its parts and its metrics are finite numbers.
 
-    `key` is where a dict has the reward; default: `reward`, else `score`."""
+    `key` names the reward in a dict; by default it is `reward`, else `score`. `where` begins the errors.
+    """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
         score = Score(reward=value[0], metrics=_numbers_in(value[1]))
     elif isinstance(value, Score):
@@ -324,8 +264,10 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
 
 
 class _Log:
-    """TRL's `log_metric(name, value)`, of which the mean over its calls counts, and `log_extra(column, values)`: the
-    numbers in them become metrics."""
+    """Collects what a function says by TRL's `log_metric(name, value)` and `log_extra(column, values)`.
+
+    A metric becomes its mean over all calls. The numbers of a column become metrics of each rollout.
+    """
 
     NAMES = ("log_metric", "log_extra")
 
@@ -350,7 +292,7 @@ async def _await(value: Awaitable[Any]) -> Any:
 
 
 async def _await_all(values: Sequence[Any]) -> list[Any]:
-    """Awaits them at the same time; what one raises is its value."""
+    """Await all values at the same time, and return what each gives or raises."""
 
     async def one(value: Any) -> Any:
         try:
@@ -361,29 +303,12 @@ async def _await_all(values: Sequence[Any]) -> list[Any]:
     return await asyncio.gather(*map(one, values))
 
 
-def _is_conversation(item: RewardInput) -> bool:
-    return item.num_prompt_messages != 1 or len(item.messages) > 2
-
-
-def _ground_truth(item: RewardInput) -> Any:
-    """The answer, or where verl's own data sets have it: the column `reward_model`."""
-    nested = item.info.get("reward_model")
-    return nested.get("ground_truth") if item.answer is None and isinstance(nested, Mapping) else item.answer
-
-
-def _extra_info(item: RewardInput) -> dict[str, Any]:
-    """The column of that name, else all columns; with the number of turns, as verl adds it."""
-    column = item.info.get("extra_info")
-    turns = sum(message.get("role") != "system" for message in item.messages)
-    return {**(column if isinstance(column, Mapping) else item.info), "num_turns": turns}
-
-
 def _numbers_in(values: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in values.items() if isinstance(_plain(value), numbers.Real)}
 
 
 def _plain(value: Any) -> Any:
-    """The number in a scalar of numpy or torch; anything else as it is."""
+    """Return the number in a scalar of numpy or torch, and any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 

@@ -1,4 +1,4 @@
-"""What a scorer has to do: requests without a reply, how often each was tried, which of them may be tried now."""
+"""The work of a scorer: requests without a reply, how often each was tried, and which may be tried now."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rftstream.rewards.breaker import SLOW_SHARE, Breaker, is_slow
 logger = logging.getLogger(__name__)
 
 HELD_SHARE = 0.25
-"""Share of the time limit that a rollout waits at most for the probe of a reward that was given up."""
+"""Share of the time limit: a rollout waits at most so long for the probe of a reward that was given up."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pending:
-    """A request that has no reply yet."""
+    """A request that has no reply yet. `ScoringQueue.submit` makes it."""
 
     number: int
     request: ScoreRequest = field(repr=False)
@@ -32,33 +32,37 @@ class Pending:
     detail: str = ""
     """Detail of the last try."""
     alone: bool = False
-    """Whether it is sent by itself, since it may have spoilt a batch."""
+    """Whether the request is sent by itself, since it may have spoilt a batch, or is a probe."""
     batch: int = -1
-    """Number of the first item that it was sent with."""
+    """Number of the first item of the batch that the request was sent in."""
     held_at: float = 0.0
 
     @property
     def reward(self) -> str:
-        """Name of the taskset or evaluation whose reward it is."""
+        """Return the name of the taskset or evaluation whose reward scores the rollout."""
         return self.request.taskset
 
     @property
     def group_id(self) -> str:
-        """The group of the rollout; its own id if it is alone."""
+        """Return the group of the rollout, or the request's id if it has no group."""
         return self.request.group_id or self.request.request_id
 
     @property
     def rollout_id(self) -> str:
-        """The id of the rollout in the log."""
+        """Return the id of the rollout in the log."""
         return self.request.rollout_id or self.request.request_id
 
 
 class ScoringQueue:
-    """Made by a scorer, which takes from `waiting` what it begins, and says of each how that ended: `came_back`,
-    `failed`, `spoilt` or `not_tried`. `prepare` comes before each look at `waiting`; replies lie in `finished`."""
+    """The requests of a scorer, which makes the queue.
+
+    The scorer calls `submit` for each request. It calls `prepare` and then takes from `waiting` the requests that it
+    begins. For each it says how the try ended: `came_back`, `failed`, `batch_failed` or `not_tried`. It takes the
+    replies from `finished`.
+    """
 
     def __init__(self, *, tries: int, timeout_s: float, now: Callable[[], float]) -> None:
-        """`now`: seconds of any clock that only goes forward."""
+        """Make an empty queue. `now` returns the seconds of any clock that only goes forward."""
         self.waiting: deque[Pending] = deque()
         """Requests to begin now, in order."""
         self.finished: list[ScoreReply] = []
@@ -69,13 +73,13 @@ class ScoringQueue:
         self._now = now
         self._active: dict[int, Pending] = {}
         self._held: dict[str, deque[Pending]] = {}
-        """Name of the reward -> what waits for its probe."""
+        """Name of the reward -> requests that wait for the result of its probe."""
         self._breakers: dict[str, Breaker] = {}
         self._next_number = 0
 
     @property
     def num_active(self) -> int:
-        """How many requests have no reply."""
+        """Return how many requests have no reply."""
         return len(self._active)
 
     def find(self, number: int) -> Pending | None:
@@ -83,7 +87,7 @@ class ScoringQueue:
         return self._active.get(number)
 
     def submit(self, request: ScoreRequest, encode: Callable[[int], msgspec.Raw] | None = None) -> None:
-        """Take a request. `encode` makes what is sent to a child, from the number."""
+        """Take a request. `encode` makes the item for a child from the request's number."""
         number = self._next_number
         self._next_number += 1
         item = encode(number) if encode is not None else msgspec.Raw()
@@ -104,21 +108,21 @@ class ScoringQueue:
                 self._give_up(pending, breaker)
 
     def next_at(self) -> float | None:
-        """Return when `prepare` has something to do at the latest; None: not before something ends."""
+        """Return the time at which `prepare` gives up a request next. None: it has nothing to do before a try ends."""
         given_up = [held for reward, held in self._held.items() if self._breakers[reward].given_up]
         return min((self._give_up_at(pending) for held in given_up for pending in held), default=None)
 
     # ------------------------------------------------------------------------------------------ how a try ended
 
     def came_back(self, pending: Pending, score: Score | None, reason: str | None, detail: str) -> None:
-        """Note that a try ended with a score, or with a reason for which no other try is worth it."""
+        """Note that a try ended with a score, or with a reason that another try would not change."""
         pending.tries += 1
         self._close(pending.reward)
         self._reply(pending, score, reason, detail)
 
     def failed(self, pending: Pending, reason: str, detail: str, *, seconds: float = math.inf) -> None:
-        """Note that a try ended without a score. `seconds` is what an error took; by default there was no error, and
-        the process was lost."""
+        """Note that a try ended without a score. `seconds` is what an error took. The default means that there was no
+        error: the process was lost."""
         pending.tries += 1
         pending.detail = detail
         pending.alone = True
@@ -144,9 +148,8 @@ class ScoringQueue:
         if given_up:
             self._give_up_held(pending.reward)
 
-    def spoilt(self, batch: Sequence[Pending], reason: str, detail: str) -> None:
-        """Note that several requests were tried together and lost with their process: none has had a try of its own
-        yet."""
+    def batch_failed(self, batch: Sequence[Pending], reason: str, detail: str) -> None:
+        """Note that a batch was lost with its process. Nobody knows which request did it, so none counts a try."""
         logger.warning(
             "%s and %d more: %s: %s; each is tried alone",
             batch[0].rollout_id,
@@ -160,7 +163,7 @@ class ScoringQueue:
         self._suspect(batch, reason, detail)
 
     def not_tried(self, pendings: Iterable[Pending]) -> None:
-        """Put requests back that were not tried; they come first now."""
+        """Put requests back that were not tried, at the front."""
         for pending in reversed(list(pendings)):
             breaker = self._breakers.get(pending.reward)
             if breaker is None or breaker.closed:
@@ -217,7 +220,7 @@ class ScoringQueue:
         return pending.held_at + HELD_SHARE * self._timeout_s
 
     def _give_up_held(self, reward: str) -> None:
-        """All that waited for a try which gave nothing: however soon it ended, another one would be no better."""
+        """Give up all requests that waited for the probe. The probe gave nothing, and another one would not either."""
         held = self._held[reward]
         while held:
             self._give_up(held.popleft(), self._breakers[reward])

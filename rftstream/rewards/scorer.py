@@ -1,9 +1,9 @@
 """Scorers: ProcessScorer runs rewards in children that may hang or crash, InlineScorer in the caller's own thread.
 
-A child that is at one item for longer than the time limit is killed with its process group and replaced. The item is
-tried again up to `tries` times and then replied to with a reason; the other items of that child lose nothing. Of a
-batch that hangs or kills its child nobody knows which item did it: each is tried alone. A reward that hangs on whatever
-it is given is noticed across rollouts (breaker.py), which then have fewer tries, or none.
+A child that works on one item for longer than the time limit is killed with its process group and replaced. The item is
+tried up to `tries` times; then the reply names the reason. The other items of that child lose nothing. If a batch hangs
+or kills its child, nobody knows which item did it, so each is tried alone. The breaker (breaker.py) notices a reward
+that hangs on every rollout. The rollouts then have fewer tries, or none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import selectors
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,7 +35,10 @@ MAX_BAD_STARTS = 3
 
 
 class ProcessScorer:
-    """Scores in `processes` children of its own; all defaults come from [verifier]. Not for use by several threads."""
+    """A Scorer that runs rewards in `processes` children of its own. All defaults come from [verifier].
+
+    The worker of a verifier or evaluator makes it, which starts the children. One thread alone may use it.
+    """
 
     def __init__(
         self,
@@ -56,17 +59,17 @@ class ProcessScorer:
         self._bad_starts = 0
         self._check_at = 0.0
         self.num_replaced = 0
-        """Children that were killed or died."""
+        """Number of children that were killed or died."""
         self._children = [self._start() for _ in range(processes or config.verifier.processes)]
 
     @property
     def num_active(self) -> int:
-        """Requests that were submitted and not yet handed out by `poll`."""
+        """Return how many requests were submitted and not yet handed out by `poll`."""
         return self._queue.num_active + len(self._queue.finished)
 
     def submit(self, request: ScoreRequest) -> None:
-        if request.taskset not in self._names:
-            raise RewardError(f"reward of {request.taskset!r}: unknown; known: {', '.join(sorted(self._names))}")
+        """Take a request. RewardError if its taskset or evaluation is unknown."""
+        _check_known(request.taskset, self._names)
         self._queue.submit(
             request,
             lambda number: msgspec.Raw(msgspec.msgpack.encode(ScoreItem(number, request.taskset, request.item))),
@@ -90,6 +93,7 @@ class ProcessScorer:
                 return replies
 
     def close(self) -> None:
+        """End all children. Requests without a reply get none."""
         for child in self._children:
             child.kill(self._selector)
         self._children.clear()
@@ -99,7 +103,7 @@ class ProcessScorer:
         return RewardChild(self._setup, self._selector, self._sizes)
 
     def _feed(self) -> None:
-        """Gives waiting items to children that have little to do, shortest queue first."""
+        """Give waiting items to the children with the least work, until none has room."""
         self._queue.prepare()
         while self._queue.waiting:
             child = min(self._children, key=lambda one: one.load)
@@ -115,14 +119,14 @@ class ProcessScorer:
             self._lost(child)
 
     def _receive(self, child: RewardChild) -> bool:
-        """False if the child is gone, or is not one of ours any more by what it says."""
+        """Take the child's results. Return False if the child is gone, or sends invalid frames."""
         results, alive = child.receive()
         if child.error is not None:
             raise ConfigError(child.error)
         if child.versions and not self._queue.scorers:
             self._queue.scorers = child.versions
             self._bad_starts = 0
-        for result in sorted(results, key=lambda one: one.score is not None):  # one that came back has the last word
+        for result in sorted(results, key=lambda one: one.score is not None):  # scores last: they close the breaker
             self._take(result)
         untried = [self._queue.find(result.number) for result in results if not result.tried]
         self._queue.not_tried(pending for pending in untried if pending is not None)
@@ -138,18 +142,19 @@ class ProcessScorer:
             self._queue.came_back(pending, result.score, result.reason, result.detail)
 
     def _check(self) -> None:
-        """Looks for children that hang or are gone."""
+        """Replace the children that hang or are gone."""
         now = time.monotonic()
         self._check_at = now + min(CHECK_S, self._timeout_s / 4)
         for child in list(self._children):
             if child.exited:
-                self._receive(child)  # what it said before it died is still in the pipe
+                self._receive(child)  # what the child said before it died is still in the pipe
                 self._lost(child)
             elif child.hangs(now, self._timeout_s):
                 self._lost(child, timed_out=True)
 
     def _lost(self, child: RewardChild, *, timed_out: bool = False) -> None:
-        """Replaces a child; the item that it was at counts a try, its other items go to the front of the queue."""
+        """Replace a child. The item that the child worked on counts a try; its other items go to the front of the
+        queue."""
         culprits = [pending for pending in child.current if self._queue.find(pending.number)]
         held = [pending for pending in child.held.values() if self._queue.find(pending.number)]
         self._children.remove(child)
@@ -165,7 +170,7 @@ class ProcessScorer:
         if len(culprits) == 1:
             self._queue.failed(culprits[0], reason, detail)
         elif culprits:
-            self._queue.spoilt(culprits, reason, detail)
+            self._queue.batch_failed(culprits, reason, detail)
         self._children.append(self._start())
 
 
@@ -178,8 +183,10 @@ class _Begun:
 
 
 class InlineScorer:
-    """Scores in `poll`, without protection: for simulation and tests. Time is that of the given clock: what a reward
-    takes is `latency_s`, and one for which that is beyond the time limit hangs. All that may be tried is tried at once.
+    """A Scorer that runs rewards in the caller's thread, without protection. The simulation and tests make it.
+
+    Time is that of the given clock. `latency_s` says how many seconds a request takes. A request that takes longer
+    than the time limit hangs. All requests that may be tried begin at once.
     """
 
     def __init__(
@@ -203,16 +210,17 @@ class InlineScorer:
 
     @property
     def num_active(self) -> int:
+        """Return how many requests were submitted and not yet handed out by `poll`."""
         return self._queue.num_active + len(self._queue.finished)
 
     def submit(self, request: ScoreRequest) -> None:
-        if request.taskset not in self._rewards:
-            raise RewardError(f"reward of {request.taskset!r}: unknown; known: {', '.join(sorted(self._rewards))}")
+        """Take a request, and begin it if it may be tried. RewardError if its taskset or evaluation is unknown."""
+        _check_known(request.taskset, self._rewards)
         self._queue.submit(request)
         self._begin()
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
-        """What is due, in order of due time and submission; sleeps on the clock up to `wait_s` for the first."""
+        """Return what is due, in order of due time and submission. Sleep on the clock up to `wait_s` for the first."""
         queue = self._queue
         self._work()
         times = [begun.due for begun in self._begun] + [at for at in [queue.next_at()] if at is not None]
@@ -223,6 +231,7 @@ class InlineScorer:
         return replies
 
     def close(self) -> None:
+        """Forget all that was begun. Requests without a reply get none."""
         self._begun.clear()
 
     def _now(self) -> float:
@@ -237,7 +246,7 @@ class InlineScorer:
             self._begun.append(_Begun(due, pending.number, pending, seconds > self._timeout_s))
 
     def _work(self) -> None:
-        """Ends all that is due, and what begins by that and is due, too."""
+        """End all that is due, also what begins meanwhile and is due at once."""
         self._begin()
         while due := sorted(begun for begun in self._begun if begun.due <= self._now()):
             self._begun = [begun for begun in self._begun if begun.due > self._now()]
@@ -259,3 +268,8 @@ class InlineScorer:
                 self._queue.failed(pending, reason or "error", detail, seconds=0.0)
             else:
                 self._queue.came_back(pending, score, reason, detail)
+
+
+def _check_known(taskset: str, known: Collection[str]) -> None:
+    if taskset not in known:
+        raise RewardError(f"reward of {taskset!r}: unknown; known: {', '.join(sorted(known))}")

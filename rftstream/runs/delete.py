@@ -1,4 +1,4 @@
-"""Removing a run: its topics and groups, its objects, its folder. Nothing but what a run makes is ever touched."""
+"""Removes a run: its topics and groups, its objects, its folder. Nothing but what a run makes is ever touched."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import Claim
 from rftstream.errors import ConfigError, RftError
 from rftstream.roles import role_specs
-from rftstream.runs.folder import RunFolder, consumer_groups, find_run, open_store, open_transport, sharing_store
+from rftstream.runs.folder import (
+    RunFolder,
+    consumer_groups,
+    find_run,
+    lies_in_folder,
+    open_store,
+    open_transport,
+    sharing_store,
+)
 from rftstream.service.control_view import read_control
 from rftstream.service.role_spec import RoleKind
+from rftstream.trackers import folders_of_trackers
 from rftstream.transport.base import Transport
 from rftstream.transport.findings import ServerLook
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.store import ObjectStore, place_on_disk
 
 PARTS = (
     "log",
@@ -39,7 +48,7 @@ PARTS = (
     "config.toml",
     "run.lock",
 )
-"""What a run makes in its folder, in the order in which it goes: what says that it is a run goes last."""
+"""What a run makes in its folder, in the order of deletion. The files that say that it is a run are deleted last."""
 
 OBJECTS = ("versions/", "checkpoints/", "evals/")
 """What a run puts into its object store."""
@@ -47,31 +56,33 @@ OBJECTS = ("versions/", "checkpoints/", "evals/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What would go."""
+    """What deleting a run would remove. `plan_deletion` makes it, a person confirms it, `delete_run` carries it out."""
 
     folder: RunFolder
     parts: dict[str, int]
     """Name in the run folder -> bytes."""
     links: dict[str, str]
-    """Links among them -> where they point; what is there stays."""
+    """Links among the parts -> where they point. The files behind a link stay."""
     kept: tuple[str, ...]
-    """What lies in the folder and is none of a run's: it stays, and so does the folder."""
+    """Names in the folder that no run makes. They stay, and so does the folder."""
     topics: tuple[str, ...]
-    """On servers; an embedded log is a part of the folder."""
+    """Topics on servers. An embedded log is a part of the folder instead."""
     groups: tuple[str, ...]
     servers: str | None
     store: str | None
     """URL of an object store outside the folder."""
     objects: tuple[str, ...]
-    """There."""
+    """Names of the run's objects in that store."""
     shared_with: tuple[str, ...] = ()
-    """Runs beside it that have the same store: all objects stay."""
+    """Runs beside this one that have the same store. If there are any, all objects stay."""
 
     @property
     def num_bytes(self) -> int:
+        """Return how many bytes the parts in the run folder have."""
         return sum(self.parts.values())
 
     def to_json(self) -> dict[str, Any]:
+        """Return the plan as a dict for JSON, with the number of objects in place of their names."""
         return {
             "run": self.folder.run_id,
             "run_dir": str(self.folder.path),
@@ -88,11 +99,12 @@ class Deletion:
 
 
 def plan_deletion(path: Path) -> Deletion:
-    """ConfigError if it is no run folder or somebody is at work on it."""
+    """Return what deleting the run would remove. ConfigError if `path` is no run folder or somebody is at work on the
+    run."""
     folder, config = _checked(path)
     with _opened(config, folder) as transport:
         _check_nobody(folder, who_is_alive(folder, transport))
-        remote = transport is not None and config.transport.kind != "embedded"
+        remote = transport is not None and not lies_in_folder(config)
         topics = sorted(transport.admin.topics()) if transport is not None and remote else []
     store = _store_outside(config, folder)
     shared_with = () if store is None else tuple(sharing_store(config, folder))
@@ -114,7 +126,8 @@ def plan_deletion(path: Path) -> Deletion:
 
 
 def delete_run(plan: Deletion) -> None:
-    """Under the run's lock. Whatever stops it half way, the same command goes on."""
+    """Delete what the plan says, under the run's lock. A deletion that was stopped half way can be repeated and goes
+    on."""
     folder, config = _checked(plan.folder.path)
     with folder.held():
         with _opened(config, folder) as transport:
@@ -136,7 +149,7 @@ def delete_run(plan: Deletion) -> None:
 
 
 def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
-    """Processes of a run that live, as far as can be seen from here, a few words for each."""
+    """Return the processes of a run that live, as far as this host can see, in a few words each."""
     alive: list[str] = []
     if folder.is_live():
         pid = folder.lock_file.read_text(encoding="ascii", errors="replace").strip()
@@ -184,11 +197,12 @@ def is_claimant_alive(claim: Claim) -> bool | None:
 
 
 def _workers(folder: RunFolder) -> list[int]:
-    """Explorers and verifiers, which claim nothing and join later, say on their command line of which run they are."""
+    """Return the pids of workers whose command line names this run. Explorers and verifiers claim nothing and join
+    later."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
-        words = process.info["cmdline"] or []
-        if "worker" in words and str(folder.path) in words and process.info["pid"] != os.getpid():
+        arguments = process.info["cmdline"] or []
+        if "worker" in arguments and str(folder.path) in arguments and process.info["pid"] != os.getpid():
             found.append(process.info["pid"])
     return found
 
@@ -216,21 +230,18 @@ def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
 
 
 def _parts(config: RunConfig) -> tuple[str, ...]:
-    """With what its trackers write there."""
-    trackers = config.trackers
-    found = ["wandb"] if trackers.wandb is not None else []
-    if trackers.tensorboard is not None and Path(trackers.tensorboard).name == trackers.tensorboard:
-        found.append(trackers.tensorboard)  # a folder of its own; elsewhere there may be others
-    return (*(name for name in found if name not in (*PARTS, "..")), *PARTS)
+    """Return the names that this run makes in its folder, with the folders of its trackers."""
+    return (*(name for name in folders_of_trackers(config) if name not in (*PARTS, "..")), *PARTS)
 
 
 @contextlib.contextmanager
 def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
-    """None where an embedded log is gone or damaged: then there is nothing to ask."""
+    """Open the run's log; give None if an embedded log is gone or damaged."""
+    is_elsewhere = not lies_in_folder(config)
     try:
-        transport = open_transport(config, folder, create=config.transport.kind != "embedded")
+        transport = open_transport(config, folder, create=is_elsewhere)
     except RftError:
-        if config.transport.kind != "embedded":
+        if is_elsewhere:
             raise
         yield None
         return
@@ -241,17 +252,14 @@ def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
 
 
 def _store_outside(config: RunConfig, folder: RunFolder) -> ObjectStore | None:
-    url = config.weights.store
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme == "file":
-        place = folder.path / (rest if separator else url)
-        if place.absolute().is_relative_to(folder.path) and ".." not in place.parts:
-            return None  # goes with the folder, or stays where a link in it points to
+    place = place_on_disk(config.weights.store, folder.path)
+    if place is not None and place.absolute().is_relative_to(folder.path) and ".." not in place.parts:
+        return None  # goes with the folder, or stays where a link in it points to
     return open_store(config, folder)
 
 
 def _num_bytes(path: Path) -> int:
-    """Below it, no link followed."""
+    """Return how many bytes lie below a path. Links are not followed."""
     total = path.lstat().st_size if not path.is_dir() or path.is_symlink() else 0
     if path.is_dir() and not path.is_symlink():
         for base, _, files in os.walk(path):
@@ -262,7 +270,7 @@ def _num_bytes(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Links are removed, never followed."""
+    """Remove a file or folder. Links are removed, never followed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftstream.config import loader, registry, secrets
+from rftstream.config.part_specs import TransportSpec
 from rftstream.config.sections import RunConfig, TransportSection
 from rftstream.contracts.topics import TOPICS, num_partitions
 from rftstream.errors import ConfigError
@@ -51,10 +52,14 @@ LOOKING_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
+    """The folder of a run and the paths in it. Whoever works on a run makes one from a path; making it creates
+    nothing."""
+
     path: Path
 
     @property
     def run_id(self) -> str:
+        """Return the run's id, which is the folder's name."""
         return self.path.name
 
     @property
@@ -110,10 +115,11 @@ class RunFolder:
         return self.path / "run.lock"
 
     def exists(self) -> bool:
+        """Return whether the folder is a run: whether it has a config.toml."""
         return self.config_file.is_file()
 
     def is_live(self) -> bool:
-        """Whether a `run` or `resume` holds the lock."""
+        """Return whether a `run` or `resume` holds the lock."""
         try:
             descriptor = os.open(self.lock_file, os.O_RDWR)
         except (FileNotFoundError, NotADirectoryError):
@@ -128,8 +134,8 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the lock; ConfigError naming the holder if somebody else does, or if there can be no such folder.
-        What the system refuses meanwhile without a name, a write on a full disk for one, gets this folder's."""
+        """Hold the lock. ConfigError if somebody else holds it, naming them, or if the folder cannot be made. An
+        OSError inside that names no file gets this folder's name."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -182,7 +188,7 @@ def _lock(descriptor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run that exists: its folder, config and log."""
+    """A run that exists: its folder, config and log. `open_run` makes it; its user closes the transport."""
 
     folder: RunFolder
     config: RunConfig
@@ -190,28 +196,30 @@ class OpenRun:
 
     @property
     def run_id(self) -> str:
+        """Return the run's id."""
         return self.folder.run_id
 
     def store(self) -> ObjectStore:
+        """Open the run's object store."""
         return open_store(self.config, self.folder)
 
 
 def candidates(config: RunConfig) -> list[RunFolder]:
-    """Runs of this run file, oldest first: those with a folder here, and those on a log that hosts share."""
+    """Return the runs of this run file, oldest first: those with a folder here, and those on a log that hosts share."""
     names = {folder.path.name for folder in candidates_here(config)} | names_on_log(config)
     base = Path(config.base) / config.run.folder
     return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
 
 
 def candidates_here(config: RunConfig) -> list[RunFolder]:
-    """Those with a folder here, oldest first. Asks nobody."""
+    """Return the runs with a folder here, oldest first. No server is asked."""
     base = Path(config.base) / config.run.folder
     names = {path.name for path in (base.iterdir() if base.is_dir() else ()) if (path / "config.toml").is_file()}
     return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
 
 
 def runs_of(file: Path) -> Path | None:
-    """Where a run file puts its runs; None of a file that is none."""
+    """Return where a run file puts its runs; None if the file is no run file."""
     section = loader.glance(file).get("run")
     if not isinstance(section, dict) or not isinstance(folder := section.get("folder", "runs"), str):
         return None
@@ -227,20 +235,20 @@ def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, st
 
 
 def names_on_log(config: RunConfig) -> set[str]:
-    """Of a log that only this host has, the run folders say it all."""
+    """Return the names of runs on a log that hosts share; none for a log that only this host has."""
     find_names = getattr(registry.resolve("transport", config.transport.kind, where="transport.kind"), "runs", None)
     return set(find_names(_revealed(config))) if find_names is not None else set()
 
 
 def check_transport(config: RunConfig) -> None:
-    """ConfigError for settings that its transport refuses before anybody is asked."""
+    """Check the settings that the transport can judge by itself. ConfigError if it refuses them."""
     check = getattr(registry.resolve("transport", config.transport.kind, where="transport.kind"), "check", None)
     if check is not None:
         check(_revealed(config))
 
 
 def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
-    """The folder for a new run of this run file: the name itself, or with the number after the newest's."""
+    """Return the folder for a new run of this run file: the name itself, or the name with the next number."""
     name = config.run.name
     if newest is not None:
         name += f"-{int(newest.run_id.removeprefix(name)[1:] or 1) + 1}"
@@ -268,7 +276,7 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
     config = loader.load([path])
     folders = candidates(config)
     if not folders:
-        there = f" nor at {config.transport.servers}" if config.transport.kind != "embedded" else ""
+        there = "" if lies_in_folder(config) else f" nor at {config.transport.servers}"
         raise ConfigError(
             f"{path}: no run of it yet under {Path(config.base) / config.run.folder}{there}; start one with"
             " `rftstream run`"
@@ -277,7 +285,7 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
 
 
 def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
-    """What the run was started with; the environment is in it already."""
+    """Return the config that the run was started with. It includes the environment of that time."""
     return loader.load([folder.config_file], sets=sets, env={})
 
 
@@ -304,19 +312,26 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def open_run(run: str | Path) -> OpenRun:
-    """ConfigError if there is no such run or its log is missing."""
+    """Open a run. ConfigError if there is no such run or its log is missing."""
     folder, config = find_run(run)
     return OpenRun(folder, config, open_transport(config, folder, create=False))
 
 
 def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False) -> Transport:
+    """Open the log of a run. `create` makes it if it is missing."""
     kind = config.transport.kind
     transport = registry.resolve("transport", kind, where="transport.kind")
-    if kind == "embedded":
+    spec = registry.spec(TransportSpec, kind)
+    if spec.in_run_folder:
         return transport(folder.log, create=create)  # type: ignore[no-any-return]
-    if kind == "kafka":
+    if spec.takes_create:
         return transport(folder.run_id, _revealed(config), create=create)  # type: ignore[no-any-return]
     return transport(folder.run_id, _revealed(config))  # type: ignore[no-any-return]
+
+
+def lies_in_folder(config: RunConfig) -> bool:
+    """Return whether the log lies in the run folder, so that this host alone has it."""
+    return registry.find_spec(TransportSpec, config.transport.kind).in_run_folder
 
 
 def _revealed(config: RunConfig) -> TransportSection:
@@ -325,7 +340,7 @@ def _revealed(config: RunConfig) -> TransportSection:
 
 
 def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None = None) -> ObjectStore:
-    """`patience_s`: for who has something better to do than to wait."""
+    """Open the object store of a run. `patience_s` shortens the seconds to wait for a store that does not answer."""
     from rftstream.weights.store import ObjectStore
 
     settings = config.weights
@@ -339,14 +354,16 @@ def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None
 
 
 def store_place(config: RunConfig, folder: RunFolder) -> str:
-    """Where a run's objects are: a path, or a URL."""
+    """Return where a run's objects are: a path, or a URL."""
+    from rftstream.weights.store import place_on_disk
+
     url = config.weights.store.replace("{run}", folder.run_id)
-    scheme, separator, rest = url.partition("://")
-    return url.rstrip("/") if separator and scheme != "file" else os.path.abspath(folder.path / (rest or scheme))
+    place = place_on_disk(url, folder.path)
+    return url.rstrip("/") if place is None else os.path.abspath(place)
 
 
 def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
-    """Runs beside this one whose objects are in the same place, under the same names."""
+    """Return the runs beside this one whose objects are in the same place, under the same names."""
     place, found = store_place(config, folder), []
     for path in _listed(folder.path.parent):
         other = RunFolder(path)
@@ -362,7 +379,7 @@ def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
 
 
 def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:
-    """What topics.py and the run file ask for."""
+    """Return the topics that `contracts/topics.py` and the run file ask for."""
     return {
         name: TopicSettings(
             partitions=num_partitions(topic, partitions=config.transport.partitions, shares=config.trainer.shares),
@@ -374,14 +391,14 @@ def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:
 
 
 def create_log(transport: Transport, config: RunConfig) -> None:
-    """The topics of a run and position 0 for every consumer group, before anybody reads."""
+    """Create the topics of a run and position 0 for every consumer group, before anybody reads."""
     transport.admin.ensure_topics(wanted_topics(config))
     for group, topics in consumer_groups().items():
         transport.admin.commit_initial(group, topics)
 
 
 def shown_path(path: Path) -> str:
-    """Relative where that is shorter."""
+    """Return the path relative to the current folder if it lies below that."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

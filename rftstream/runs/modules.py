@@ -28,7 +28,7 @@ _NOT_OWN = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModule:
-    """A module of the user's that a run file names, or that such a one imports."""
+    """A user's module that a run file names, or that such a module imports. `find_modules` makes it."""
 
     name: str
     file: Path
@@ -39,7 +39,7 @@ class OwnModule:
 
     @property
     def warning(self) -> str | None:
-        """What is said where it hides another one."""
+        """Return what to say if the module hides another one, else None."""
         if self.hides is None:
             return None
         return (
@@ -49,8 +49,8 @@ class OwnModule:
 
 
 def find_modules(config: RunConfig) -> list[OwnModule]:
-    """Those that the run file names, with what they import from its folder or the current one. One that is not there is
-    left out: whoever imports it says so."""
+    """Return the modules that the run file names, with what they import from its folder or the current one. A module
+    that does not exist is left out; importing it gives the error."""
     base = Path(config.base).resolve()
     roots = (base, Path.cwd().resolve())
     found: dict[str, OwnModule] = {}
@@ -75,13 +75,8 @@ def find_modules(config: RunConfig) -> list[OwnModule]:
     return [found[name] for name in sorted(found)]
 
 
-def hidden_modules(config: RunConfig) -> list[str]:
-    """A line for each module beside the run file that is not the one which is taken."""
-    return [one.warning for one in find_modules(config) if one.warning is not None]
-
-
 def write_modules(config: RunConfig, folder: RunFolder) -> None:
-    """Beside the run's config, at once or not at all."""
+    """Write the modules' digests beside the run's config, whole or not at all."""
     modules = {one.name: {"file": str(one.file), "sha256": one.digest} for one in find_modules(config)}
     partial = folder.modules_file.with_suffix(f".{os.getpid()}.partial")
     with naming(folder.modules_file):
@@ -90,7 +85,7 @@ def write_modules(config: RunConfig, folder: RunFolder) -> None:
 
 
 def changes_of_modules(config: RunConfig, folder: RunFolder) -> list[str]:
-    """What has changed in them since the run was last started, a line for each; of a run that recorded none nothing."""
+    """Return a line for each module that has changed since the run was last started; none if the run recorded none."""
     try:
         before = json.loads(folder.modules_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -10,6 +10,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.service.control_view import ControlView
 from rftstream.service.in_force import RecordsInForce
+from rftstream.service.reading import read_to_ends
 from rftstream.transport.base import Reader, Transport
 from rftstream.weights.lineage import Lineage
 
@@ -20,7 +21,7 @@ RECENT_STEPS = 512
 
 
 class Curve:
-    """The steps in force, in order of their versions."""
+    """The steps in force, in order of their versions. An `Observer` makes it and hands each step to `absorb`."""
 
     def __init__(self) -> None:
         self._lineage = Lineage()
@@ -28,7 +29,7 @@ class Curve:
         self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
 
     def absorb(self, step: StepRecord) -> bool:
-        """Whether it is a newly trained step in force."""
+        """Take in a step record. Return whether it is a newly trained step in force."""
         if not self._lineage.accepts(step.name.trainer_epoch):
             return False
         if step.resumed or step.name.trainer_epoch > self._lineage.epoch:
@@ -47,27 +48,30 @@ class Curve:
 
     @property
     def version(self) -> int:
-        """The newest in force; 0 before the first step."""
+        """Return the newest version in force; 0 before the first step."""
         return max(self._rewards, default=0)
 
     @property
     def num_steps(self) -> int:
+        """Return how many steps are in force."""
         return len(self._rewards)
 
     @property
     def last(self) -> StepRecord | None:
+        """Return the newest step, or None."""
         return self.recent[-1] if self.recent else None
 
     def rewards(self) -> list[float]:
-        """Of the steps that had any, in order of versions."""
+        """Return the rewards of the steps that had any, in order of versions."""
         return [reward for _, reward in sorted(self._rewards.items()) if reward is not None]
 
     def reward_first(self) -> float | None:
-        """Mean over the first tenth of the steps that had any."""
+        """Return the mean reward of the first tenth of the steps that had any."""
         rewards = self.rewards()
         return _mean(rewards[: max(1, len(rewards) // 10)])
 
     def reward_last(self) -> float | None:
+        """Return the mean reward of the last tenth of the steps that had any."""
         rewards = self.rewards()
         return _mean(rewards[-max(1, len(rewards) // 10) :])
 
@@ -89,18 +93,22 @@ class Observer:
         """Read, and not looked at: judging a record may ask the log, which may not answer for now."""
 
     def catch_up(self) -> None:
-        """Reads to where the topics end now: one `poll` alone sees what has arrived."""
+        """Read to where the topics end now: a single `poll` only sees what has arrived."""
         admin = self._transport.admin
         ends = {place: end for topic in OBSERVED for place, end in admin.end_offsets(topic).items()}
-        self.poll()
-        while any(self.reader.position(place) < end for place, end in ends.items()):
-            self._transport.wait([self.reader], 0.05)
-            self.poll()
+        self._judge_polled()
+        for records in read_to_ends(self._transport, self.reader, ends):
+            self._polled.extend(records)
+            self._judge_polled()
 
     def poll(self) -> list[StepRecord | EvalResult]:
-        """All that is new: trained steps in force and evaluations."""
-        news: list[StepRecord | EvalResult] = []
+        """Return all that is new: trained steps in force and evaluations."""
         self._polled.extend(self.reader.poll())
+        return self._judge_polled()
+
+    def _judge_polled(self) -> list[StepRecord | EvalResult]:
+        """Look at the records that were read, and at those that arrive meanwhile."""
+        news: list[StepRecord | EvalResult] = []
         while self._polled:
             for record, message in self._rule.messages([self._polled[0]]):
                 if record.topic == "control":
@@ -115,4 +123,5 @@ class Observer:
         return news
 
     def close(self) -> None:
+        """Close the reader."""
         self.reader.close()

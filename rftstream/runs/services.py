@@ -29,7 +29,7 @@ def role_context(
     simulated: bool = False,
     own_store: ObjectStore | None = None,
 ) -> RoleContext:
-    """What a role of this run is composed from. `own_store`: in place of the one that the run file names."""
+    """Return what a role of this run is built from. `own_store` replaces the store that the run file names."""
     return RoleContext(
         config=config,
         folder=folder,
@@ -55,8 +55,8 @@ def build_service(
     simulated: bool = False,
     own_store: ObjectStore | None = None,
 ) -> Service:
-    """The service of a role of this run, built-in or your own; arguments as for `role_context`."""
-    build = role_builder(role)
+    """Return the service of a role of this run, built-in or your own; arguments as for `role_context`. TransportError
+    if the log does not answer; nothing stays open then."""
     context = role_context(
         config=config,
         folder=folder,
@@ -67,4 +67,9 @@ def build_service(
         simulated=simulated,
         own_store=own_store,
     )
-    return service_of(build(context), context)
+    built = role_builder(role)(context)
+    try:
+        return service_of(built, context)
+    except BaseException:
+        built.step.close()
+        raise

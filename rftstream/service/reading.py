@@ -1,8 +1,8 @@
-"""Reading a log to where it ends at a known time: the one loop of everybody who does so."""
+"""Reading a log up to ends that are known beforehand. Everybody who does so uses this loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.transport.base import Reader, Transport
@@ -11,7 +11,7 @@ WAIT_S = 0.05
 """Seconds to wait for records when a poll had none. A reader that is woken earlier polls earlier."""
 
 MAX_RECORDS = 1000
-"""Records of one poll, unless the caller says otherwise."""
+"""Most records of one poll, unless the caller says otherwise."""
 
 
 def read_to_ends(
@@ -27,3 +27,11 @@ def read_to_ends(
         yield records
         if not records:
             transport.wait([reader], WAIT_S)
+
+
+def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPartition, int]:
+    """Return the first offsets of all partitions of some topics."""
+    positions: dict[TopicPartition, int] = {}
+    for topic in topics:
+        positions.update(transport.admin.begin_offsets(topic))
+    return positions

@@ -1,18 +1,23 @@
-"""What a concurrent role has finished or saved, until it is on the log: which of it goes into the next transaction, and
-with which positions."""
+"""The results of a concurrent role, finished or saved, that are not on the log yet."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rftstream.clock import Clock
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.service.output_lookup import OutputLookup
-from rftstream.service.tracker import PartitionTracker
-from rftstream.transport.base import Member, Position, Transport
+from rftstream.transport.base import Transport
 
 MAX_TRANSACTION_BYTES = 8 << 20
+"""Bytes of results that make a transaction due, and that one takes at most, unless its first result is larger."""
+
 MAX_TRANSACTION_RECORDS = 512
+"""Number of results that make a transaction due."""
+
+LINGER_S = 0.02
+"""Seconds that a finished result waits for others, so that they share a transaction."""
 
 
 @dataclass(slots=True)
@@ -26,71 +31,108 @@ class InHand:
 
 @dataclass(slots=True)
 class PendingResult:
-    """What came of a record in hand: to be published together with its position."""
+    """The outputs for a record in hand. They are published together with the position of the record."""
 
     number: int
+    """The number of the item."""
     work: InHand
+    """The record in hand."""
     records: list[NewRecord]
+    """What is published."""
     num_bytes: int
+    """Size of `records` together, in bytes."""
     finishes: bool = True
-    """False: it is saved, and in hand as before."""
+    """Whether the record is finished. If not, its work is saved, and the record is in hand as before."""
     leaves: bool = False
-    """It is saved, and given back."""
+    """Whether the record is given back once this is on the log."""
 
 
-def choose_results(results: Sequence[PendingResult], assignment: Mapping[TopicPartition, int]) -> list[PendingResult]:
-    """Return the results of one transaction: the oldest whose partitions are still under the assignment that they were
-    taken by. The next look at the assignment drops the others."""
-    chosen: list[PendingResult] = []
-    num_bytes = 0
-    for result in results:
-        if assignment.get(result.work.place) != result.work.assignment:
-            continue
-        if chosen and num_bytes + result.num_bytes > MAX_TRANSACTION_BYTES:
-            break
-        chosen.append(result)
-        num_bytes += result.num_bytes
-    return chosen
+class PendingResults:
+    """The results that are not on the log yet, oldest first.
 
+    ConcurrentService makes one together with itself. It calls `add` for each result, `is_due` in each slice, `choose`
+    for a transaction, `remove` when that is on the log, and `drop` when a partition is lost."""
 
-def positions_with(
-    chosen: Sequence[PendingResult], trackers: Mapping[TopicPartition, tuple[int, PartitionTracker]], member: Member
-) -> tuple[dict[TopicPartition, Position], list[PendingResult]]:
-    """Return what to commit for these results, and those of them that fit into the metadata."""
-    by_place: dict[TopicPartition, list[PendingResult]] = {}
-    for result in chosen:
-        by_place.setdefault(result.work.place, []).append(result)
-    positions: dict[TopicPartition, Position] = {}
-    taken: list[PendingResult] = []
-    for place, results in by_place.items():
-        tracker = trackers[place][1]
-        offsets = [result.work.offset for result in results if result.finishes]
-        position, held = tracker.position_after(offsets, member.position(place))
-        fitting = [result for result in results if not result.finishes or result.work.offset not in set(held)]
-        if fitting:
-            # With nothing finished the position as it stands: with it the log sees whose the partition is.
-            positions[place] = position if any(result.finishes for result in fitting) else tracker.position
-            taken.extend(fitting)
-    return positions, taken
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._results: list[PendingResult] = []
+        self._waiting_since = 0.0
+        """When the oldest result came, or when the last transaction was committed, if that was later."""
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[PendingResult]:
+        return iter(self._results)
+
+    def add(
+        self, number: int, work: InHand, records: list[NewRecord], *, finishes: bool = True, leaves: bool = False
+    ) -> None:
+        """Take a result; the arguments are the fields of PendingResult."""
+        if not self._results:
+            self._waiting_since = self._clock.now()
+        num_bytes = sum(record.num_bytes for record in records)
+        self._results.append(PendingResult(number, work, records, num_bytes, finishes, leaves))
+
+    def all_finish(self) -> bool:
+        """Return whether none of them is only saved."""
+        return all(result.finishes for result in self._results)
+
+    def is_due(self, *, nothing_else: bool) -> bool:
+        """Return whether it is time for a transaction; there is a result. `nothing_else`: no further ones come soon."""
+        return (
+            nothing_else
+            or self._clock.now() - self._waiting_since >= LINGER_S
+            or len(self._results) >= MAX_TRANSACTION_RECORDS
+            or sum(result.num_bytes for result in self._results) >= MAX_TRANSACTION_BYTES
+        )
+
+    def due_in_s(self) -> float:
+        """Return the seconds until the oldest result has waited long enough."""
+        return max(0.0, self._waiting_since + LINGER_S - self._clock.now())
+
+    def choose(self, assignment: Mapping[TopicPartition, int]) -> list[PendingResult]:
+        """Return the results of one transaction: the oldest whose partitions are still under the assignment that they
+        were taken by. The next look at the assignment drops the others."""
+        chosen: list[PendingResult] = []
+        num_bytes = 0
+        for result in self._results:
+            if assignment.get(result.work.place) != result.work.assignment:
+                continue
+            if chosen and num_bytes + result.num_bytes > MAX_TRANSACTION_BYTES:
+                break
+            chosen.append(result)
+            num_bytes += result.num_bytes
+        return chosen
+
+    def remove(self, written: Sequence[PendingResult]) -> None:
+        """Forget results that are on the log."""
+        gone = {id(result) for result in written}
+        self._results = [result for result in self._results if id(result) not in gone]
+        self._waiting_since = self._clock.now()
+
+    def drop(self, place: TopicPartition) -> None:
+        """Forget the results of a partition that was lost."""
+        self._results = [result for result in self._results if result.work.place != place]
 
 
 class SavedRecords:
-    """Looks up whether saved results are on the log, after a commit whose result is not known. The service calls
-    `look_at_ends` before each commit, and `there` when it has to settle one."""
+    """Looks up whether saved results are on the log, after a commit that was lost. ConcurrentService makes it together
+    with itself. It calls `look_at_ends` before each commit, and `there` when a transaction is in doubt."""
 
     def __init__(self, transport: Transport, topic: str | None) -> None:
-        """`topic`: where what is not finished is saved, if the role does so."""
+        """Look on `topic`, on which work that is not finished is saved; None if the role saves nothing."""
         self._topic = topic
         self._lookup = OutputLookup(transport)
 
-    def look_at_ends(self, results: Collection[PendingResult]) -> None:
+    def look_at_ends(self, results: Iterable[PendingResult]) -> None:
         """Note where the topic ends now, if some of the results are to be saved there."""
         partitions = {result.work.place.partition for result in results if not result.finishes}
         if partitions and self._topic is not None:
             self._lookup.note_ends({TopicPartition(self._topic, partition) for partition in partitions})
 
-    def there(self, results: Collection[PendingResult]) -> set[tuple[int, bytes | None]]:
-        """Return partition and key of what stands on the log since it was tried last to save something."""
+    def there(self, results: Iterable[PendingResult]) -> set[tuple[int, bytes | None]]:
+        """Return partition and key of each record that was saved since the ends were noted."""
         if all(result.finishes for result in results):
             return set()
         return {(record.partition, record.key) for record in self._lookup.find()}

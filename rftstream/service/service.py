@@ -1,18 +1,15 @@
-"""The only service loop: poll -> step -> publish + commit, one bounded slice at a time.
+"""What the three loops share: how a worker is driven, what an error means to it, and how a record is judged.
 
-A service is driven by `tick`, by a process (host.py) or by a seeded scheduler (rftstream.testing). This file holds
-what both kinds share; concurrent.py and single.py hold the two ways of reading and committing.
+A loop does one bounded slice of work for each `tick`. A process calls it (launch/host.py), or a scheduler that draws
+everything from a seed (rftstream.testing). The loops themselves stand in concurrent.py, single.py and source.py.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
-
-import prometheus_client
 
 from rftstream import metrics
 from rftstream.clock import Clock
@@ -27,28 +24,34 @@ from rftstream.transport.base import Member, Reader, Transport
 if TYPE_CHECKING:
     import prometheus_client
 
-
 log = logging.getLogger(__name__)
 
 MAX_IDLE_S = 1.0
-"""Of one wait: membership is kept up and deadlines are looked at this often."""
+"""Longest wait between two slices, in seconds: membership is kept up and deadlines are looked at this often."""
 
 MAX_BACKOFF_S = 5.0
+"""Longest wait before something that failed is tried again, in seconds."""
 
 CALM_S = 15.0
-"""So long after a try without another failure, the next one is a new trouble. Longer than what a question to a log that
-is gone takes."""
+"""Seconds without a failure after which the next one counts as a new trouble. This is longer than a question to a log
+that is gone takes to fail."""
 
 
 class Service:
-    """The loop of one worker of one role: what both kinds share. Its driver calls `start`, then `tick` until `done`,
-    with `drain` in between if the worker is to leave, then `close`; all from one thread. The subclasses say how
-    records become work and how work is committed."""
+    """The loop of one worker of one role. `service_of` (roles/build.py) makes the subclass for the role's kind; making
+    it opens what it reads, and raises TransportError if the log does not answer.
+
+    A driver then calls `tick` and `wait` in turns until `done`, and `close` last; all from one thread. It calls `drain`
+    in between if the worker is to leave. `slice` is what the subclasses add: how records become work, and how work is
+    committed."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
         self.role = role.spec.name
+        """Name of the role."""
         self.process = context.process
+        """Name of this worker in logs and claims."""
         self.done = False
+        """Whether the worker has nothing more to do and can be closed."""
         self.spec = role.spec
         self.context = context
         self.clock: Clock = context.clock
@@ -63,48 +66,40 @@ class Service:
         self._retry_at = 0.0
         self._failures = 0
         self._failing_since = 0.0
-        self._reader: Reader | None = None
-        self._followed: list[Record] = []
-        """Records that were read and that nobody has looked at yet."""
         metrics.begin(self.role)
         role.spec.begin_metrics()
         # Looking a labelled metric up costs more than counting: these are counted at every tick.
         self._records_in: dict[str, prometheus_client.Counter] = {}
         self._step_seconds = metrics.STEP_SECONDS.labels(self.role)
         self._progress_at = metrics.PROGRESS.labels(self.role)
-        self._commit_seconds = metrics.COMMIT_SECONDS.labels(self.role)
 
     # ------------------------------------------------------------------------------------------ for the driver
 
-    def start(self) -> None:
-        """Opens what it reads; never waits."""
-
     def tick(self) -> float:
-        """One bounded slice of work; returns how many seconds it may idle."""
+        """Do one bounded slice of work, and return how many seconds the worker may idle."""
         try:
             return self.slice()
         except TransportError as error:
-            # Whatever was asked of the log is asked again: what was begun is either certain or looked up there.
+            # Whatever was asked of the log is asked again: what was begun is certain, or it is looked up there.
             if not error.retriable and not isinstance(error, ProducerLost):
                 raise
             return self.back_off(error)
 
     def sources(self) -> Sequence[Reader | Member]:
-        """What to wait on between two ticks."""
-        return [self._reader] if self._reader is not None else []
+        """Return what to wait on between two ticks."""
+        raise NotImplementedError
 
     def wait(self, timeout_s: float) -> None:
         """Block until there may be something to do, or the time is up."""
         self.transport.wait(self.sources(), timeout_s)
 
     def drain(self) -> None:
-        """Takes no new work; `done` becomes true when what is in hand is committed."""
+        """Take no new work from now on. `done` becomes true when what is in hand is committed."""
         self._draining = True
 
     def close(self) -> None:
-        """Close the clients; called once, last."""
-        if self._reader is not None:
-            self._reader.close()
+        """Close the step and the clients. Called once, last."""
+        raise NotImplementedError
 
     def health(self) -> dict[str, object]:
         """Return what people see of the worker's state."""
@@ -117,8 +112,8 @@ class Service:
         }
 
     def measure(self) -> None:
-        """Metrics that are looked up rather than counted as things happen. The lag is in offsets, not in records:
-        counting those would mean reading them."""
+        """Set the metrics that are looked up rather than counted as things happen. The lag is in offsets: counting
+        records would mean reading them."""
         metrics.DISK_FREE.labels(self.role).set(shutil.disk_usage(self.context.folder.path).free)
         waiting = dict.fromkeys(self.spec.consumes, 0)
         done = self.done_up_to()
@@ -131,11 +126,11 @@ class Service:
     # ------------------------------------------------------------------------------------------ for subclasses
 
     def slice(self) -> float:
-        """As `tick`; may leave at any question to the log that fails for now."""
+        """Do the work of `tick`. It may raise in the middle, at any question to the log that fails for now."""
         raise NotImplementedError
 
     def done_up_to(self) -> Mapping[TopicPartition, int]:
-        """Per partition that it consumes now, the offset from which on there is work left."""
+        """Return, for each partition that the worker consumes now, the first offset that has work left."""
         return {}
 
     def progressed(self) -> None:
@@ -145,7 +140,8 @@ class Service:
         self._failures = 0
 
     def back_off(self, error: Exception) -> float:
-        """Remembers a passing failure; seconds until the next try. Raises it when it has not passed for too long."""
+        """Take note of a failure that may pass, and return the seconds until the next try. Raises the failure if none
+        of the tries has succeeded for too long."""
         if self._failures == 0 or self.clock.now() - self._retry_at > CALM_S:
             self._failures, self._failing_since = 0, self.clock.now()
         elif self.clock.now() - self._failing_since > self.context.config.transport.patience_s:
@@ -162,7 +158,7 @@ class Service:
         return max(0.0, self._retry_at - self.clock.now())
 
     def control(self, received: Received) -> None:
-        """A record of `control`: who is in force, what the run should do."""
+        """Take a record of `control`, which says who is in force or what the run should do."""
         message = received.message
         key = (received.record.key or b"").decode(errors="replace")
         match message:
@@ -184,25 +180,19 @@ class Service:
             case _:
                 pass
 
-    def follow(self, see: Callable[[Received], None]) -> bool:
-        """Hand on what is new on `control` and the followed topics; returns whether there was any."""
-        assert self._reader is not None
-        self._followed += self._reader.poll()
-        num_followed = len(self._followed)
-        while self._followed:  # judging a record may ask the log, which may not answer for now
-            record = self._followed[0]
-            received = self.decode(record)
-            if isinstance(received, ContractError):
-                log.error("%s; skipped", received)
-            elif record.topic == "control":
-                self.control(received)
-            else:
-                see(received)
-            del self._followed[0]
-        return bool(num_followed)
+    def take_followed(self, record: Record, see: Callable[[Received], None]) -> None:
+        """Take a record of `control` or of a followed topic; `see` is given the latter."""
+        received = self.decode(record)
+        if isinstance(received, ContractError):
+            log.error("%s; skipped", received)
+        elif record.topic == "control":
+            self.control(received)
+        else:
+            see(received)
 
     def decode(self, record: Record) -> Received | ContractError:
-        """The record with its message, or why there is none: ForeignRecord if it is not in force."""
+        """Return the record with its message, or the error that says why there is none: ForeignRecord for a record
+        that is not in force."""
         counter = self._records_in.get(record.topic)
         if counter is None:
             counter = self._records_in[record.topic] = metrics.RECORDS_IN.labels(self.role, record.topic)
@@ -223,22 +213,3 @@ class Service:
             )
             for output in outputs
         ]
-
-    def count_out(self, records: Sequence[NewRecord]) -> None:
-        """Count records that are on the log, for the metrics."""
-        counts: Counter[str] = Counter()
-        num_bytes: Counter[str] = Counter()
-        for record in records:
-            counts[record.topic] += 1
-            num_bytes[record.topic] += record.num_bytes
-        for topic, count in counts.items():
-            metrics.RECORDS_OUT.labels(self.role, topic).inc(count)
-            metrics.BYTES_OUT.labels(self.role, topic).inc(num_bytes[topic])
-
-
-def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPartition, int]:
-    """The first offsets of all partitions of some topics."""
-    positions: dict[TopicPartition, int] = {}
-    for topic in topics:
-        positions.update(transport.admin.begin_offsets(topic))
-    return positions

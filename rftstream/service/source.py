@@ -1,7 +1,9 @@
-"""Sources: roles that write without consuming a topic, woken by a socket or a future as well as by the log.
+"""The loop of a source: a role that writes without consuming a topic. A socket or a future wakes it as well as the log.
 
-Per transaction: the step says what is written next, the loop notes where the partitions end, commits, and tells the
-step. When the result of a commit is unknown, the loop looks for the records on the log before it writes anything else.
+The step says what is written next, the loop commits it, and tells the step. If the commit was lost, the loop looks for
+the records on the log before it writes anything else. It knows where to look, since before each commit it notes where
+the partitions end.
+
 Before the first transaction the step has seen everything on the topics that it follows, also what a predecessor had in
 the middle of a commit when it died. A source that follows its own output therefore knows what it has written.
 
@@ -10,61 +12,70 @@ Any number of workers write at the same time, each under a transactional id of i
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
+from collections.abc import Sequence
 from typing import cast
 
-from rftstream import metrics
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.records import NewRecord, TopicPartition
-from rftstream.errors import ProducerLost, TransportError
+from rftstream.service.commit import TransactionWriter
+from rftstream.service.followed import FollowedTopics
 from rftstream.service.output_lookup import OutputLookup
 from rftstream.service.role import Publish, Role, RoleContext, SourceStep
-from rftstream.service.service import MAX_IDLE_S, Service, begin_positions
-from rftstream.transport.base import Producer
-
-log = logging.getLogger(__name__)
+from rftstream.service.service import MAX_IDLE_S, Service
+from rftstream.transport.base import Member, Producer, Reader
 
 LOG_LOOK_S = 0.2
 """Longest wait for the step's own wake-ups, in seconds; the log is looked at between two of them."""
 
 
 class SourceService(Service):
-    """Drives a SourceStep. A process or a scheduler makes it, calls `start`, then `tick` and `wait` in turns until it
-    is `done`, then `close`."""
+    """The loop of a worker of a source. `service_of` makes it, and a driver calls `tick` and `wait` in turns.
+
+    The first ticks wait for the run's manifest, and until the step has seen what stood on the followed topics. The
+    others write what the step returns. `drain` lets the step end what it has begun; `done` is true when that is on the
+    log. `close` comes last."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
         self.step = cast(SourceStep, role.step)
-        # Unique also if two workers were given the same name: they would fence each other for ever.
-        name = f"{self.role}.{self.process}.{socket.gethostname()}.{os.getpid()}"
-        self._producer: Producer = self.transport.producer(name)
-        self._producer_started = False
+        self._followed = FollowedTopics(
+            self.transport, self.spec.follows, lambda record: self.take_followed(record, self.step.follow)
+        )
+        self._writer = TransactionWriter(
+            self.role, self._open_producer, when_aborted=self.back_off, when_lost=self.back_off
+        )
         self._lookup = OutputLookup(self.transport, bodies=True)
         self._ends: dict[TopicPartition, int] | None = None
-        """What has to be read before the first transaction."""
+        """The ends up to which has to be read before the first transaction; None until the manifest is there."""
         self._caught_up = False
         self._pending: tuple[Publish, ...] = ()
-        """What is written next; kept until it is on the log."""
+        """What is written next. It is kept until it is on the log."""
         self._pending_records: list[NewRecord] = []
-        self._is_unsure = False
-        """Whether what is pending may be on the log already."""
 
-    def start(self) -> None:
-        self._reader = self.transport.reader(begin_positions(self.transport, ("control", *self.spec.follows)))
+    def _open_producer(self) -> Producer:
+        # The id is unique even if two workers have the same name: otherwise they would fence each other for ever.
+        return self.transport.producer(f"{self.role}.{self.process}.{socket.gethostname()}.{os.getpid()}")
+
+    def sources(self) -> Sequence[Reader | Member]:
+        """Return the reader; `wait` looks at the step's own wake-ups, too."""
+        return [self._followed.reader]
 
     def drain(self) -> None:
+        """Take nothing more in from outside, and end what was taken in."""
         super().drain()
         self.step.draining()
 
     def close(self) -> None:
+        """Close the step and the clients."""
         self.step.close()
-        self._producer.close()
-        super().close()
+        self._writer.close()
+        self._followed.close()
 
     def health(self) -> dict[str, object]:
+        """Return what people see: how much is being written, and what the step reports."""
         return {**super().health(), "pending": len(self._pending), **self.step.health()}
 
     def wait(self, timeout_s: float) -> None:
@@ -82,7 +93,8 @@ class SourceService(Service):
     # ------------------------------------------------------------------------------------------ the loop
 
     def slice(self) -> float:
-        followed = self.follow(self.step.follow)
+        """Follow the log, and write what the step has to be written."""
+        followed = self._followed.hand_on()
         if self.finished is not None:
             self.done = True
             return 0.0
@@ -106,11 +118,12 @@ class SourceService(Service):
         return min(self.step.idle_s(), MAX_IDLE_S)
 
     def _takes(self) -> bool:
-        """Whether the step may begin something new: a run that pauses or ends takes nothing in."""
+        """Return whether the step may begin something new: a run that pauses or ends takes nothing in."""
         return self.desired is DesiredState.running
 
     def _listens(self) -> bool:
-        """Whether the step would read from its wake-ups in the next tick; else they would end every wait at once."""
+        """Return whether the step will read from its wake-ups in the next tick. If it will not, they would end every
+        wait at once."""
         return self._caught_up and self._takes() and not self._pending and self.backing_off_s() <= 0
 
     def _catch_up(self) -> bool:
@@ -119,21 +132,21 @@ class SourceService(Service):
         A predecessor may have died in the middle of a commit: its transaction is waited for."""
         if self._caught_up:
             return True
-        assert self._reader is not None
         if self._ends is None:
             ends = dict(self.transport.admin.end_offsets("control"))
             for topic in self.spec.follows:
                 ends |= self.transport.admin.end_offsets(topic, settled=True)
             self._ends = ends
-        self._caught_up = all(self._reader.position(place) >= end for place, end in self._ends.items())
+        self._caught_up = all(self._followed.reader.position(place) >= end for place, end in self._ends.items())
         return self._caught_up
 
     # ------------------------------------------------------------------------------------------ committing
 
     def _publish_next(self) -> bool:
-        """One transaction; False when there is nothing to write now."""
-        if self._is_unsure:
-            return self._settle()
+        """Write one transaction, or resolve one that is in doubt. Return False if nothing was written or found out."""
+        if self._writer.is_in_doubt:
+            self._writer.resolve(self._look_up)
+            return True
         if not self._pending and self._takes():
             with self._step_seconds.time():
                 self._pending = self.step.advance()
@@ -142,44 +155,23 @@ class SourceService(Service):
 
     def _commit(self) -> bool:
         records = self._pending_records
-        if not self._producer_started:
-            self._producer.start()
-            self._producer_started = True
+        if not self._writer.has_begun:
+            self._writer.begin()
         self._lookup.note_ends({TopicPartition(record.topic, record.partition) for record in records})
-        try:
-            with self._commit_seconds.time():
-                self._producer.commit(records)
-        except ProducerLost as error:
-            metrics.TRANSACTIONS.labels(self.role, "lost").inc()
-            self._producer_started = False
-            self._is_unsure = True
-            self.back_off(error)
+        if not self._writer.commit(records, positions={}):
             return False
-        except TransportError as error:
-            if not error.retriable:
-                raise
-            metrics.TRANSACTIONS.labels(self.role, "aborted").inc()
-            self.back_off(error)
-            return False
-        metrics.TRANSACTIONS.labels(self.role, "committed").inc()
-        self.count_out(records)
         self._acknowledge()
         return True
 
-    def _settle(self) -> bool:
-        """Find out whether the last commit is on the log. Starting the producer first ends what it had open."""
-        self._producer.start()
-        self._producer_started = True
+    def _look_up(self) -> None:
+        """Find out whether a transaction in doubt is on the log."""
         if self._lookup.holds(self._pending_records):
             self._acknowledge()
-        self._is_unsure = False
-        return True
 
     def _acknowledge(self) -> None:
-        """Tell the step that what was pending is on the log, for whoever it answers to: it must survive from here."""
-        self._is_unsure = True  # should the log not answer now, it is looked for again
-        self.transport.admin.make_durable()
-        self._is_unsure = False
+        """Tell the step that what was pending is on the log. The step answers others then, so it must survive."""
+        with self._writer.in_doubt():  # should the log not answer now, the records are looked for again
+            self.transport.admin.make_durable()
         outputs, self._pending, self._pending_records = self._pending, (), []
         self.step.committed(outputs)
         self.progressed()

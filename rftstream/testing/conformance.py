@@ -13,6 +13,7 @@ compare records, never offsets: offsets may have gaps. They await what a log may
 
 from __future__ import annotations
 
+from rftstream.testing.conformance_admin import AdminConformance
 from rftstream.testing.conformance_bench import Bench, ConformanceHarness, run_in_threads, run_peer
 from rftstream.testing.conformance_groups import GroupConformance
 from rftstream.testing.conformance_reading import ReadingConformance
@@ -22,5 +23,7 @@ from rftstream.testing.conformance_transactions import TransactionConformance
 __all__ = ["Bench", "ConformanceHarness", "TransportConformance", "run_in_threads", "run_peer"]
 
 
-class TransportConformance(ReadingConformance, TransactionConformance, GroupConformance, TogetherConformance):
-    """All of it. A subclass gives the `harness` fixture."""
+class TransportConformance(
+    ReadingConformance, AdminConformance, TransactionConformance, GroupConformance, TogetherConformance
+):
+    """All conformance tests. A subclass gives the `harness` fixture, and pytest runs it."""

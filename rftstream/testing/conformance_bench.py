@@ -1,4 +1,4 @@
-"""What the conformance tests work with: the harness that a transport brings, and a bench of short words."""
+"""The tools of the conformance tests: the harness that a transport brings, and a bench with short words."""
 
 from __future__ import annotations
 
@@ -13,38 +13,42 @@ from typing import Any
 
 from rftstream.contracts.records import Headers, NewRecord, Record, TopicPartition
 from rftstream.errors import AssignmentLost, TransactionAborted
+from rftstream.service.reading import read_to_ends
 from rftstream.transport.base import Member, Position, Producer, TopicSettings, Transport
 
 Peer = Callable[..., Any]
-"""A top-level function that takes a Transport first."""
+"""A top-level function whose first argument is a Transport."""
 
 PATIENCE_S = 120.0
-"""Seconds for what takes moments on a quiet machine."""
+"""Seconds to wait for what takes moments on a quiet machine."""
 
 _numbers = itertools.count()
 
 
 class ConformanceHarness(ABC):
-    """What a transport brings to be tested: one log, which lives for one test or for all of them."""
+    """What a transport brings to be tested: one log, which lives for one test or for all of them.
+
+    A fixture makes it. The tests call `connect` and `peers`, and `expire` to let members fall silent.
+    """
 
     session_timeout_s: float = 1.0
-    """The shortest one that the log takes."""
+    """The shortest session time-out that the log takes, in seconds."""
     patience_s: float = PATIENCE_S
-    """How long something that must happen may take (a rebalance, a compaction)."""
+    """Seconds that something which must happen may take (a rebalance, a compaction)."""
     wake_up_s: float = 1.0
-    """How long a record may take, in the median, to another process, its answer and back."""
+    """Seconds, in the median, from a record to another process's answer and back."""
 
     @abstractmethod
     def connect(self) -> Transport:
-        """A new connection, as another process would have it."""
+        """Return a new connection, as another process would have it."""
 
     @abstractmethod
     def peers(self, peers: Sequence[tuple[Peer, tuple[Any, ...]]]) -> list[Any]:
-        """Runs all of these functions at the same time, each in a process (or thread) and with a connection of its
-        own, and gives their results. What one of them raises comes out here."""
+        """Run all of these functions at the same time, and return their results. Each runs in a process (or thread) and
+        with a connection of its own. What one of them raises comes out here."""
 
     def expire(self, alive: Collection[tuple[Transport, Member]]) -> None:
-        """Lets the session time-out pass, with a margin, for all members but these."""
+        """Let the session time-out pass, with a margin, for all members but these."""
         until = time.monotonic() + 1.3 * self.session_timeout_s
         while time.monotonic() < until:
             for transport, member in alive:
@@ -54,7 +58,7 @@ class ConformanceHarness(ABC):
 
 
 def run_in_threads(connect: Callable[[], Transport], peers: Sequence[tuple[Peer, tuple[Any, ...]]]) -> list[Any]:
-    """`ConformanceHarness.peers` for a log that lives in this process."""
+    """Do what `ConformanceHarness.peers` does, for a log that lives in this process."""
     results: list[Any] = [None] * len(peers)
     errors: list[BaseException] = []
 
@@ -75,6 +79,7 @@ def run_in_threads(connect: Callable[[], Transport], peers: Sequence[tuple[Peer,
 
 
 def run_peer(connect: Callable[[], Transport], peer: Peer, arguments: tuple[Any, ...]) -> Any:
+    """Run one peer with a connection of its own, which is closed in the end."""
     transport = connect()
     try:
         return peer(transport, *arguments)
@@ -83,6 +88,7 @@ def run_peer(connect: Callable[[], Transport], peer: Peer, arguments: tuple[Any,
 
 
 def await_true(what: str, condition: Callable[[], bool], patience_s: float) -> None:
+    """Wait until the condition is true. AssertionError, which says `what`, after `patience_s` seconds."""
     until = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > until:
@@ -91,7 +97,8 @@ def await_true(what: str, condition: Callable[[], bool], patience_s: float) -> N
 
 
 class Bench:
-    """Names that no other test uses, connections that are closed in the end, and what most tests do."""
+    """Names that no other test uses, connections that are closed in the end, and what most tests do. A fixture makes
+    it."""
 
     def __init__(self, harness: ConformanceHarness) -> None:
         self.harness = harness
@@ -100,45 +107,51 @@ class Bench:
         self.transport = self.connect()
 
     def close(self) -> None:
+        """Close all connections."""
         for transport in self._connections:
             transport.close()
 
     def connect(self) -> Transport:
+        """Return a new connection. The bench closes it."""
         transport = self.harness.connect()
         self._connections.append(transport)
         return transport
 
     def name(self, what: str) -> str:
+        """Return a name that no other test uses."""
         return f"{what}-{os.getpid()}-{next(_numbers)}"
 
     def topic(self, partitions: int = 1, *, compacted: bool = False, max_record_bytes: int = 8 << 20) -> str:
+        """Make a topic, and return its name."""
         name = self.name("topic")
         settings = TopicSettings(partitions=partitions, compacted=compacted, max_record_bytes=max_record_bytes)
         self.transport.admin.ensure_topics({name: settings})
         return name
 
     def group(self, *topics: str) -> str:
-        """A group with position 0 on all partitions."""
+        """Make a group with position 0 on all partitions, and return its name."""
         group = self.name("group")
         self.transport.admin.commit_initial(group, topics)
         return group
 
     def producer(self, transport: Transport | None = None, name: str | None = None) -> Producer:
+        """Return a producer that is started, under a name of its own unless one is given."""
         producer = (transport or self.transport).producer(name or self.name("producer"))
         producer.start()
         return producer
 
     def write(self, records: Sequence[NewRecord]) -> None:
+        """Write the records in one transaction."""
         self.producer().commit(records)
 
     def join(self, group: str, *topics: str, session_timeout_s: float = 30.0) -> tuple[Transport, Member]:
-        """A member with a connection of its own."""
+        """Return a member of the group, with a connection of its own."""
         transport = self.connect()
         member = transport.member(group, topics, name=self.name("member"), session_timeout_s=session_timeout_s)
         return transport, member
 
     def settle(self, members: Collection[tuple[Transport, Member]], *topics: str) -> None:
-        """Until every partition has one owner of these members and each of them has what is fair."""
+        """Wait until these members own every partition, each partition once, and each member has a fair share."""
         places = {place for topic in topics for place in places_of(self.transport, topic)}
         fair = len(places) // len(members)
 
@@ -152,30 +165,29 @@ class Bench:
         self.await_true("every partition has one owner", settled)
 
     def await_true(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until the condition is true, with the harness's patience."""
         await_true(what, condition, self.patience_s)
 
     def all_records(self, *topics: str, bodies: bool = True, transport: Transport | None = None) -> list[Record]:
-        """Everything that stands there now."""
+        """Return all records that stand on the topics now."""
         return read_all(transport or self.transport, topics, bodies=bodies)
 
 
 def places_of(transport: Transport, topic: str) -> list[TopicPartition]:
+    """Return all partitions of a topic."""
     return [TopicPartition(topic, number) for number in range(transport.admin.topics()[topic].partitions)]
 
 
 def read_all(transport: Transport, topics: Iterable[str], *, bodies: bool = True) -> list[Record]:
-    """From the first to the last record that stood there when this began."""
+    """Return the records of the topics, up to the end at the time of the call."""
     ends = {place: end for topic in topics for place, end in transport.admin.end_offsets(topic).items()}
     begins = {place: begin for topic in topics for place, begin in transport.admin.begin_offsets(topic).items()}
     reader = transport.reader(begins, bodies=bodies)
     found: list[Record] = []
     until = time.monotonic() + PATIENCE_S
     try:
-        while any(reader.position(place) < end for place, end in ends.items()):
-            batch = reader.poll()
+        for batch in read_to_ends(transport, reader, ends):
             found += batch
-            if not batch:
-                transport.wait([reader], 0.05)
             if time.monotonic() > until:
                 raise AssertionError(f"the end of {', '.join(topics)} was not reached within {PATIENCE_S:g} s")
         return found
@@ -184,7 +196,7 @@ def read_all(transport: Transport, topics: Iterable[str], *, bodies: bool = True
 
 
 def take(transport: Transport, source: Any, num: int, patience_s: float = PATIENCE_S) -> list[Record]:
-    """At least so many records from a reader or member."""
+    """Return at least `num` records from a reader or member."""
     found: list[Record] = []
     until = time.monotonic() + patience_s
     while len(found) < num:
@@ -198,7 +210,7 @@ def take(transport: Transport, source: Any, num: int, patience_s: float = PATIEN
 
 
 def position_new(member: Member, positioned: dict[TopicPartition, int]) -> None:
-    """Begins newly owned partitions where the group stands. `positioned` is kept by the caller."""
+    """Position newly owned partitions where the group stands. The caller keeps `positioned`."""
     assignment = member.assignment()
     new = [place for place, number in assignment.items() if positioned.get(place) != number]
     if new:
@@ -209,7 +221,7 @@ def position_new(member: Member, positioned: dict[TopicPartition, int]) -> None:
 
 
 class CarryingWorker:
-    """One of several that carry records from a topic to another, each exactly once."""
+    """One of several workers that carry records from a topic to another, each record exactly once."""
 
     def __init__(self, transport: Transport, group: str, source: str, target: str, *, name: str) -> None:
         self.transport = transport
@@ -220,7 +232,7 @@ class CarryingWorker:
         self._positioned: dict[TopicPartition, int] = {}
 
     def turn(self, max_records: int = 50) -> int:
-        """How many records it carried."""
+        """Carry up to `max_records`, and return their number."""
         records = self.member.poll(max_records)
         position_new(self.member, self._positioned)
         if not records:
@@ -232,7 +244,7 @@ class CarryingWorker:
             positions = {place: Position(self.member.position(place)) for place in places}
             self.producer.commit(outputs, positions=positions, snapshot=snapshot)
         except (AssignmentLost, TransactionAborted):
-            # What it still owns it does again from where the group stands.
+            # The worker carries again what it still owns, from where the group stands.
             self.transport.wait([self.member], 0.0)
             self._positioned.clear()
             position_new(self.member, self._positioned)
@@ -241,19 +253,22 @@ class CarryingWorker:
 
 
 def record_again(record: Record, topic: str) -> NewRecord:
+    """Return a record with the same contents, for another topic."""
     return NewRecord(topic, record.partition, record.key, record.value, record.headers)
 
 
 def new(topic: str, partition: int, text: str, headers: Headers = ()) -> NewRecord:
-    """A record whose key and value say the same."""
+    """Return a record whose key and value are both `text`."""
     return NewRecord(topic, partition, text.encode(), text.encode(), headers)
 
 
 def texts(records: Iterable[Record]) -> list[str]:
+    """Return the keys of the records as texts."""
     return [(record.key or b"").decode() for record in records]
 
 
 def by_place(records: Iterable[Record]) -> Mapping[TopicPartition, list[Record]]:
+    """Return the records of each partition, in order."""
     found: dict[TopicPartition, list[Record]] = defaultdict(list)
     for record in records:
         found[record.place].append(record)

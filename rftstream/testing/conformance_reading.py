@@ -1,38 +1,43 @@
-"""Conformance: what a reader sees, and what admin does to it."""
+"""Conformance: what a reader sees of what was written."""
 
 from __future__ import annotations
 
 import pytest
 
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
-from rftstream.errors import ConfigError, PositionMissing, RecordTooLarge
+from rftstream.errors import PositionMissing, RecordTooLarge
 from rftstream.testing.conformance_bench import (
     Bench,
     ConformanceHarness,
     by_place,
     new,
     places_of,
-    position_new,
     take,
     texts,
 )
-from rftstream.transport.base import Position, TopicSettings
 
 
 class BenchFixtures:
+    """The fixtures that all conformance tests use."""
+
     @pytest.fixture
     def harness(self) -> ConformanceHarness:
+        """Return the harness of the transport. A subclass of the suite overrides it."""
         raise NotImplementedError("a subclass of TransportConformance gives the `harness` fixture")
 
     @pytest.fixture
     def bench(self, harness: ConformanceHarness):  # type: ignore[no-untyped-def]
+        """Yield a bench on the harness, and close it in the end."""
         bench = Bench(harness)
         yield bench
         bench.close()
 
 
 class ReadingConformance(BenchFixtures):
+    """Tests of records, headers, positions, fairness and size limits, as readers and producers see them."""
+
     def test_records_of_a_partition_keep_their_order(self, bench: Bench) -> None:
+        """Records of a partition come in the order in which they were committed, at growing offsets."""
         topic = bench.topic(3)
         producer = bench.producer()
         for start in range(0, 300, 30):
@@ -44,6 +49,7 @@ class ReadingConformance(BenchFixtures):
             assert offsets == sorted(set(offsets))
 
     def test_a_record_comes_back_as_it_was(self, bench: Bench) -> None:
+        """Topic, partition, key, value and headers of a record come back unchanged, with a time."""
         topic = bench.topic(2)
         bench.write([NewRecord(topic, 1, b"key", b"\x00value\xff", (("h", b"1"),))])
         (record,) = bench.all_records(topic)
@@ -53,6 +59,7 @@ class ReadingConformance(BenchFixtures):
         assert record.timestamp_s > 0
 
     def test_headers_keep_order_repeats_and_bytes(self, bench: Bench) -> None:
+        """Headers come back in order, with repeated names and any bytes as values."""
         topic = bench.topic()
         headers = (("b", b"\x00\xff\x80"), ("a", b"1"), ("b", b""), ("a", b"2"), ("größe", "日本".encode()))
         bench.write([NewRecord(topic, 0, b"k", b"v", headers), NewRecord(topic, 0, b"k", b"v")])
@@ -61,6 +68,7 @@ class ReadingConformance(BenchFixtures):
         assert second.headers == ()
 
     def test_an_empty_value_is_not_a_tombstone(self, bench: Bench) -> None:
+        """An empty value, no value and no key stay three different things."""
         topic = bench.topic()
         bench.write([NewRecord(topic, 0, b"a", b""), NewRecord(topic, 0, b"b", None), NewRecord(topic, 0, None, b"x")])
         empty, tombstone, keyless = bench.all_records(topic)
@@ -69,12 +77,14 @@ class ReadingConformance(BenchFixtures):
         assert keyless.key is None
 
     def test_keys_are_any_bytes(self, bench: Bench) -> None:
+        """Keys may have any bytes, zero bytes and long texts too."""
         topic = bench.topic(2)
         keys = ["日本語", "naïve/ключ", "🙂" * 50, " spaced key ", "a\x00b"]
         bench.write([NewRecord(topic, number % 2, key.encode(), b"") for number, key in enumerate(keys)])
         assert sorted(texts(bench.all_records(topic))) == sorted(keys)
 
     def test_without_bodies_the_rest_is_there(self, bench: Bench) -> None:
+        """Without bodies, a record has its key and headers but no value."""
         topic = bench.topic()
         bench.write([NewRecord(topic, 0, b"k", b"v" * 200_000, (("h", b"1"),)), NewRecord(topic, 0, b"t", None)])
         found = bench.all_records(topic, bodies=False)
@@ -84,6 +94,7 @@ class ReadingConformance(BenchFixtures):
         ]
 
     def test_reading_begins_where_it_is_told(self, bench: Bench) -> None:
+        """A reader begins at the given position, and goes on at a position that `seek` names."""
         topic = bench.topic()
         bench.write([new(topic, 0, f"{number}") for number in range(10)])
         place = TopicPartition(topic, 0)
@@ -99,6 +110,7 @@ class ReadingConformance(BenchFixtures):
         assert texts(take(bench.transport, later, 1)) == ["later"]
 
     def test_a_position_beyond_the_end_is_missing(self, bench: Bench) -> None:
+        """Reading beyond the end is a PositionMissing that names the topic. After `seek` the reader goes on."""
         topic = bench.topic()
         bench.write([new(topic, 0, "a")])
         place = TopicPartition(topic, 0)
@@ -110,6 +122,7 @@ class ReadingConformance(BenchFixtures):
         assert texts(take(bench.transport, reader, 1)) == ["a"]
 
     def test_followers_all_see_everything(self, bench: Bench) -> None:
+        """Each of three readers gets every record."""
         topic = bench.topic(3)
         readers = []
         for _ in range(3):
@@ -204,164 +217,3 @@ class ReadingConformance(BenchFixtures):
         assert "1000" in str(error.value)
         producer.commit([new(topic, 0, "again")])
         assert len(bench.all_records(topic, other)) == 2
-
-    def test_a_topic_keeps_its_settings(self, bench: Bench) -> None:
-        topic = bench.topic(2)
-        admin = bench.connect().admin
-        admin.ensure_topics({topic: TopicSettings(partitions=2)})
-        assert admin.topics()[topic] == TopicSettings(partitions=2)
-        for other in (TopicSettings(partitions=3), TopicSettings(partitions=2, compacted=True)):
-            with pytest.raises(ConfigError, match=topic):
-                admin.ensure_topics({topic: other})
-
-    def test_an_unknown_topic_is_an_error_that_names_it(self, bench: Bench) -> None:
-        topic = bench.topic(2)
-        with pytest.raises(ConfigError, match="nowhere"):
-            bench.producer().commit([new("nowhere", 0, "a")])
-        with pytest.raises(ConfigError, match="nowhere"):
-            bench.transport.reader({TopicPartition("nowhere", 0): 0})
-        with pytest.raises(ConfigError, match="nowhere"):
-            bench.transport.member("g", ["nowhere"], name="m")
-        with pytest.raises(ConfigError, match=topic):
-            bench.producer().commit([new(topic, 2, "a")])
-
-    def test_ends(self, bench: Bench) -> None:
-        topic = bench.topic(2)
-        empty, full = places_of(bench.transport, topic)
-        admin = bench.transport.admin
-        assert admin.end_offsets(topic) == admin.begin_offsets(topic) == {empty: 0, full: 0}
-        bench.write([new(topic, 1, f"{number}") for number in range(5)])
-        assert admin.begin_offsets(topic)[full] == 0
-        assert admin.end_offsets(topic)[full] > bench.all_records(topic)[-1].offset
-        assert admin.end_offsets(topic)[empty] == 0
-        assert admin.end_offsets(topic, partitions=[]) == {}
-        for settled in (False, True):
-            found = admin.end_offsets(topic, settled=settled, partitions=[full.partition])
-            assert found == {full: admin.end_offsets(topic)[full]}
-
-    def test_what_was_deleted_is_gone_and_the_rest_keeps_its_offsets(self, bench: Bench) -> None:
-        topic = bench.topic(2)
-        group = bench.group(topic)
-        bench.write([new(topic, number % 2, f"{number}") for number in range(20)])
-        place = TopicPartition(topic, 0)
-        before = {record.key: record.offset for record in bench.all_records(topic) if record.partition == 0}
-        bench.transport.admin.delete_before({place: before[b"10"]})
-        assert bench.transport.admin.begin_offsets(topic)[place] == before[b"10"]
-        after = {record.key: record.offset for record in bench.all_records(topic) if record.partition == 0}
-        assert after == {key: offset for key, offset in before.items() if int(key or b"") >= 10}
-        assert sum(bench.transport.admin.lag(group, topic).values()) == 15
-        # Positions before the first one kept are moved to it.
-        reader = bench.transport.reader({place: 0})
-        assert texts(take(bench.transport, reader, 5)) == ["10", "12", "14", "16", "18"]
-
-    def test_deleting_goes_on_where_it_was_left_and_never_back(self, bench: Bench) -> None:
-        topic = bench.topic(2)
-        left, right = places_of(bench.transport, topic)
-        bench.write([new(topic, number % 2, f"{number}") for number in range(12)])
-        offsets = {record.key: record.offset for record in bench.all_records(topic)}
-        admin = bench.transport.admin
-        admin.delete_before({left: offsets[b"8"], right: 0})
-        for again in (offsets[b"8"], offsets[b"4"], 0):  # whoever was away may come late
-            admin.delete_before({left: again})
-        assert admin.begin_offsets(topic) == {left: offsets[b"8"], right: 0}
-        ends = admin.end_offsets(topic)
-        with pytest.raises(PositionMissing, match="beyond the end"):
-            admin.delete_before({right: ends[right] + 1})
-        assert [record.key for record in bench.all_records(topic) if record.partition == 1] == [
-            b"%d" % number for number in range(1, 12, 2)
-        ]
-        admin.delete_before(ends)
-        assert admin.begin_offsets(topic) == ends == admin.end_offsets(topic)
-        assert bench.all_records(topic) == []
-        bench.write([new(topic, 0, "next")])
-        (record,) = bench.all_records(topic)
-        assert record.offset >= ends[left]
-
-    def test_who_reads_what_is_deleted_goes_on_at_the_first_record_kept(self, bench: Bench) -> None:
-        topic = bench.topic()
-        (place,) = places_of(bench.transport, topic)
-        bench.write([new(topic, 0, f"{number}") for number in range(20)])
-        offsets = {record.key: record.offset for record in bench.all_records(topic)}
-        reader = bench.transport.reader({place: 0})
-        seen: list[str] = []
-
-        def saw(key: str) -> bool:
-            seen.extend(texts(reader.poll(1)))
-            return key in seen
-
-        bench.await_true("the first record", lambda: saw("0"))
-        bench.connect().admin.delete_before({place: offsets[b"15"]})
-        # What it had fetched it may still deliver; then it goes on behind the gap, and nothing twice.
-        bench.await_true("the last record", lambda: saw("19"))
-        assert seen[-5:] == ["15", "16", "17", "18", "19"]
-        assert sorted(set(seen), key=int) == seen
-        late = bench.transport.reader({place: offsets[b"19"]})
-        late.seek(place, offsets[b"3"])
-        assert texts(take(bench.transport, late, 5)) == ["15", "16", "17", "18", "19"]
-
-    def test_a_group_goes_on_after_what_it_has_done_was_deleted(self, bench: Bench) -> None:
-        topic = bench.topic()
-        (place,) = places_of(bench.transport, topic)
-        group = bench.group(topic)
-        bench.write([new(topic, 0, f"{number}") for number in range(10)])
-        offsets = {record.key: record.offset for record in bench.all_records(topic)}
-        bench.producer().commit([], positions={place: Position(offsets[b"6"])}, group=group)
-        bench.transport.admin.delete_before({place: offsets[b"6"]})
-        assert bench.transport.admin.lag(group, topic) == {place: 4}
-        transport, member = bench.join(group, topic)
-        bench.settle([(transport, member)], topic)
-        position_new(member, {})
-        assert texts(take(transport, member, 4)) == ["6", "7", "8", "9"]
-
-    def test_newest_per_key_survives_compaction(self, bench: Bench) -> None:
-        topic = bench.topic(compacted=True)
-        group = bench.group(topic)
-        producer = bench.producer()
-        for turn in range(20):
-            producer.commit([NewRecord(topic, 0, b"%d" % key, b"%d" % turn) for key in range(5)])
-        producer.commit([NewRecord(topic, 0, b"0", None), NewRecord(topic, 0, b"6", b"only")])
-        before = bench.all_records(topic)
-        newest = {record.key: (record.offset, record.value) for record in before}
-        assert newest[b"0"][1] is None
-        bench.transport.admin.compact(topic)
-        after = bench.all_records(topic)
-        assert {record.key: (record.offset, record.value) for record in after} == newest
-        assert len(after) <= len(before)
-        assert sum(bench.transport.admin.lag(group, topic).values()) == len(after)
-        # A follower that was in the middle goes on over the gaps.
-        place = TopicPartition(topic, 0)
-        reader = bench.transport.reader({place: before[50].offset})
-        wanted = [record.offset for record in after if record.offset >= before[50].offset]
-        assert [record.offset for record in take(bench.transport, reader, len(wanted))] == wanted
-        producer.commit([NewRecord(topic, 0, b"0", b"back")])
-        assert {record.key: record.value for record in bench.all_records(topic)}[b"0"] == b"back"
-
-    def test_lag_counts_records(self, bench: Bench) -> None:
-        topic = bench.topic(2)
-        group = bench.group(topic)
-        admin = bench.transport.admin
-        left, right = places_of(bench.transport, topic)
-        assert admin.lag(group, topic) == {left: 0, right: 0}
-        producer = bench.producer()
-        for number in range(10):
-            # One transaction each: a log that marks commits in the partition has twice as many offsets.
-            producer.commit([new(topic, 0, f"{number}")])
-        assert admin.lag(group, topic) == {left: 10, right: 0}
-        offsets = [record.offset for record in bench.all_records(topic)]
-        producer.commit([], positions={left: Position(offsets[6])}, group=group)
-        assert admin.lag(group, topic) == {left: 4, right: 0}
-        producer.commit([], positions={left: Position(offsets[9] + 1)}, group=group)
-        assert admin.lag(group, topic) == {left: 0, right: 0}
-
-    def test_topics_can_be_deleted(self, bench: Bench) -> None:
-        topic, kept = bench.topic(2), bench.topic()
-        bench.write([new(topic, 1, "a"), new(kept, 0, "b")])
-        bench.transport.admin.delete_topics([topic])
-        bench.await_true("the topic is gone", lambda: topic not in bench.transport.admin.topics())
-        assert texts(bench.all_records(kept)) == ["b"]
-
-    def test_made_durable_everything_is_still_there(self, bench: Bench) -> None:
-        topic = bench.topic()
-        bench.write([new(topic, 0, "a")])
-        bench.transport.admin.make_durable()
-        assert texts(bench.all_records(topic, transport=bench.connect())) == ["a"]

@@ -21,11 +21,11 @@ from rftstream.testing.memory_run import MemoryRun
 
 MAX_TICKS = 100_000
 TICK_S = 0.001
-"""What a tick takes at least, by the clock."""
+"""Seconds of the clock that a tick takes at least."""
 
 
 class RoleDriver:
-    """One process of a role."""
+    """One process of a role on a MemoryRun. A test makes it, and calls `work` or `tick`, `restart` or `stop`."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class RoleDriver:
         process: str | None = None,
         build: Callable[[RoleContext], Role] | None = None,
     ) -> None:
-        """`role`: the name of a built-in role, or the declaration of your own. `build`: how to compose the role, if not
-        as its declaration says."""
+        """Start the role. `role` is the name of a built-in role, or the declaration of your own. `build` composes the
+        role, if its declaration should not."""
         self.run = run
         self.role = role if isinstance(role, str) else role.name
         self.process = process or self.role
@@ -55,16 +55,15 @@ class RoleDriver:
             simulated=True,
             own_store=self.run.store,
         )
-        service = service_of(self._build(context), context)
-        service.start()
-        return service
+        return service_of(self._build(context), context)
 
     def tick(self) -> float:
-        """One slice of work; how long it would idle now."""
+        """Do one slice of work. Return the seconds that the role would idle now."""
         return self.service.tick()
 
     def work(self, *, within_s: float = 0.1) -> None:
-        """Until it is done, or has nothing to do for longer than `within_s`; shorter waits pass on the clock."""
+        """Tick until the role is done, or has nothing to do for longer than `within_s`. Shorter waits pass on the
+        clock."""
         for _ in range(MAX_TICKS):
             idle_s = self.tick()
             if self.service.done or idle_s > within_s:
@@ -74,14 +73,15 @@ class RoleDriver:
 
     @property
     def done(self) -> bool:
+        """Return whether the role has ended by itself."""
         return self.service.done
 
     def restart(self) -> None:
-        """As after a SIGKILL: nothing of the process is left but what it wrote."""
+        """Start the process again as after a SIGKILL. Nothing is left of it but what it wrote."""
         self.service = self._start()
 
     def stop(self) -> None:
-        """As after a SIGTERM: what is in hand is finished, then it leaves."""
+        """End the process as after a SIGTERM: it finishes what is in hand, and leaves."""
         self.service.drain()
         while not self.service.done:
             self.run.clock.advance(max(self.tick(), TICK_S))

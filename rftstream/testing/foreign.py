@@ -1,10 +1,11 @@
-"""Somebody who writes on topics that are not his: what a broken tool or a stray process leaves on a live log."""
+"""A writer on topics that belong to others: what a broken tool or a stray process leaves on a live log."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import TypeVar
 
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
@@ -20,10 +21,15 @@ from rftstream.transport.base import Transport
 MAX_EPOCH = 2**63 - 1
 TRANSACTIONAL_ID = "foreign"
 
+M = TypeVar("M")
+B = TypeVar("B", BatchManifest, Experience)
+
 
 class ForeignWriter:
-    """Writes one foreign record at a time on a topic with one writer, made from what stands there. Each is what only
-    somebody else could write: no role would, under any fault."""
+    """Writes foreign records, one at a time, on a topic with one writer. A FaultInjector makes it.
+
+    Each record is made from what stands on the log. No role would write it, under any fault.
+    """
 
     def __init__(self, transport: Transport, run: str, random: Random) -> None:
         self._transport = transport
@@ -31,7 +37,7 @@ class ForeignWriter:
         self._random = random
 
     def write(self) -> str:
-        """One record; says what it was."""
+        """Write one record, and return what it was."""
         kinds: list[Callable[[], NewRecord | None]] = [
             self._noise,
             self._noise,
@@ -58,12 +64,12 @@ class ForeignWriter:
                 return f"{make.__name__.strip('_')} on {record.topic}[{record.partition}]"
         return "nothing, for there is nothing yet"
 
-    def _some(self, topic: str, kind: type | None = None) -> tuple[Record, Message] | None:
-        """Any good record of ours that is there."""
+    def _some(self, topic: str, kind: type[M]) -> tuple[Record, M] | None:
+        """Return any good record of ours on the topic, or None."""
         found = [
             (record, message)
             for record, message in Log(self._transport).in_force(topic)
-            if message is not None and (kind is None or isinstance(message, kind))
+            if message is not None and isinstance(message, kind)
         ]
         return self._random.choice(found) if found else None
 
@@ -73,18 +79,18 @@ class ForeignWriter:
     # ------------------------------------------------------------------------------------------ on any of them
 
     def _noise(self) -> NewRecord | None:
-        """Random bytes under the headers of a record that is there."""
-        topic = self._random.choice(["batches", "weights", "steps", "control"])
-        found = self._some(topic)
-        if found is None:
-            return None
-        record = found[0]
-        return NewRecord(topic, record.partition, record.key, self._random.randbytes(40), record.headers)
+        """Return random bytes under the headers of a record of the topic."""
+        record = self._some_record(["batches", "weights", "steps", "control"])
+        return record and dataclasses.replace(record, value=self._random.randbytes(40))
 
     def _copy(self) -> NewRecord | None:
-        """What was said once is said again."""
-        topic = self._random.choice(["batches", "batches", "weights", "steps"])
-        found = self._some(topic)
+        """Return a copy of a record that stands on the log."""
+        return self._some_record(["batches", "batches", "weights", "steps"])
+
+    def _some_record(self, topics: Sequence[str]) -> NewRecord | None:
+        """Return a record that stands on one of the topics, to be written again."""
+        topic = self._random.choice(topics)
+        found = self._some(topic, object)
         if found is None:
             return None
         record = found[0]
@@ -135,7 +141,7 @@ class ForeignWriter:
     def _manifest(self) -> NewRecord | None:
         """A second one, good or not to be decoded."""
         found = self._some("control", RunManifest)
-        if found is None or not isinstance(found[1], RunManifest):
+        if found is None:
             return None
         record = self._raw(dataclasses.replace(found[1], seed=12345, partitions=99), "control", 1)
         return record if self._random.random() < 0.5 else dataclasses.replace(record, value=b"\xc1")
@@ -145,53 +151,58 @@ class ForeignWriter:
     def _strange_epoch(self) -> int:
         return self._random.choice([0, 1000, 2**40, MAX_EPOCH])
 
+    def _strange_name(self, name: VersionName) -> VersionName:
+        epoch = self._strange_epoch()
+        return VersionName(trainer_epoch=epoch, version=name.version + self._random.randint(0, 3))
+
     def _announcement(self) -> NewRecord | None:
         found = self._some("weights", WeightsAnnounced)
-        if found is None or not isinstance(found[1], WeightsAnnounced):
+        if found is None:
             return None
-        epoch = self._strange_epoch()
-        name = VersionName(trainer_epoch=epoch, version=found[1].name.version + self._random.randint(0, 3))
-        return self._raw(
-            dataclasses.replace(found[1], name=name, kind=WeightsKind.full, parent=None, delta=None, resumed=True),
-            "weights",
-            epoch,
-        )
+        name = self._strange_name(found[1].name)
+        changed = dataclasses.replace(found[1], name=name, kind=WeightsKind.full, parent=None, delta=None, resumed=True)
+        return self._raw(changed, "weights", name.trainer_epoch)
 
     def _step(self) -> NewRecord | None:
         found = self._some("steps", StepRecord)
-        if found is None or not isinstance(found[1], StepRecord):
+        if found is None:
             return None
-        epoch = self._strange_epoch()
-        name = VersionName(trainer_epoch=epoch, version=found[1].name.version + self._random.randint(0, 3))
-        return self._raw(dataclasses.replace(found[1], name=name, trained_groups=1000), "steps", epoch)
+        name = self._strange_name(found[1].name)
+        return self._raw(dataclasses.replace(found[1], name=name, trained_groups=1000), "steps", name.trainer_epoch)
 
     # ------------------------------------------------------------------------------------------ batches
 
     def _batch_manifest(self) -> NewRecord | None:
         """Of a batch that was, is to come or is far away, with a field that is wrong."""
-        found = self._some("batches", BatchManifest)
-        if found is None or not isinstance(found[1], BatchManifest):
-            return None
-        record, manifest = found[0], found[1]
-        changed = dataclasses.replace(
-            manifest,
-            batch_sequence=manifest.batch_sequence + self._random.choice([0, 1, 1, 2, 1000]),
-            count=manifest.count + self._random.choice([0, 0, 1]),
-            total_groups=10**6,
-        )
-        if changed.batch_sequence > manifest.batch_sequence and changed.count == 0:
-            changed = dataclasses.replace(changed, count=1)
-        return self._raw(changed, "batches", writer_epoch(record), record.partition)
+        return self._changed(BatchManifest, _wrong_manifest)
 
     def _experience(self) -> NewRecord | None:
         """Of another batch than it was in, or in another place."""
-        found = self._some("batches", Experience)
-        if found is None or not isinstance(found[1], Experience):
+        return self._changed(Experience, _wrong_experience)
+
+    def _changed(self, kind: type[B], change: Callable[[B, Random], B]) -> NewRecord | None:
+        """A record of `batches` that says something else than the one that it is made from."""
+        found = self._some("batches", kind)
+        if found is None:
             return None
-        record, experience = found[0], found[1]
-        changed = dataclasses.replace(
-            experience,
-            batch_sequence=experience.batch_sequence + self._random.choice([0, 1, 1, 1, 2]),
-            position=experience.position + self._random.choice([0, 0, 1]),
-        )
-        return self._raw(changed, "batches", writer_epoch(record), record.partition)
+        record, message = found
+        return self._raw(change(message, self._random), "batches", writer_epoch(record), record.partition)
+
+
+def _wrong_manifest(manifest: BatchManifest, random: Random) -> BatchManifest:
+    changed = dataclasses.replace(
+        manifest,
+        batch_sequence=manifest.batch_sequence + random.choice([0, 1, 1, 2, 1000]),
+        count=manifest.count + random.choice([0, 0, 1]),
+        total_groups=10**6,
+    )
+    if changed.batch_sequence > manifest.batch_sequence and changed.count == 0:
+        changed = dataclasses.replace(changed, count=1)
+    return changed
+
+
+def _wrong_experience(experience: Experience, random: Random) -> Experience:
+    batch = experience.batch_sequence + random.choice([0, 1, 1, 1, 2])
+    return dataclasses.replace(
+        experience, batch_sequence=batch, position=experience.position + random.choice([0, 0, 1])
+    )

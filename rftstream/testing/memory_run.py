@@ -39,19 +39,43 @@ START_TIME_S = 1_700_000_000.0
 
 
 class ManualClock:
-    """Time that goes on only when told to."""
+    """A clock that goes on only when it is told to. A MemoryRun makes it."""
 
     def __init__(self, now: float = START_TIME_S) -> None:
         self._now = now
 
     def now(self) -> float:
+        """Return the time in seconds."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
+        """Go on by so many seconds, and return at once."""
         self._now += seconds
 
     def advance(self, seconds: float) -> None:
+        """Go on by so many seconds."""
         self._now += seconds
+
+
+class Agenda:
+    """Tasks and the times at which they are due. `Simulation` adds to it, and does what is due before each step."""
+
+    def __init__(self) -> None:
+        self._tasks: list[tuple[float, Callable[[], None]]] = []
+
+    def add(self, at: float, task: Callable[[], None]) -> None:
+        """Add a task that is due at the time `at`."""
+        self._tasks.append((at, task))
+
+    def take_due(self, now: float) -> list[Callable[[], None]]:
+        """Remove and return the tasks that are due, in the order in which they were added."""
+        due = [task for at, task in self._tasks if at <= now]
+        self._tasks = [(at, task) for at, task in self._tasks if at > now]
+        return due
+
+    def times(self) -> list[float]:
+        """Return the times of all tasks."""
+        return [at for at, _ in self._tasks]
 
 
 class MemoryStore(ObjectStore):
@@ -68,10 +92,11 @@ class MemoryStore(ObjectStore):
 
 
 class MemoryRun:
-    """A run without processes, of which a test plays all that it does not start."""
+    """A run without processes. A test makes it, starts roles on it, and plays all roles that it does not start."""
 
     def __init__(self, config: RunConfig, *, folder: Path, marks: bool = False) -> None:
-        """`marks`: whether transactions leave gaps between offsets, as on Kafka."""
+        """Make the log, the object store and the clock. `marks` says whether transactions leave gaps between offsets,
+        as on Kafka."""
         self.config = config
         self.folder = RunFolder(folder / config.run.name)
         self.folder.path.mkdir(parents=True, exist_ok=True)
@@ -83,14 +108,15 @@ class MemoryRun:
     # ------------------------------------------------------------------------------------------ writing
 
     def put(self, topic: str, *messages: Message, partition: int | None = None) -> None:
-        """Messages in one transaction, written as their role would write them; each on the partition where it belongs,
-        unless one is given."""
+        """Write messages in one transaction, as their role would write them. Each goes to the partition where it
+        belongs, unless one is given."""
         entries = [(topic, self._partition(topic, one) if partition is None else partition, one) for one in messages]
         manifests = [one for one in messages if isinstance(one, BatchManifest)]
         positions = self._of_the_buffer(manifests[-1]) if manifests else {}
         self._commit(played_records(self.transport(), self.folder.run_id, entries), positions)
 
     def put_raw(self, *records: NewRecord) -> None:
+        """Write records as they are, in one transaction."""
         self._commit(records, {})
 
     def _commit(self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position]) -> None:
@@ -99,13 +125,13 @@ class MemoryRun:
         producer.commit(records, positions=positions, group=RoleName.buffer if positions else None)
 
     def _of_the_buffer(self, manifest: BatchManifest) -> dict[TopicPartition, Position]:
-        """What it commits with a batch: which one comes next."""
+        """Return the position that the buffer commits with a batch, which says which batch comes next."""
         committed = Log(self.transport()).committed(RoleName.buffer)
         metadata = f"{manifest.batch_sequence + 1} {int(manifest.last)}"
         return {place: Position(one.offset, f"{one.offset} {metadata}") for place, one in committed.items()}
 
     def put_manifest(self) -> None:
-        """What the feeder writes first, and everybody else waits for."""
+        """Write the run's manifest, which the feeder writes first and all others wait for."""
         config = self.config
         self.put(
             "control",
@@ -133,21 +159,25 @@ class MemoryRun:
     # ------------------------------------------------------------------------------------------ looking
 
     def transport(self, process: str = "observer") -> Transport:
+        """Return a connection to the log, as the process of this name would have it."""
         return self.log.connect(process)
 
     def records(self, topic: str) -> list[Record]:
+        """Return all records of a topic."""
         return list(Log(self.transport()).read(topic))
 
     def messages(self, topic: str) -> list[Message]:
+        """Return all messages of a topic, decoded. Tombstones are left out."""
         return [codec.from_record(record) for record in self.records(topic) if record.value is not None]
 
     def audit(self) -> AuditReport:
+        """Audit the run, and return the report."""
         from rftstream.queries.audit import audit
 
         return audit(self.transport())
 
     def digest(self) -> str:
-        """Over every record of every topic, but for host and process id in claims."""
+        """Return a digest over every record of every topic, without host and process id in claims."""
         total = hashlib.sha256()
         for topic in sorted(TOPICS):
             for record in self.records(topic):
@@ -206,5 +236,5 @@ class _MemoryFiles:
 
 
 def _quick_folder() -> str | None:
-    """Memory instead of a disk, where there is such a folder."""
+    """Return a folder in memory instead of on a disk, if there is one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -3,15 +3,21 @@ them.
 
 The log is the truth: a tracker that starts again goes on with the same series, and no step in force is missing there.
 Each stands behind an extra and is off by default ([trackers]).
+
+To add one: a module with a class that keeps `Tracker`, or `rftstream.trackers.served.TrackingService` for one behind a
+network; a setting in `[trackers]`, an extra, and a line in `TRACKERS`, all of the same name.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from rftstream.config import registry
+from rftstream.config.part_specs import TrackerSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
@@ -19,28 +25,39 @@ from rftstream.trackers.tracked import TrackedRun
 
 
 class Tracker(Protocol):
+    """Shows a run's curves in a program outside of rftstream. `open_trackers` makes those that the run file asks
+    for. Their owner calls `update` with the records of `steps` and `evals`, and `close` at the end. The first
+    `update` gets all records since the run began."""
+
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """What is new, in the order of the log: steps that were in force when they came, and evaluations. The first
-        call gets all there is."""
+        """Show new records, given in the order of the log: steps that were in force when they were read, and
+        evaluations."""
 
     def close(self, *, ended: bool) -> None:
-        """`ended`: the run is over, else it may be resumed."""
+        """Write what is left, and end. `ended` says whether the run is over; otherwise it may be resumed."""
 
 
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-"""Setting, which is the name of the extra, too -> the package that it needs."""
+TRACKERS = {
+    "tensorboard": TrackerSpec(
+        "rftstream.trackers.tensorboard:TensorBoard", package="tensorboard", is_service=False, folder="{setting}"
+    ),
+    "wandb": TrackerSpec("rftstream.trackers.wandb:WeightsAndBiases", package="wandb", folder="wandb"),
+    "mlflow": TrackerSpec("rftstream.trackers.mlflow:Mlflow", package="mlflow"),
+}
+"""Name of a tracker, as in `[trackers]` -> its class, the package that it needs, and the folder that it has in the
+run folder."""
 
 DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
-"""Schemes of MLflow's stores in a database."""
+"""Schemes of the URLs of MLflow's stores in a database."""
 
 
 def check_trackers(config: RunConfig) -> None:
-    """ConfigError if the package of one that the run file asks for is absent, or MLflow's store is not named or
-    out of reach for want of one. Imports none of them."""
-    for name, package in PACKAGES.items():
-        if getattr(config.trackers, name) is not None and importlib.util.find_spec(package) is None:
+    """Raise ConfigError if a tracker that the run file asks for cannot be used: its package is absent, or MLflow's
+    store is not named or lacks a package. No tracker is imported."""
+    for name, spec, _ in _wanted(config):
+        if importlib.util.find_spec(spec.package) is None:
             raise ConfigError(
-                f"trackers.{name}: needs the package {package}; pip install 'rftstream[{name}]', or leave it out"
+                f"trackers.{name}: needs the package {spec.package}; pip install 'rftstream[{name}]', or leave it out"
             )
     if config.trackers.mlflow is not None:
         _check_mlflow_store(os.environ.get("MLFLOW_TRACKING_URI", ""))
@@ -63,21 +80,30 @@ def _check_mlflow_store(url: str) -> None:
 
 
 def open_trackers(config: RunConfig, run: TrackedRun, say: Callable[[str], None]) -> list[Tracker]:
-    """Those that the run file asks for. ConfigError as from `check_trackers`; `say`: what goes wrong later."""
+    """Return the trackers that the run file asks for. ConfigError as from `check_trackers`.
+
+    `say` is called with a text when something goes wrong later."""
     check_trackers(config)
-    wanted, trackers = config.trackers, list[Tracker]()
-    if wanted.tensorboard is not None:
-        from rftstream.trackers.tensorboard import TensorBoard
+    trackers = list[Tracker]()
+    for name, spec, setting in _wanted(config):
+        part = registry.import_path(spec.path, what=f"trackers.{name}")
+        if spec.is_service:
+            from rftstream.trackers.served import ServedTracker
 
-        trackers.append(TensorBoard(run.folder / wanted.tensorboard))
-    if wanted.wandb is not None:
-        from rftstream.trackers.served import ServedTracker
-        from rftstream.trackers.wandb import WeightsAndBiases
-
-        trackers.append(ServedTracker("wandb", WeightsAndBiases(wanted.wandb, run), say))
-    if wanted.mlflow is not None:
-        from rftstream.trackers.mlflow import Mlflow
-        from rftstream.trackers.served import ServedTracker
-
-        trackers.append(ServedTracker("mlflow", Mlflow(wanted.mlflow, run), say))
+            trackers.append(ServedTracker(name, part(setting, run), say))
+        else:
+            trackers.append(part(run.folder / setting))
     return trackers
+
+
+def folders_of_trackers(config: RunConfig) -> list[str]:
+    """Return the names of the folders that the run's trackers have for themselves in the run folder."""
+    folders = [spec.folder.format(setting=setting) for _, spec, setting in _wanted(config)]
+    return [folder for folder in folders if folder and Path(folder).name == folder]
+
+
+def _wanted(config: RunConfig) -> Iterator[tuple[str, TrackerSpec, str]]:
+    """Yield name, record and setting of each tracker that the run file asks for."""
+    for name, spec in TRACKERS.items():
+        if (setting := getattr(config.trackers, name)) is not None:
+            yield name, spec, setting

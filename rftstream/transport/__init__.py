@@ -3,8 +3,12 @@
 To add one: a class that passes `rftstream.testing.conformance`, and a line in `TRANSPORTS`.
 """
 
+from rftstream.config.part_specs import TransportSpec
+
 TRANSPORTS = {
-    "embedded": "rftstream.transport.embedded.transport:EmbeddedTransport",
-    "kafka": "rftstream.transport.kafka.transport:KafkaTransport",
-    "memory": "rftstream.transport.memory.transport:MemoryTransport",
+    "embedded": TransportSpec(
+        "rftstream.transport.embedded.transport:EmbeddedTransport", in_run_folder=True, takes_create=True
+    ),
+    "kafka": TransportSpec("rftstream.transport.kafka.transport:KafkaTransport", takes_create=True),
+    "memory": TransportSpec("rftstream.transport.memory.transport:MemoryTransport", is_shared=False),
 }

@@ -1,12 +1,25 @@
-"""What every transport checks alike before it does what it was asked for, with the same words."""
+"""Checks that every transport makes before it does what it was asked for. All raise errors with the same words."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, RecordTooLarge
 from rftstream.transport.base import MAX_METADATA_BYTES, Position, TopicSettings
+
+S = TypeVar("S")
+
+
+def own_sources(sources: Collection[object], *kinds: type[S]) -> list[S]:
+    """Return what `Transport.wait` was given, as the transport's own kinds. ConfigError if one of the sources is of
+    another kind."""
+    own = [source for source in sources if isinstance(source, kinds)]
+    if len(own) < len(sources):
+        kind = next(type(source).__name__ for source in sources if not isinstance(source, kinds))
+        raise ConfigError(f"wait: got a {kind} of another transport; wait where it was made")
+    return own
 
 
 def check_owned(

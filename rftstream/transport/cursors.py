@@ -1,4 +1,7 @@
-"""Reading positions over many partitions: fair, bounded, moving over gaps. Shared by the logs we hold ourselves."""
+"""Reading positions over many partitions. Reading is fair, bounded, and moves over gaps.
+
+The two logs that are our own, embedded and in memory, share this module.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +10,49 @@ from typing import NamedTuple, Protocol
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
+from rftstream.transport.checks import check_owned
 
 
 class PartitionBatch(NamedTuple):
-    """What one partition gave."""
+    """The records that one read of a partition returned."""
 
     records: list[Record]
     next_offset: int
-    """Where to go on: after the last record, or the end if nothing is left."""
+    """The offset from which to go on: after the last record, or the end if nothing is left."""
     num_bytes: int
+    """Size of the records together, in bytes."""
 
 
 class PartitionLog(Protocol):
-    """What a log offers for this."""
+    """What `Cursors` need of a log: where its partitions begin and end, and a read of one partition."""
 
     def spans(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
-        """First offset kept and offset after the last record."""
+        """Return, for each partition that exists, the first offset kept and the offset after the last record."""
 
     def read(
         self, place: TopicPartition, offset: int, end: int, *, max_records: int, max_bytes: int, first_bytes: int | None
     ) -> PartitionBatch:
-        """Records from `offset` up to `end`. The first one may have `first_bytes` (None: any size), all of them
-        together `max_bytes` unless the first one alone is larger."""
+        """Return at most `max_records` records from `offset` up to `end`. Their sizes add up to at most `max_bytes`,
+        except that the first record may have `first_bytes` (None: any size)."""
 
 
 class Cursors:
-    """The positions of one reader. Partitions that were served wait at the end of the queue."""
+    """The reading positions of one reader or member, over many partitions.
+
+    Its owner makes it, and calls `poll` for records and `ready` to learn whether there are any. Partitions are served
+    in turns: one that was served goes to the end of the queue."""
 
     def __init__(self, positions: Mapping[TopicPartition, int]) -> None:
-        # In the order of serving: a dict keeps the order in which its keys came.
+        # The keys are in the order of serving: a dict keeps the order in which its keys came.
         self._positions = dict(positions)
         self._paused: set[TopicPartition] = set()
 
     def seek(self, place: TopicPartition, offset: int) -> None:
+        """Make `offset` the next one to read of the partition."""
         self._positions[place] = offset
 
     def position(self, place: TopicPartition) -> int:
+        """Return the next offset to read. PositionMissing if the partition was never positioned."""
         try:
             return self._positions[place]
         except KeyError:
@@ -51,24 +61,30 @@ class Cursors:
             ) from None
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Deliver nothing from these partitions until `resume`."""
         self._paused.update(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Deliver from these partitions again."""
         self._paused.difference_update(partitions)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """A partition that comes back starts afresh: no position, not paused."""
+        """Forget the positions of these partitions, and that they were paused. A partition that comes back starts
+        afresh."""
         for place in partitions:
             self._positions.pop(place, None)
             self._paused.discard(place)
 
     def ready(self, log: PartitionLog) -> bool:
-        """Whether `poll` may have something (a position to be refused included)."""
+        """Return whether `poll` may return something or raise. It raises for a position that is beyond the end."""
         active = self._active()
         spans = log.spans(active)
         return any(place not in spans or self._positions[place] != spans[place][1] for place in active)
 
     def poll(self, log: PartitionLog, max_records: int, max_bytes: int) -> list[Record]:
+        """Return what the log has now for the partitions that are not paused, and move their positions behind it. Each
+        waiting partition gets a fair share of `max_records` and `max_bytes`. PositionMissing for a position beyond the
+        end; ConfigError for a partition that is gone."""
         waiting = self._waiting(log)
         found: list[Record] = []
         left_bytes = max_bytes
@@ -96,7 +112,7 @@ class Cursors:
         return [place for place in self._positions if place not in self._paused]
 
     def _waiting(self, log: PartitionLog) -> list[tuple[TopicPartition, int]]:
-        """Partitions that have something, with their ends."""
+        """Return the partitions that have something to read, with their ends."""
         active = self._active()
         spans = log.spans(active)
         waiting = []
@@ -115,3 +131,56 @@ class Cursors:
             if offset < end:
                 waiting.append((place, end))
         return waiting
+
+
+class CursorReader:
+    """A base of readers: all of `Reader` but `poll`, over cursors. The embedded log and the log in memory derive their
+    readers from it."""
+
+    def __init__(self, cursors: Cursors) -> None:
+        self._cursors = cursors
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._cursors.position(partition)  # Raises for a partition that the reader was not opened for.
+        self._cursors.seek(partition, offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._cursors.position(partition)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.pause(partitions)
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.resume(partitions)
+
+    def close(self) -> None:
+        pass
+
+
+class CursorMember:
+    """A base of members: the parts of `Member` that concern reading positions, over cursors.
+
+    The embedded log and the log in memory derive their members from it. They keep `_assignment` up to date; it maps
+    what the member owns to the numbers of the assignments."""
+
+    def __init__(self, cursors: Cursors, *, group: str, name: str) -> None:
+        self.name = name
+        self._group = group
+        self._cursors = cursors
+        self._assignment: Mapping[TopicPartition, int] = {}
+
+    def assignment(self) -> Mapping[TopicPartition, int]:
+        return self._assignment
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        check_owned(partition, self._assignment, group=self._group, member=self.name)
+        self._cursors.seek(partition, offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._cursors.position(partition)
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.pause(set(partitions) & set(self._assignment))
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        self._cursors.resume(partitions)

@@ -21,7 +21,7 @@ import zstandard
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
 from rftstream.weights import kernels
-from rftstream.weights.delta_streams import Forms, Lane, Piece, cut, lengths_of
+from rftstream.weights.delta_streams import Forms, Piece, StreamSpan, cut, lengths_of
 from rftstream.weights.kernels import FORMS, Noted
 from rftstream.weights.snapshot import ITEM_BYTES, MAX_HEADER_BYTES, HasMasters, RawTensor, data_view
 from rftstream.weights.state import ServedState
@@ -34,6 +34,7 @@ FORMAT = 1
 LANE_ELEMENTS = 8 << 20
 """Elements of a stream: enough to learn how often weights change, and few enough to keep all cores at work."""
 MAX_LANE_ELEMENTS = (1 << 31) - 2
+"""Most elements of a stream that a reader takes."""
 NOTED = 1 / 8
 """Share of a stream's elements. Where more of them changed, they are coded at once, since notes of them take memory."""
 SHORT = 16
@@ -72,16 +73,17 @@ class DeltaHeader:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    lane: Lane
+    span: StreamSpan
     how: Noted | np.ndarray | None
     """Notes that are still to be coded, or the stream; None if the stream would be too long."""
 
     def coded(self, state: ServedState) -> np.ndarray | None:
+        """Return the stream; None if it would be too long."""
         if not isinstance(self.how, Noted):
             return self.how
-        now = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in self.lane.pieces]
-        room = self.lane.num_bytes + self.lane.num_bytes // 8 + 64  # all of them together are looked at in the end
-        stream = kernels.code(now, self.how, FORMS[self.lane.dtype], room)
+        now = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in self.span.pieces]
+        room = self.span.num_bytes + self.span.num_bytes // 8 + 64  # all of them together are looked at in the end
+        stream = kernels.code(now, self.how, FORMS[self.span.dtype], room)
         return None if stream is None else stream.copy()
 
 
@@ -108,11 +110,11 @@ class Changes:
         parts: list[tuple[ByteRange, Buffer]] = []
         room = sum(map(len, state.arrays.values()))
         streams = state.in_threads([functools.partial(one.coded, state) for one in self.taken])
-        for lane, stream in zip((one.lane for one in self.taken), streams, strict=True):
+        for span, stream in zip((one.span for one in self.taken), streams, strict=True):
             if stream is None or (room := room - len(stream)) < 0:
                 self.taken = []
                 return None
-            part = ByteRange(dtype=lane.dtype, num_elements=lane.num_elements, tensor=None, num_bytes=len(stream))
+            part = ByteRange(dtype=span.dtype, num_elements=span.num_elements, tensor=None, num_bytes=len(stream))
             parts.append((part, stream.data))
         for name in self.whole:
             tensor, packed = state.tensors[name], zstandard.compress(state.arrays[name].data, 3)
@@ -123,7 +125,7 @@ class Changes:
         return parts
 
 
-def take(state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements: int = LANE_ELEMENTS) -> Changes:
+def take(state: ServedState, tensors: Mapping[str, RawTensor], *, span_elements: int = LANE_ELEMENTS) -> Changes:
     """Make the state what `tensors` are, and return the changes.
 
     Each tensor is asked for once, in order of names, and held no longer than needed. WeightsError if names, dtypes or
@@ -131,7 +133,7 @@ def take(state: ServedState, tensors: Mapping[str, RawTensor], *, lane_elements:
     old, old_digests = state.digest(), state.digests()
     source = _Source(state, tensors)
     with state.of_no_use_after_errors():
-        taken = state.in_threads(_take_jobs(state, source, lane_elements))
+        taken = state.in_threads(_take_jobs(state, source, span_elements))
     return Changes(state=state, old=old, old_digests=old_digests, taken=taken, whole=source.whole)
 
 
@@ -143,6 +145,7 @@ class _New:
     way: int
 
     def of(self, piece: Piece, width: int) -> np.ndarray:
+        """Return the bytes of one piece."""
         if self.way == kernels.AS_IT_IS:
             return self.array[piece.begin : piece.end]
         return self.array[piece.begin // width * 4 : piece.end // width * 4]
@@ -182,6 +185,7 @@ class _Source:
             )
 
     def replace(self, name: str) -> None:
+        """Copy the new tensor into the state if it differs, and note its name."""
         new, mine = self.get(name).array, self._state.arrays[name]
         if not np.array_equal(new, mine):
             mine[:] = new
@@ -193,30 +197,30 @@ def _forms(state: ServedState) -> Forms:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in state.tensors.items()}
 
 
-def _take_jobs(state: ServedState, source: _Source, lane_elements: int) -> Iterator[Callable[[], _Taken]]:
+def _take_jobs(state: ServedState, source: _Source, span_elements: int) -> Iterator[Callable[[], _Taken]]:
     forms = _forms(state)
     name, new = "", None
-    for lane in cut(forms, lengths_of(forms, lane_elements)):
+    for span in cut(forms, lengths_of(forms, span_elements)):
         news = []
-        for piece in lane.pieces:
+        for piece in span.pieces:
             if new is None or piece.tensor != name:
                 name, new = piece.tensor, source.get(piece.tensor)
-            news.append(_New(new.of(piece, FORMS[lane.dtype].width), new.way))
-        yield functools.partial(_take_lane, state, lane, news)
+            news.append(_New(new.of(piece, FORMS[span.dtype].width), new.way))
+        yield functools.partial(_take_span, state, span, news)
     del new
     for name, (dtype, _) in forms.items():
         if dtype not in FORMS:
             source.replace(name)
 
 
-def _take_lane(state: ServedState, lane: Lane, news: list[_New]) -> _Taken:
-    old = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in lane.pieces]
-    noted = kernels.take(old, [one.array for one in news], FORMS[lane.dtype], [one.way for one in news])
-    state.touched(piece.tensor for piece, total in zip(lane.pieces, noted.totals, strict=True) if total)
-    taken = _Taken(lane, noted)
-    if sum(noted.totals) <= NOTED * lane.num_elements:
+def _take_span(state: ServedState, span: StreamSpan, news: list[_New]) -> _Taken:
+    old = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in span.pieces]
+    noted = kernels.take(old, [one.array for one in news], FORMS[span.dtype], [one.way for one in news])
+    state.touched(piece.tensor for piece, total in zip(span.pieces, noted.totals, strict=True) if total)
+    taken = _Taken(span, noted)
+    if sum(noted.totals) <= NOTED * span.num_elements:
         return taken
-    return _Taken(lane, taken.coded(state))
+    return _Taken(span, taken.coded(state))
 
 
 # ------------------------------------------------------------------------------------------ the file
@@ -292,22 +296,22 @@ def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
         else:
             _put_whole(state, part, stream, where)
     try:
-        lanes = list(cut(header.tensors, ((p.dtype, p.num_elements) for p in header.parts if p.tensor is None)))
+        spans = list(cut(header.tensors, ((p.dtype, p.num_elements) for p in header.parts if p.tensor is None)))
     except ValueError as error:
         raise _damaged(where, str(error), "a stream for each element") from None
-    jobs = (functools.partial(_apply_lane, state, lane, stream) for lane, stream in zip(lanes, streams, strict=True))
+    jobs = (functools.partial(_apply_span, state, span, stream) for span, stream in zip(spans, streams, strict=True))
     with state.of_no_use_after_errors():
-        for lane, changed in zip(lanes, state.in_threads(jobs), strict=True):
+        for span, changed in zip(spans, state.in_threads(jobs), strict=True):
             if changed is None:
-                raise _damaged(where, f"a stream of {lane.dtype} that does not come out", "one as it is written")
-            state.touched(piece.tensor for piece, count in zip(lane.pieces, changed, strict=True) if count)
+                raise _damaged(where, f"a stream of {span.dtype} that does not come out", "one as it is written")
+            state.touched(piece.tensor for piece, count in zip(span.pieces, changed, strict=True) if count)
     _check_made(state, header, where)
     return header
 
 
-def _apply_lane(state: ServedState, lane: Lane, stream: np.ndarray) -> list[int] | None:
-    arrays = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in lane.pieces]
-    return kernels.apply(arrays, FORMS[lane.dtype], stream)
+def _apply_span(state: ServedState, span: StreamSpan, stream: np.ndarray) -> list[int] | None:
+    arrays = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in span.pieces]
+    return kernels.apply(arrays, FORMS[span.dtype], stream)
 
 
 def _put_whole(state: ServedState, part: ByteRange, stream: np.ndarray, where: str) -> None:

@@ -1,6 +1,6 @@
 """The places where streams of changes begin and end.
 
-The elements of all tensors of a dtype, tensor after tensor, are cut into lanes; a stream has the changes of a lane.
+The elements of all tensors of a dtype, tensor after tensor, are cut into spans; a stream has the changes of a span.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class StreamSpan:
     """The elements that a stream has the changes of: pieces of tensors of one dtype."""
 
     dtype: str
@@ -44,8 +44,8 @@ class Lane:
         return self.num_bytes // FORMS[self.dtype].width
 
 
-def cut(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[Lane]:
-    """Cut all elements of dtypes in FORMS into lanes, a lane for each of `lengths` (dtype, number of elements).
+def cut(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[StreamSpan]:
+    """Cut all elements of dtypes in FORMS into spans, a span for each of `lengths` (dtype, number of elements).
 
     ValueError if the lengths do not add up to the elements."""
     rest = iter([(name, dtype, math.prod(shape)) for name, (dtype, shape) in _taken_apart(tensors)])
@@ -65,13 +65,13 @@ def cut(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[Lane]:
             width = FORMS[dtype].width
             pieces.append(Piece(name, begin, begin + count * width))
             begin, left, missing = begin + count * width, left - count, missing - count
-        yield Lane(wanted, tuple(pieces))
+        yield StreamSpan(wanted, tuple(pieces))
     if left or any(count for _, _, count in rest):
         raise ValueError("fewer elements in streams than in tensors")
 
 
 def lengths_of(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
-    """Yield dtype and number of elements of the lanes that we write: at most `most` elements, of one dtype each."""
+    """Yield dtype and number of elements of the spans that we write: at most `most` elements, of one dtype each."""
     dtype, length = "", 0
     for _, (one, shape) in _taken_apart(tensors):
         if length and one != dtype:

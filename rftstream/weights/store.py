@@ -42,6 +42,15 @@ class StoredObject:
     """`sha256:<hex>` of the bytes."""
 
 
+def place_on_disk(url: str, base: Path) -> Path | None:
+    """Return the folder of a store on this machine's disks, or None for a store elsewhere. A relative one lies in
+    `base`."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return base / url
+    return base / rest if scheme == "file" else None
+
+
 class ObjectStore:
     """A store of named objects: `file://PATH`, `memory://NAME`, `s3://BUCKET/PREFIX`, ...
 
@@ -51,16 +60,12 @@ class ObjectStore:
     def __init__(self, url: str, *, base: Path, patience_s: float = 120.0, timeout_s: float = 30.0) -> None:
         """A relative PATH lies in `base`, the run folder. `patience_s` and `timeout_s` are for stores elsewhere, as in
         [weights]."""
-        scheme, separator, rest = url.partition("://")
-        if not separator:
-            scheme, rest = "file", url
+        place = place_on_disk(url, base)
         self.url = url
-        self.is_local = scheme == "file"
+        self.is_local = place is not None
         """Whether it lies on this machine's disks (or is mounted there): reading is no dearer than a copy would be."""
         self._files: _Files = (
-            _LocalFiles(base / rest)
-            if scheme == "file"
-            else RemoteFiles(url, patience_s=patience_s, timeout_s=timeout_s)
+            _LocalFiles(place) if place is not None else RemoteFiles(url, patience_s=patience_s, timeout_s=timeout_s)
         )
 
     def put(self, name: str, data: Buffer) -> StoredObject:
@@ -187,15 +192,17 @@ class ObjectStore:
 
 
 class _Files(Protocol):
-    """What differs between a local disk and other stores."""
+    """What a local disk and other stores do differently. `ObjectStore` makes one, and makes every call; it has
+    checked the names."""
 
     foreign_errors: bool
-    """Whether its client raises other exceptions than OSErrors."""
+    """Whether the store's client raises other exceptions than OSErrors."""
 
     def kind_of(self, error: Exception) -> type[WeightsError]:
-        """Return our kind of an error of its client: refused for good, given up, or an error of that object."""
+        """Return our kind of an error of the client: refused for good, given up, or an error of that object."""
 
-    def make_scratch(self) -> Path: ...
+    def make_scratch(self) -> Path:
+        """Make a temporary folder for files on their way into the store."""
 
     def add(self, name: str, path: Path) -> bool:
         """Give the file's contents the name; False if the name is taken."""
@@ -203,14 +210,19 @@ class _Files(Protocol):
     def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
         """Open an object. What is raised while reading goes through `errors`, where that may happen."""
 
-    def size(self, name: str) -> int: ...
+    def size(self, name: str) -> int:
+        """Return an object's size in bytes. FileNotFoundError if there is none."""
 
-    def walk(self, folder: str) -> Iterator[str]: ...
+    def walk(self, folder: str) -> Iterator[str]:
+        """Yield the names of all objects below a folder."""
 
-    def delete(self, name: str) -> None: ...
+    def delete(self, name: str) -> None:
+        """Delete an object."""
 
 
 class _LocalFiles:
+    """The files of a store on this machine's disks."""
+
     foreign_errors = False
 
     def kind_of(self, error: Exception) -> type[WeightsError]:
@@ -292,6 +304,7 @@ class _HashingFile:
         self.num_bytes = 0
 
     def write(self, data: Any) -> int:
+        """Pass bytes on, and add them to the digest."""
         view = memoryview(data)
         self._file.write(view)
         self.sha256.update(view)

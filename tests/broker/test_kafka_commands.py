@@ -80,7 +80,7 @@ def test_a_setting_that_was_changed_is_shown(run_file: Path) -> None:
 
     name = f"{run.run_id}.steps"
     resource = ConfigResource(ConfigResourceType.TOPIC, name, configs={"retention.ms": "1000"})
-    admin._ask("alter", lambda client: client.alter_configs([resource]))
+    admin.connection.ask("alter", lambda client: client.alter_configs([resource]))
     run.transport.close()
     steps = next(one for one in called("topics", "list", run_file, code=1)["topics"] if one["topic"] == "steps")
     assert steps["differences"] == ["retention.ms is 1000, expected -1"]

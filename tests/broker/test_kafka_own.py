@@ -62,10 +62,10 @@ def begin_but_do_not_end(transport: KafkaTransport, name: str) -> None:
     client = producer._client
     assert client is not None
     client.begin_transaction()
-    client.send(transport._links.name("b"), b"never", b"never", partition=0)
+    client.send(transport._clients.name("b"), b"never", b"never", partition=0)
     client.flush()
     client.send_offsets_to_transaction(
-        {transport._links.partition(A0): OffsetAndMetadata(1, "", -1)}, transport._links.name("g")
+        {transport._clients.partition(A0): OffsetAndMetadata(1, "", -1)}, transport._clients.name("g")
     )
 
 
@@ -96,7 +96,7 @@ def test_an_open_transaction_ends_by_itself(connect: Connect, transport: KafkaTr
     producer.start()
     assert producer._client is not None
     producer._client.begin_transaction()
-    producer._client.send(transport._links.name("b"), b"never", b"never", partition=0)
+    producer._client.send(transport._clients.name("b"), b"never", b"never", partition=0)
     producer._client.flush()
     writer = transport.producer("writer")
     writer.start()
@@ -129,7 +129,7 @@ def test_a_member_that_was_put_out_commits_nothing(connect: Connect, transport: 
 
 def test_a_cluster_known_from_when_a_broker_was_away_is_looked_at_again(transport: KafkaTransport) -> None:
     before = transport.admin.end_offsets("b")
-    client = transport.admin._made
+    client = transport.admin.connection._made
     assert client is not None
     client._manager.cluster._brokers.clear()
     for connection in list(client._manager._conns.values()):
@@ -235,7 +235,7 @@ def connect_securely(secure: dict[str, str], protocol: str, address: str | None 
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 def test_with_a_password_and_tls(secure: dict[str, str], run_id: Callable[[], str], protocol: str) -> None:
     transport = connect_securely(secure, protocol)
-    transport._links.run_id = run_id()
+    transport._clients.run_id = run_id()
     transport.admin.ensure_topics({"a": TopicSettings(partitions=1)})
     transport.admin.commit_initial("g", ["a"])
     producer = transport.producer("p")
@@ -358,7 +358,7 @@ def test_topics_of_other_widths_are_refused(connect: Connect, transport: KafkaTr
 
 def test_positions_that_expired_are_said(connect: Connect, transport: KafkaTransport) -> None:
     """As after offsets.retention.minutes: never a jump to the beginning or to the end."""
-    transport.admin._ask("drop", lambda client: client.delete_groups([transport._links.name("g")]))
+    transport.admin.connection.ask("drop", lambda client: client.delete_groups([transport._clients.name("g")]))
     other = connect()
     member = other.member("g", ["a"], name="late", session_timeout_s=6.0)
     await_true("it owns", lambda: not other.wait([member], 0.01) and len(member.assignment()) == 1, 120.0)

@@ -16,7 +16,7 @@ from typing import Any
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
-from rftstream.contracts.codec import CONTRACTS, digest_of_experiences, encode
+from rftstream.contracts.codec import digest_of_experiences, encode, headers_of, key_of
 from rftstream.contracts.control import (
     Claim,
     DesiredState,
@@ -31,13 +31,14 @@ from rftstream.contracts.control import (
 from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.feedback import Feedback
-from rftstream.contracts.messages import Message
+from rftstream.contracts.messages import SPEC_OF, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
 from rftstream.contracts.versions import DeltaObject, EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
 
+COMMON_HEADERS = ("contract", "contract_version", "run", "writer_epoch")
 GOLDEN = Path(__file__).parents[2] / "schemas" / "golden"
 
 IDS = RolloutIds(
@@ -313,18 +314,30 @@ def twin_text(message: Message) -> str:
     return json.dumps(readable(message), indent=2, ensure_ascii=False) + "\n"
 
 
+def record_text(message: Message) -> str:
+    """Key and headers of a message's record, without the headers that all have and that do not depend on it."""
+    headers = {name: value.decode("ascii") for name, value in headers_of(message, "a-run", 4)}
+    for name in COMMON_HEADERS:
+        del headers[name]
+    return json.dumps({"key": key_of(message).decode("utf-8"), "headers": headers}, indent=2) + "\n"
+
+
 def contract_of(name: str) -> str:
     return name.partition(".")[0]
 
 
 def write_missing() -> None:
     for name, message in SAMPLES.items():
-        assert CONTRACTS[type(message)] == contract_of(name), f"{name} is a {type(message).__name__}"
-        path = GOLDEN / f"{name}.msgpack"
-        if not path.exists():
-            path.write_bytes(encode(message))
-            path.with_suffix(".json").write_text(twin_text(message), encoding="utf-8")
-            print(f"wrote {path.name} and its twin")
+        assert SPEC_OF[type(message)].contract == contract_of(name), f"{name} is a {type(message).__name__}"
+        for suffix, content in (
+            (".msgpack", encode(message)),
+            (".json", twin_text(message).encode()),
+            (".record.json", record_text(message).encode()),
+        ):
+            path = GOLDEN / f"{name}{suffix}"
+            if not path.exists():
+                path.write_bytes(content)
+                print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,26 @@
-"""Hypothesis strategies for every message, built from the types; by hand only where invariants tie fields together."""
+"""Hypothesis strategies for every message, built from the types; by hand where rules tie fields together.
+
+A message with a rule and no strategy by hand gets those that keep the rule, if chance finds enough of them."""
 
 from __future__ import annotations
 
 import dataclasses
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from hypothesis import strategies as st
 
-from rftstream.contracts.arrays import Array
+from rftstream.contracts.arrays import ITEM_BYTES, Array
 from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.checks import first_violation
 from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.messages import MESSAGES, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, VersionSpan
-from rftstream.contracts.rules import ITEM_BYTES
-from rftstream.contracts.tasks import ChatMessage, RolloutIds, Task
+from rftstream.contracts.rules import RULES
+from rftstream.contracts.tasks import ChatMessage, RolloutIds
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced, WeightsKind
 
@@ -36,11 +40,16 @@ _SIMPLE: dict[Any, Strategy] = {
 
 
 def messages(contract: str) -> st.SearchStrategy[Message]:
-    return _of(MESSAGES[contract])
+    cls = MESSAGES[contract].type
+    if cls in RULES and cls not in _BY_HAND:
+        return _of(cls).filter(lambda message: first_violation(message) is None)
+    return _of(cls)
 
 
 def _of(kind: Any) -> Strategy:
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _in_range(arguments[0], [meta for meta in arguments[1:] if isinstance(meta, msgspec.Meta)])
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     if origin in (Union, UnionType):
@@ -57,8 +66,17 @@ def _of(kind: Any) -> Strategy:
     return _BY_HAND[kind]() if kind in _BY_HAND else _build(kind)
 
 
+def _in_range(kind: Any, metas: list[msgspec.Meta]) -> Strategy:
+    """Integers between the bounds that their type declares; of other types, any."""
+    if kind is not int:
+        return _of(kind)
+    least = max((meta.ge for meta in metas if meta.ge is not None), default=0)
+    most = min((meta.le for meta in metas if meta.le is not None), default=2**63 - 1)
+    return st.integers(int(least), int(most))
+
+
 def _build(cls: type, **given: Strategy) -> Strategy:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     names = [field.name for field in dataclasses.fields(cls)]
     return st.builds(cls, **{name: given[name] if name in given else _of(hints[name]) for name in names})
 
@@ -105,12 +123,12 @@ def _ids(draw: st.DrawFn) -> RolloutIds:
 
 def _tied(cls: type, name: str, when: Any, then: dict[str, Any], otherwise: dict[str, Any]) -> Strategy:
     """`name` decides about other fields: those of `then` if it is `when`, else those of `otherwise`."""
-    choices = _of(get_type_hints(cls)[name]).filter(lambda value: value != when)
+    choices = _of(get_type_hints(cls, include_extras=True)[name]).filter(lambda value: value != when)
     return _build(cls, **{name: st.just(when)}, **then) | _build(cls, **{name: choices}, **otherwise)
 
 
 def _present(cls: type, name: str) -> Strategy:
-    return _of(get_type_hints(cls)[name]).filter(lambda value: value is not None)
+    return _of(get_type_hints(cls, include_extras=True)[name]).filter(lambda value: value is not None)
 
 
 @st.composite
@@ -141,8 +159,6 @@ _BY_HAND: dict[type, Any] = {
     Array: _arrays,
     Segment: _segments,
     RolloutIds: _ids,
-    VersionSpan: lambda: _build(VersionSpan, count=st.integers(1, 9)),
-    Task: lambda: _build(Task, seed=st.integers(0, 2**63 - 1)),
     Rollout: lambda: _tied(
         Rollout, "status", RolloutStatus.undecodable, {"problem": st.none()}, {"problem": _present(Rollout, "problem")}
     ),

@@ -16,7 +16,6 @@ import schemas
 from rftstream.contracts.codec import decode, digest_of_experiences, encode, from_record, headers_of, to_record
 from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.records import Record
-from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
 from tests.contracts.samples import SAMPLES, contract_of, readable
 from tests.contracts.strategies import messages
@@ -91,15 +90,15 @@ def test_fields_that_older_writers_did_not_have_take_their_defaults(name: str) -
 @pytest.mark.parametrize("name", SAMPLES)
 def test_record_and_back(name: str) -> None:
     message = SAMPLES[name]
-    (topic,) = (topic for topic in TOPICS.values() if contract_of(name) in topic.messages)
+    topic = MESSAGES[contract_of(name)].topic
     extra = (("trace", b"1"),)
-    new = to_record(message, topic.name, 3, run="gsm8k-grpo", writer_epoch=2, extra=extra)
-    record = Record(topic.name, 3, 8172, 0.0, new.key, new.value, new.headers)
+    new = to_record(message, topic, 3, run="gsm8k-grpo", writer_epoch=2, extra=extra)
+    record = Record(topic, 3, 8172, 0.0, new.key, new.value, new.headers)
     assert from_record(record) == message
     assert record.header("run") == b"gsm8k-grpo"
     assert record.header("writer_epoch") == b"2"
     assert record.header("trace") == b"1"
-    assert to_record(message, topic.name, 3, b"key", run="gsm8k-grpo").key == b"key"
+    assert to_record(message, topic, 3, b"key", run="gsm8k-grpo").key == b"key"
 
 
 def test_digest_is_over_the_encoded_experiences_in_order() -> None:

@@ -16,9 +16,9 @@ import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 
 import schemas
-from rftstream.contracts.codec import VERSIONS, decode, encode
+from rftstream.contracts.checks import parts_of
+from rftstream.contracts.codec import decode, encode
 from rftstream.contracts.messages import MESSAGES
-from rftstream.contracts.rules import parts_of
 from tests.contracts.samples import GOLDEN, SAMPLES, contract_of, readable, twin_text
 
 Schema = dict[str, Any]
@@ -26,14 +26,15 @@ Schema = dict[str, Any]
 
 def test_every_contract_has_a_schema_and_a_golden_sample_of_each_version() -> None:
     assert schemas.contracts() == tuple(sorted(MESSAGES))
-    for contract, newest in VERSIONS.items():
+    for contract, spec in MESSAGES.items():
         versions = {name.partition("-")[0] for name in schemas.golden(contract)}
-        assert versions == {f"v{version}" for version in range(1, newest + 1)}
+        assert versions == {f"v{version}" for version in range(1, spec.version + 1)}
 
 
 def test_golden_folder_holds_nothing_else() -> None:
-    stems = {path.name.rpartition(".")[0] for path in GOLDEN.iterdir()}
-    assert stems == {f"{contract}.{name}" for contract in MESSAGES for name in schemas.golden(contract)}
+    names = {path.name for path in GOLDEN.iterdir()}
+    stems = [f"{contract}.{name}" for contract in MESSAGES for name in schemas.golden(contract)]
+    assert names == {f"{stem}{suffix}" for stem in stems for suffix in (".msgpack", ".json", ".record.json")}
 
 
 def test_schemas_are_what_their_generator_writes() -> None:
@@ -44,16 +45,16 @@ def test_schemas_are_what_their_generator_writes() -> None:
 
 @pytest.mark.parametrize("contract", MESSAGES)
 def test_schema_says_the_fields_types_and_defaults_of_the_dataclass(contract: str) -> None:
-    schema = schemas.load(contract)
+    schema, spec = schemas.load(contract), MESSAGES[contract]
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["title"] == MESSAGES[contract].__name__
-    assert schema["x-contract-version"] == VERSIONS[contract]
+    assert schema["title"] == spec.type.__name__
+    assert schema["x-contract-version"] == spec.version
     assert schema["description"]
-    parts = parts_of([MESSAGES[contract]])
+    parts = parts_of([spec.type])
     enums = {name for name, part in schema.get("$defs", {}).items() if "enum" in part}
     assert set(schema.get("$defs", {})) - {"Binary"} - enums == {part.__name__ for part in parts[1:]}
     for part in parts:
-        _compare(part, schema if part is MESSAGES[contract] else schema["$defs"][part.__name__], schema)
+        _compare(part, schema if part is spec.type else schema["$defs"][part.__name__], schema)
 
 
 def _compare(cls: type, schema: Schema, document: Schema) -> None:
@@ -127,7 +128,7 @@ def test_golden_decodes_and_the_newest_encodes_to_the_same_bytes(name: str) -> N
 
 
 def is_newest(name: str) -> bool:
-    return name.partition("-")[0] == f"{contract_of(name)}.v{VERSIONS[contract_of(name)]}"
+    return name.partition("-")[0] == f"{contract_of(name)}.v{MESSAGES[contract_of(name)].version}"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -148,7 +149,7 @@ def test_wire_form_of_the_golden_message_is_valid(name: str) -> None:
 def test_every_optional_field_differs_from_its_default_in_some_golden_message() -> None:
     unused = {
         (part, field.name): _default(field)
-        for part in parts_of(list(MESSAGES.values()))
+        for part in parts_of([spec.type for spec in MESSAGES.values()])
         for field in dataclasses.fields(part)
         if _has_default(field)
     }

@@ -16,7 +16,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
-from rftstream.launch.session import RunResult
+from rftstream.launch.result import RunResult
 from rftstream.metrics import REGISTRY
 from rftstream.queries.worker_words import NOT_USUAL, SHOWN_ELSEWHERE, WORDS
 from rftstream.runs.folder import OpenRun

@@ -83,9 +83,9 @@ def test_a_follower_gets_the_adapters_bit_for_bit_and_the_policy_what_they_make(
     tensors = dict(follower.fetch(told[-1]))
     assert state_digest(tensors) == told[-1].weights_digest == state_digest(backend.served_tensors())
     expected = whole_tensors(spec, tensors, served_parameters(spec)[0], where="test")
-    assert set(expected) == set(policy._parameters)
+    assert set(expected) == set(policy._model.parameters)
     for name, one in weights({name: expected[name] for name in expected}).items():
-        assert torch.equal(policy._parameters[name].reshape(-1), one), name
+        assert torch.equal(policy._model.parameters[name].reshape(-1), one), name
     done = tiny.drain_one(policy, tiny.request(0))
     assert {span.version for span in done.versions} == {NUM_VERSIONS - 1}
 

@@ -240,7 +240,6 @@ def run(tmp_path: Path) -> RunFolder:
     folder.config_file.write_text(loader.to_toml(scene.config))
     trainer = build_service("trainer", config=scene.config, folder=folder, transport=transport, clock=SystemClock(),
                             process="trainer-0")  # fmt: skip
-    trainer.start()
     while not trainer.done:
         trainer.tick()
     trainer.close()

@@ -487,6 +487,27 @@ def test_killed_when_the_run_is_finished_its_successor_deletes_and_claims_nothin
     assert names(steps_of(scene))[-1] == (1, 8)
 
 
+def test_a_successor_whose_deletion_fails_for_now_asks_again_and_claims_nothing(tmp_path: Path) -> None:
+    scene, trainer, other = ended_while_hidden(tmp_path)
+    trainer.restart()
+    other.start()
+    refused: list[str] = []
+
+    def refuse(point: str, process: str) -> None:
+        if point == "before_delete" and len(refused) < 2:
+            refused.append(process)
+            raise TransportError("simulated: ask again later")
+
+    scene.log.fault = refuse
+    began = scene.clock.now()
+    while not trainer.done:
+        assert scene.clock.now() - began < 100
+        scene.clock.advance(max(trainer.tick(), 0.001))
+    assert len(refused) == 2
+    assert read_control(scene.transport()).claims["trainer"].epoch == 1, "a finished run has no use for a trainer"
+    assert_carried_out(scene)
+
+
 def test_a_log_that_never_deletes_does_not_keep_a_finished_run_for_ever(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import ProducerLost, TransactionAborted, WeightsError, WeightsGone
-from rftstream.roles.trainer.step import LOOK_BACK_S
+from rftstream.roles.trainer.version_publisher import LOOK_BACK_S
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore

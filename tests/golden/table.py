@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
+from rftstream.config import registry
+from rftstream.config.part_specs import AlgorithmSpec
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.rollouts import Segment, VersionSpan
@@ -42,7 +44,7 @@ def play(algorithm: Any, *, steps: int, seed: int = 0) -> Iterator[Step]:
     optimizer = torch.optim.Adam([logits_PTV, values_PT], lr=LR)
     random, older_PTV = np.random.default_rng(seed), reference_PTV
     for version in range(steps):
-        greedy = getattr(algorithm, "greedy_baseline", False)
+        greedy = registry.spec(AlgorithmSpec, algorithm.name).greedy_baseline
         batch = sample(older_PTV, max(version - 1, 0), version, random, greedy=greedy)
         older_PTV = logits_PTV.detach().clone()
         rows, metrics = prepare(algorithm, batch, older_PTV, reference_PTV, values_PT)

@@ -23,6 +23,7 @@ from zlib import crc32
 
 from rftstream.config.stages import Stages
 from rftstream.contracts import ids
+from rftstream.contracts.control import Claim
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import StepRecord, VersionName
@@ -35,14 +36,18 @@ from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.roles.trainer import versions as versions_module
 from rftstream.roles.trainer.assembly import CommittedBatches
-from rftstream.roles.trainer.checkpoint_retention import Keeping
+from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.service.concurrent import ConcurrentService
 from rftstream.service.in_force import RecordsInForce
+from rftstream.service.owned_partitions import OwnedPartitions
 from rftstream.service.restore_partials import PartialsRestore
 from rftstream.service.results import SavedRecords
 from rftstream.service.role import Log, SingleTransaction
+from rftstream.service.role_claim import RoleClaim
 from rftstream.service.single import SingleService
+from rftstream.service.single_reader import SingleReader
 from rftstream.testing import Faults
 from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
 from rftstream.transport.base import Position, Snapshot
@@ -140,14 +145,14 @@ def positions_before_records() -> Iterator[None]:
 def refused_work_dropped() -> Iterator[None]:
     commit = ConcurrentService._commit
 
-    def mutated(self: ConcurrentService) -> bool:
+    def mutated(self: ConcurrentService, partitions: OwnedPartitions) -> bool:
         failures, results = self._failures, list(self._results)
-        committed = commit(self)
-        if self._failures > failures and not self._is_unsure:
+        committed = commit(self, partitions)
+        if self._failures > failures and not self._writer.is_in_doubt:
             for result in results:
-                if (entry := self._trackers.get(result.work.place)) is not None:
-                    entry[1]._open.pop(result.work.offset, None)
-            self._results.clear()
+                if (owned := partitions._owned.get(result.work.place)) is not None:
+                    owned[1]._open.pop(result.work.offset, None)
+            self._results._results.clear()
         return committed
 
     with changed(ConcurrentService, "_commit", mutated):
@@ -231,13 +236,13 @@ def lost_work_published() -> Iterator[None]:
     snapshot, position = MemoryMember.snapshot, MemoryMember.position
     last: dict[tuple[int, TopicPartition], int] = {}
 
-    def follow(self: ConcurrentService) -> set[TopicPartition]:
-        assert self._member is not None
-        owned = self._member.assignment()
-        for place in [place for place, (number, _) in self._trackers.items() if owned.get(place, number) != number]:
-            self._lose(place)  # It came back.
-        new = self._position({place: owned[place] for place in owned if place not in self._trackers})
-        self._member.held = {place: number for place, (number, _) in self._trackers.items()}  # type: ignore[attr-defined]
+    def follow(self: OwnedPartitions, drop: Callable[[TopicPartition], None]) -> set[TopicPartition]:
+        assigned = self._member.assignment()
+        for place in [place for place, (number, _) in self._owned.items() if assigned.get(place, number) != number]:
+            del self._owned[place]
+            drop(place)  # It came back.
+        new = self._begin({place: assigned[place] for place in assigned if place not in self._owned})
+        self._member.held = {place: number for place, (number, _) in self._owned.items()}  # type: ignore[attr-defined]
         return set(new)
 
     def careless(self: MemoryMember) -> Snapshot:
@@ -249,7 +254,7 @@ def lost_work_published() -> Iterator[None]:
         return last.get((id(self), place), 0)
 
     with (
-        changed(ConcurrentService, "_follow_assignment", follow),
+        changed(OwnedPartitions, "_follow_assignment", follow),
         changed(MemoryMember, "snapshot", careless),
         changed(MemoryMember, "position", known),
     ):
@@ -307,32 +312,32 @@ def pieces_saved_again() -> Iterator[None]:
 
 
 def claim_read_before_start() -> Iterator[None]:
-    claim, read_control = SingleService._claim, SingleService._read_control
+    take_over, read_control = SingleService._claim_anew, SingleReader.read_control
 
     def mutated(self: SingleService) -> None:
-        read_control(self)
-        self._blind = True  # type: ignore[attr-defined]
+        read_control(self._reader)
+        self._reader.is_blind = True  # type: ignore[attr-defined]
         try:
-            claim(self)
+            take_over(self)
         finally:
-            self._blind = False  # type: ignore[attr-defined]
+            self._reader.is_blind = False  # type: ignore[attr-defined]
 
-    def read(self: SingleService, *, settled: bool = False) -> None:
-        if not getattr(self, "_blind", False):
+    def read(self: SingleReader, *, settled: bool = False) -> None:
+        if not getattr(self, "is_blind", False):
             read_control(self, settled=settled)
 
-    with changed(SingleService, "_claim", mutated), changed(SingleService, "_read_control", read):
+    with changed(SingleService, "_claim_anew", mutated), changed(SingleReader, "read_control", read):
         yield
 
 
 def claims_hidden() -> Iterator[None]:
     """`control` is read to where it can be read, whatever is open there."""
-    read_control = SingleService._read_control
+    read_control = SingleReader.read_control
 
-    def mutated(self: SingleService, *, settled: bool = False) -> None:
+    def mutated(self: SingleReader, *, settled: bool = False) -> None:
         read_control(self)
 
-    with changed(SingleService, "_read_control", mutated):
+    with changed(SingleReader, "read_control", mutated):
         yield
 
 
@@ -347,7 +352,7 @@ def epochs_ignored() -> Iterator[None]:
     with (
         changed(Lineage, "accepts", lambda self, epoch: True),
         changed(VersionInForce, "absorb", absorb),
-        changed(SingleService, "_check_taken_over", lambda self: None),
+        changed(RoleClaim, "check", lambda self: None),
     ):
         yield
 
@@ -384,7 +389,7 @@ def partition_of_the_rollout() -> Iterator[None]:
 
 def filtered_held() -> Iterator[None]:
     def advance(self: BufferStep) -> SingleTransaction | None:
-        if self._last_written and self._all_in(0):
+        if self._progress.is_last_written and self._all_in(0):
             return None
         self._close_overdue()
         batch = self._choose()
@@ -396,28 +401,29 @@ def filtered_held() -> Iterator[None]:
 
 def checkpoint_without_positions() -> Iterator[None]:
     """The trainer goes on reading where the newest step had read, whatever weights it begins with."""
-    newest = Keeping.newest
+    newest = CheckpointRetention.newest
 
-    def mutated(self: Keeping, *arguments: Any) -> tuple[VersionName, TrainerProgress] | None:
+    def mutated(self: CheckpointRetention, *arguments: Any) -> tuple[VersionName, TrainerProgress] | None:
         found = newest(self, *arguments)
         if found is not None:
-            assert isinstance(self._log, Log)
             *_, last = [one.message for one in self._log.messages("steps")]
             assert isinstance(last, StepRecord)
             found[1].positions = last.positions
         return found
 
-    with changed(Keeping, "newest", mutated):
+    with changed(CheckpointRetention, "newest", mutated):
         yield
 
 
 def any_checkpoint() -> Iterator[None]:
-    newest = Keeping.newest
+    newest = CheckpointRetention.newest
 
-    def mutated(self: Keeping, in_force: Any, *arguments: Any) -> tuple[VersionName, TrainerProgress] | None:
+    def mutated(
+        self: CheckpointRetention, in_force: Any, *arguments: Any
+    ) -> tuple[VersionName, TrainerProgress] | None:
         return newest(self, lambda name: True, *arguments)
 
-    with changed(Keeping, "newest", mutated):
+    with changed(CheckpointRetention, "newest", mutated):
         yield
 
 
@@ -461,22 +467,22 @@ def nothing_durable() -> Iterator[None]:
 
 
 def claims_volatile() -> Iterator[None]:
-    claim = SingleService._claim
+    take = RoleClaim.take
 
-    def mutated(self: SingleService) -> None:
+    def mutated(self: RoleClaim, write: Callable[[Claim], None]) -> Claim:
         with changed(MemoryAdmin, "make_durable", lambda self: None):
-            claim(self)
+            return take(self, write)
 
-    with changed(SingleService, "_claim", mutated):
+    with changed(RoleClaim, "take", mutated):
         yield
 
 
 def deletions_given_up() -> Iterator[None]:
     """What cannot be deleted at once waits for the next checkpoint, which may never come."""
     with (
-        changed(Keeping, "owes", False),
-        changed(Keeping, "delete_owed", lambda self: None),
-        changed(Keeping, "after_the_end", lambda self, log_: True),
+        changed(TrimmedDeletions, "owes", False),
+        changed(TrimmedDeletions, "delete_owed", lambda self: None),
+        changed(TrimmedDeletions, "after_the_end", lambda self, log_: True),
     ):
         yield
 
@@ -497,7 +503,7 @@ def passes_forgotten() -> Iterator[None]:
 
 
 def half_decided_kept() -> Iterator[None]:
-    with changed(SingleService, "_advance", lambda self: self.step.advance()):
+    with changed(SingleService, "_advance", lambda self, in_force: self.step.advance()):
         yield
 
 

@@ -55,7 +55,7 @@ def sample_states() -> tuple[dict[str, RawTensor], dict[str, RawTensor]]:
 def sample_delta() -> bytes:
     old, new = sample_states()
     state = ServedState(old, copy=True)
-    changes = delta.take(state, new, lane_elements=1000)
+    changes = delta.take(state, new, span_elements=1000)
     assert changes.parts is not None
     head = delta.head_of(changes, state, model="sample", name=NAME, parent=PARENT)
     return b"".join([head, *(bytes(part) for _, part in changes.parts)])

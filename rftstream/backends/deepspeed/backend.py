@@ -61,7 +61,8 @@ OWNED = {
 
 
 class DeepSpeedBackend:
-    loads_model = True
+    """A backend in several processes, as `RenewingBackend` describes it. The trainer's process is rank 0; the others
+    do what it says."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -95,6 +96,7 @@ class DeepSpeedBackend:
 
     @staticmethod
     def require() -> None:
+        """Raise ConfigError if the package deepspeed is not installed."""
         if importlib.util.find_spec("deepspeed") is None:
             raise ConfigError(
                 "backend deepspeed: the package deepspeed is not installed; pip install 'rftstream[deepspeed]' where "
@@ -144,7 +146,7 @@ class DeepSpeedBackend:
     def _call_with(
         self, rows: Sequence[TrainingRow], what: str, more: Callable[[], Mapping[str, Any]], local: Callable[[], Any]
     ) -> tuple[Any, list[Any]]:
-        """With the rows, and more, for the others; nothing is made of them where there are none."""
+        """Make a call that has the rows, and more, as arguments. Nothing is packed if there are no other ranks."""
         alone = self._ranks.place.size == 1
         arguments = {} if alone else {"rows": [row_out(row) for row in rows], **more()}
         return self._call(what, arguments, local)
@@ -202,11 +204,11 @@ class DeepSpeedBackend:
         return Update(metrics=metrics)
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
-        """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere."""
+        """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
         return self._logprobs(rows, tokens_per_microbatch, reference=False)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Likewise of the reference."""
+        """Return the same logprobs under the reference."""
         return self._logprobs(rows, tokens_per_microbatch, reference=True)
 
     def _logprobs(
@@ -224,7 +226,7 @@ class DeepSpeedBackend:
         return [found.get(number, np.zeros(len(row.token_ids), np.float32)) for number, row in enumerate(rows)]
 
     def renew_reference(self) -> None:
-        """It becomes the policy as it is now, and stays spread as the masters are."""
+        """Make the policy as it is now the reference. It stays spread over the processes as the masters are."""
         self._call("renew_reference", {}, self._rank.renew_reference)
 
     # ------------------------------------------------------------------------------------------ state
@@ -239,7 +241,7 @@ class DeepSpeedBackend:
         return found  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
-        """As the torch backend does."""
+        """Write the same files as the torch backend does."""
         shapes = self._rank.shapes
         _write(folder / "masters.safetensors", shapes, "float32", lambda name: self._gather(MASTER, name))
         moments = {f"{kind}/{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
@@ -267,7 +269,7 @@ class DeepSpeedBackend:
 
     @contextlib.contextmanager
     def _swapped(self) -> Iterator[None]:
-        """The reference in place of the policy."""
+        """Put the reference in place of the policy inside of this context."""
         self._call("swap_reference", {}, self._rank.swap_reference)
         try:
             yield
@@ -275,7 +277,7 @@ class DeepSpeedBackend:
             self._call("swap_reference", {}, self._rank.swap_reference)
 
     def load(self, folder: Path) -> None:
-        """What this backend or the torch backend saved, with whatever stage and number of processes."""
+        """Take over what this backend or the torch backend saved, with any stage and number of processes."""
         from safetensors import safe_open
 
         renewed, no_reference = (folder / REFERENCE_FILE).is_file(), cast(Any, contextlib.nullcontext())
@@ -324,7 +326,7 @@ class DeepSpeedBackend:
 
 
 class _Served(Mapping[str, RawTensor]):
-    """Each is gathered when it is asked for."""
+    """The weights in the served dtype. Each is gathered when it is asked for."""
 
     def __init__(self, names: Iterable[str], gather: Callable[[str, str], Tensor], dtype: str) -> None:
         self._names, self._gather, self._dtype = dict.fromkeys(names), gather, SERVED[dtype]
@@ -348,7 +350,7 @@ def _write(
     read: Callable[[str], Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """A safetensors file; each tensor is read once, when it is written."""
+    """Write a safetensors file. Each tensor is read once, when it is written."""
     known = DTYPES[dtype]
     layout = {
         name: RawTensor(known, tuple(shape), np.broadcast_to(np.uint8(0), math.prod(shape) * ITEM_BYTES[known]).data)
@@ -359,7 +361,7 @@ def _write(
 
 
 def deepspeed_config(settings: DeepSpeedBackend.Config) -> dict[str, Any]:
-    """DeepSpeed's configuration, whole."""
+    """Return DeepSpeed's whole configuration."""
     for key, instead in OWNED.items():
         section, _, name = key.rpartition(".")
         table = settings.config.get(section, {}) if section else settings.config
@@ -401,7 +403,7 @@ def _merged(made: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def even_budget(rows: Sequence[TrainingRow], plan: UpdatePlan, size: int) -> int:
-    """Tokens of a micro-batch, at most what the plan says, so that the ranks have about as much to do as each other."""
+    """Return the tokens of a micro-batch, at most what the plan says, so that all ranks have about as much to do."""
     if size == 1:
         return plan.tokens_per_microbatch
     lengths = [len(row.token_ids) for row in rows if row.loss_mask.any()]

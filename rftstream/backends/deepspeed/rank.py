@@ -34,6 +34,7 @@ class _Calls:
         self._rank: Any = None
 
     def open(self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Make the rank and load its model."""
         self._rank = Rank(
             self._place,
             model=spec_in(model),
@@ -43,31 +44,39 @@ class _Calls:
         self._rank.load_model()
 
     def join(self, prefix: str) -> None:
+        """Form the process group. `prefix` is the part of the store that it uses."""
         self._rank.join(distributed.PrefixStore(prefix, self._store))
 
     def update(self, rows: list[Any], algorithm: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+        """Train on a batch, and return what this rank added up."""
         taken = self._rank.update(
             [row_in(row) for row in rows], algorithm_in(algorithm), msgspec.convert(plan, UpdatePlan)
         )
         return taken.passes.part()  # type: ignore[no-any-return]
 
     def logprobs(self, rows: list[Any], tokens_per_microbatch: int, reference: bool) -> list[Any]:
+        """Return the logprobs of this rank's share of the rows."""
         found = self._rank.logprobs([row_in(row) for row in rows], tokens_per_microbatch, reference=reference)
         return [(number, array_out(array)) for number, array in found]
 
     def gather(self, kind: str, name: str) -> None:
+        """Take part in gathering a tensor."""
         self._rank.shards.gather(kind, name)
 
     def renew_reference(self) -> None:
+        """Make the policy the reference."""
         self._rank.renew_reference()
 
     def swap_reference(self) -> None:
+        """Exchange the masters of policy and reference."""
         self._rank.swap_reference()
 
     def load(self, moments: bool, num_steps: float, renewed: bool) -> None:
+        """Take over what rank 0 reads from a checkpoint."""
         self._rank.load(moments, num_steps, renewed, None)
 
     def leave(self) -> None:
+        """Leave the process group."""
         self._rank.close()
 
     def end(self) -> None:
@@ -93,7 +102,7 @@ def serve(place: RankPlace) -> None:
     """Carry out the calls of rank 0 until it says `end`. The process ends when rank 0 ends, however that ends."""
     threading.Thread(target=_end_with_rank_0, args=(place.connect(),), daemon=True).start()
     store, calls = place.connect(), _Calls(place)
-    for number, what, arguments in _asked(store):
+    for number, what, arguments in _calls_of(store):
         try:
             result = getattr(calls, what)(**arguments)
         except Exception as error:
@@ -106,7 +115,7 @@ def serve(place: RankPlace) -> None:
             return
 
 
-def _asked(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _calls_of(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
     number = 0
     while True:
         store.wait([f"call/{number}"], FOREVER)

@@ -35,26 +35,26 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 FOREVER = timedelta(days=365)
 GRACE_S = 5.0
-"""For what the others have to say after an error that may be theirs, and for them to end."""
+"""Seconds that the other ranks get to say what went wrong, and to end."""
 ABANDON_S = 30.0
-"""After a rank was lost: so long for rank 0 to find out by itself."""
+"""Seconds that rank 0 gets to find out by itself that a rank was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Of a process among the ranks, as launchers tell it by the environment."""
+    """A process's place among the ranks, as launchers give it in the environment."""
 
     rank: int
     size: int
     local_rank: int
-    """On its host."""
+    """Number of the rank on its host."""
     host: str
-    """Of rank 0, as is the port."""
+    """Host of rank 0; `port` is there, too."""
     port: int
 
     @staticmethod
     def given() -> RankPlace | None:
-        """None where no launcher started this process."""
+        """Return the place in the environment; None if no launcher started this process."""
         try:
             rank, size, local_rank, host, port = (
                 os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -64,6 +64,7 @@ class RankPlace:
         return RankPlace(rank=int(rank), size=int(size), local_rank=int(local_rank), host=host, port=int(port))
 
     def environment(self) -> dict[str, str]:
+        """Return the environment variables that give this place."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -73,20 +74,21 @@ class RankPlace:
         }
 
     def connect(self) -> Any:
-        """A connection to rank 0's store. Who waits in one keeps it from all else."""
+        """Connect to rank 0's store. A connection in which somebody waits can do nothing else meanwhile."""
         return distributed.TCPStore(self.host, self.port, wait_for_workers=False)
 
 
 def is_of_others(error: Exception) -> bool:
-    """Whether it only says that another rank is late or gone: what torch's networks raise."""
+    """Return whether an error of torch's networks only says that another rank is late or gone."""
     return isinstance(error, distributed.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
 class Ranks:
-    """Called from one thread at a time."""
+    """The other ranks as rank 0 sees them. `DeepSpeedBackend` makes it, calls it from one thread at a time, and ends
+    it with `end`."""
 
     def __init__(self, processes: int, *, threads: int, timeout_s: float) -> None:
-        """`processes`: of this host; a launcher knows better how many there are."""
+        """`processes` is the number of ranks on this host. If a launcher started them, its number counts instead."""
         self._timeout_s = timeout_s
         self._count = 0
         self._ended = threading.Event()
@@ -125,7 +127,7 @@ class Ranks:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
 
     def within(self, prefix: str) -> Any:
-        """A part of the store, for the process group of the ranks."""
+        """Return a part of the store, for the process group of the ranks."""
         return distributed.PrefixStore(prefix, self._store)
 
     # ------------------------------------------------------------------------------------------ calling
@@ -133,8 +135,9 @@ class Ranks:
     def call(
         self, what: str, arguments: Mapping[str, Any], local: Callable[[], T], *, timeout_s: float | None = None
     ) -> tuple[T, list[Any]]:
-        """Has all ranks do it, this one by `local`; what came of it here, and in the others. BackendError if one of
-        these ended, failed or did not answer. After any error the ranks are gone."""
+        """Let all ranks do a call, this one by `local`. Return the result of this rank and those of the others.
+
+        BackendError if another rank ended, failed or did not answer. After any error the ranks are gone."""
         if self.ended:
             raise BackendError("backend deepspeed: its ranks have ended; the trainer has to start again")
         number, self._count = self._count, self._count + 1
@@ -167,12 +170,12 @@ class Ranks:
         return unpack(self._store.get(key))
 
     def _trouble(self) -> str | None:
-        """What a rank says that it failed by, or how one ended that said nothing."""
+        """Return what a rank says that it failed by, or how a rank ended that said nothing."""
         codes = {rank: process.poll() for rank, process in self._processes.items()}  # before one looks at what was said
         said = {rank: self._said(rank) for rank in self._others}
-        for rank, words in said.items():
-            if words is not None and not words["of_others"]:
-                return f"{self._name(rank)} failed in {words['what']!r}: {words['error']}"
+        for rank, failure in said.items():
+            if failure is not None and not failure["of_others"]:
+                return f"{self._name(rank)} failed in {failure['what']!r}: {failure['error']}"
         for rank, code in codes.items():
             if code is not None and said[rank] is None:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -184,7 +187,7 @@ class Ranks:
         return unpack(self._store.get(key)) if self._store.check([key]) else None
 
     def _reason(self, what: str, error: Exception) -> str:
-        """Why the others kept this rank waiting. An error of theirs may come a little later than what it led to."""
+        """Return why the others kept this rank waiting. Their error may arrive a little later than its consequences."""
         deadline = time.monotonic() + GRACE_S
         while (trouble := self._trouble()) is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -205,8 +208,8 @@ class Ranks:
     # ------------------------------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
-        """Rank 0 may have nothing to do with the others for long, or wait in a network that does not tell it of the
-        dead: then the process has to go."""
+        """End this process if a rank has ended and rank 0 does not notice. It may not need the others for long, or
+        wait in a network that does not report the dead."""
         while all(process.poll() is None for process in self._processes.values()):
             if self._ended.wait(0.2):
                 return
@@ -218,10 +221,11 @@ class Ranks:
 
     @property
     def ended(self) -> bool:
+        """Whether the ranks were ended."""
         return self._ended.is_set()
 
     def end(self) -> None:
-        """Those of a launcher end by themselves, and are given time for it."""
+        """End the ranks. Those that a launcher started end by themselves, and get GRACE_S for it."""
         if not self.ended and not self._processes:
             self._store.set(f"call/{self._count}", pack(["end", {}]))
             keys, deadline = [f"done/{self._count}/{rank}" for rank in self._others], time.monotonic() + GRACE_S

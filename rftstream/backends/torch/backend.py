@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class TorchBackend:
-    loads_model = True
+    """A backend in one process on one device, as `CriticBackend` and `RenewingBackend` describe it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -70,16 +70,18 @@ class TorchBackend:
         self._network: Any = None
         self._masters: Any = None
         self._reference: Network | None = None
-        """Version 0, loaded when it is first needed, or a later one."""
+        """The reference: version 0, loaded when it is first needed, or a later version."""
         self._renewed: dict[str, torch.Tensor] = {}
-        """Weights of a later one, by the names of masters; empty: it is version 0."""
+        """Weights of a renewed reference, by the names of masters; empty while the reference is version 0."""
         self._critic_from: tuple[CriticConfig, Path] | None = None
         self._critic: Critic | None = None
 
     def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
+        """Note where the critic begins; `open` loads it."""
         self._critic_from = settings, folder
 
     def open(self) -> None:
+        """Load the model, and the critic if there is one; add adapters if the model has them."""
         import torch
 
         from rftstream.backends.torch import lora
@@ -111,6 +113,7 @@ class TorchBackend:
         self._critic = self._open_critic()
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
+        """Train on a batch, and write a trace if the setting `profile` names it."""
         from rftstream.backends.passes import check_needs
         from rftstream.backends.torch.profiling import traced
 
@@ -156,32 +159,34 @@ class TorchBackend:
         return Learner(passes, self._masters, plan.lr, plan.max_grad_norm)
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
-        """The policy's logprobs of each row's unmasked tokens now, float32 [T] with 0 elsewhere."""
+        """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
         from rftstream.backends.passes import row_logprobs
 
         return row_logprobs(rows, tokens_per_microbatch, self._network, self._device)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Likewise of the reference."""
+        """Return the same logprobs under the reference."""
         from rftstream.backends.passes import row_logprobs
 
         return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
 
     def renew_reference(self) -> None:
-        """It becomes the policy as it is now."""
+        """Make the policy as it is now the reference."""
         self._put_reference(self._masters.masters)
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """What the critic says of what stands before each row's unmasked tokens, float32 [T] with 0 elsewhere."""
+        """Return the critic's values of what stands before each row's unmasked tokens: float32 [T], 0 elsewhere."""
         assert self._critic is not None, "hold_critic comes first"
         return self._critic.values(rows, tokens_per_microbatch)
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
+        """Return the trained weights in the served dtype, each converted when it is asked for."""
         from rftstream.weights.tensors import ServedTensors
 
         return ServedTensors(self._masters.masters, self._spec.dtype)
 
     def save(self, folder: Path) -> None:
+        """Write masters, moments, random state, a renewed reference and the critic."""
         import torch
 
         from rftstream.weights.tensors import REFERENCE_FILE, raw, write_tensors
@@ -200,6 +205,8 @@ class TorchBackend:
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
+        """Take over what `save` wrote. ConfigError for another model. A checkpoint without a critic gives a new
+        critic."""
         import torch
         from safetensors.torch import load_file
 
@@ -223,6 +230,7 @@ class TorchBackend:
             torch.cuda.set_rng_state(random["cuda"], self._device)
 
     def export(self, folder: Path) -> None:
+        """Write a model folder; with adapters, the merged weights and the adapters apart."""
         from rftstream.backends.torch import lora
         from rftstream.weights.tensors import write_tensors
 
@@ -234,11 +242,13 @@ class TorchBackend:
             lora.write_merged(folder, self._spec, served, lora.base_names(self._network.model))
 
     def close(self) -> None:
+        """Drop model, optimizer, reference and critic."""
         self._network, self._masters, self._reference, self._critic = None, None, None, None
         self._renewed, self._parameters = {}, {}
 
     def _open_reference(self) -> Network:
-        """From the model folder, unless it was renewed; where adapters are trained, it is the model without them."""
+        """Return the reference. Unless it was renewed, it is loaded from the model folder; with adapters, it is the
+        model without them."""
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import Network, NetworkSettings, load_model
 
@@ -251,7 +261,7 @@ class TorchBackend:
         return self._reference
 
     def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """These weights are those of the reference from now on; of adapters a copy is held beside the policy's."""
+        """Make these weights the reference. Of adapters a copy is held beside the policy's."""
         import torch
 
         from rftstream.backends.torch import lora
@@ -284,7 +294,7 @@ class TorchBackend:
         return Critic(network, masters, settings, self._device)
 
     def _same_random(self) -> contextlib.AbstractContextManager[None]:
-        """Loading a model may draw; what the run draws must not depend on it."""
+        """Keep the random state as it was before, since loading a model may draw numbers."""
         import torch
 
         return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from rftstream.config import registry
+from rftstream.config.part_specs import TasksetSpec
 from rftstream.config.sections import ExpertsSection
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.tasks import ChatMessage
@@ -26,7 +27,7 @@ from rftstream.errors import ConfigError
 
 OUR_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "system", "tools", "weight")
 ALSO = {"messages": ("conversations",), "completion": ("response",)}
-"""Our name -> what others call it."""
+"""Our name -> other names for the same column."""
 SHARE_GPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 
 Chat = tuple[ChatMessage, ...]
@@ -34,14 +35,14 @@ Chat = tuple[ChatMessage, ...]
 
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """Where a demonstration comes from, for errors."""
+    """The place that a demonstration comes from, for errors."""
 
     where: str
     demonstration: Demonstration
 
 
 class Demonstrations:
-    """The demonstrations of files, folders or datasets, by their number. Every row was looked at when its file was
+    """The demonstrations of files, folders or datasets, by their number. Every row is checked when its file is
     opened."""
 
     def __init__(self, section: ExpertsSection) -> None:
@@ -67,7 +68,8 @@ class Demonstrations:
 
 
 class ExpertColumns:
-    """Which of a source's columns is what."""
+    """The mapping of a source's columns to the parts of a demonstration. `Demonstrations` makes it; the source of rows
+    calls it as a RowReader."""
 
     def __init__(self, columns: Mapping[str, str], *, system: str | None, source: str) -> None:
         for key in columns:
@@ -83,12 +85,14 @@ class ExpertColumns:
     # what a reader of rows asks
 
     def wanted(self, names: Sequence[str]) -> list[str]:
+        """Return all columns."""
         return list(names)
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        pass
+        """Do nothing, since no columns are kept."""
 
     def check_names(self, names: Sequence[str], where: str) -> None:
+        """Raise ConfigError for a mapped column that is not among these."""
         for ours, path in self._mapped.items():
             if path not in names and path.partition(".")[0] not in names:
                 raise ConfigError(
@@ -96,16 +100,18 @@ class ExpertColumns:
                 )
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Raise ConfigError if the row is no demonstration."""
         self.demonstration(row, where)
 
     def chat_path(self, names: Sequence[str]) -> str:
+        """Return an empty path, since there are several forms."""
         return ""  # there are several forms; `demonstration` says what is missing
 
     # what it makes of a row
 
     def demonstration(self, row: Mapping[str, Any], where: str) -> Demonstration:
-        """Return the demonstration in a row. ConfigError if it is neither a chat with something to learn from, nor a
-        pair."""
+        """Return the demonstration in a row. ConfigError if the row is neither a chat with something to learn from, nor
+        a pair."""
         preference: Preference | None = None
         messages: Chat = ()
         chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
@@ -200,7 +206,7 @@ def _answer(value: Any, where: str, what: str) -> Chat:
 
 
 def _plain_roles(chat: Any) -> Any:
-    """Return ShareGPT's messages with our names, and all else as it is."""
+    """Return ShareGPT's messages with our names, and any other value unchanged."""
     if not isinstance(chat, list) or not all(
         isinstance(one, dict) and "from" in one and "value" in one for one in chat
     ):
@@ -215,7 +221,7 @@ def _plain_roles(chat: Any) -> Any:
 
 
 def _identity(messages: Chat, preference: Preference | None, weight: float, tools: Any) -> str:
-    """Return an id made from all that is learned from it, wherever it stands."""
+    """Return an id made from all that is learned from a demonstration, wherever it stands."""
     text = json.dumps(msgspec.to_builtins([messages, preference, weight, tools]), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -228,21 +234,18 @@ def _name(source: str) -> str:
 
 
 def _open(source: str, section: ExpertsSection, reader: ExpertColumns) -> Any:
-    from rftstream.data.tasksets.arrow import ArrowRows
-    from rftstream.data.tasksets.hf import HfTaskset, find_data, open_data
-    from rftstream.data.tasksets.parquet import find_files
+    from rftstream.data.tasksets.hf import open_data
     from rftstream.data.tasksets.rows import JsonLines
 
-    kind, _, location = source.partition(":")
-    if kind == "hf":
-        config = registry.build_config(HfTaskset, section.options, where="experts.options")
-        return open_data(find_data(config, location, source), reader, source)
-    if section.options:
+    scheme, _, location = source.partition(":")
+    spec = registry.built_in(TasksetSpec).get(scheme)
+    if section.options and not (spec is not None and spec.chooses_rows):
         raise ConfigError(f"experts.options: {', '.join(section.options)}: only a source hf: has options; remove them")
-    if kind == "parquet":
-        return ArrowRows(find_files(location), reader, location)
-    if kind == "jsonl":
-        return JsonLines(Path(location), reader)
+    if spec is not None and spec.has_rows:
+        taskset = registry.resolve("taskset", scheme, where="experts.source")
+        return taskset.open_rows(
+            registry.build_config(taskset, section.options, where="experts.options"), location, reader
+        )
     path = Path(location)
     if path.suffix in (".json", ".csv", ".tsv", ".arrow"):
         if not path.is_file():

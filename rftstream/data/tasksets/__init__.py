@@ -6,10 +6,14 @@ It is built as `Class(config: Class.Config, *, location: str, columns: Mapping[s
 `options`. Use it by `open.open_taskset`.
 """
 
+from rftstream.config.part_specs import TasksetSpec
+
 TASKSETS = {
-    "jsonl": "rftstream.data.tasksets.jsonl:JsonlTaskset",
-    "parquet": "rftstream.data.tasksets.parquet:ParquetTaskset",
-    "hf": "rftstream.data.tasksets.hf:HfTaskset",
-    "reasoning_gym": "rftstream.data.tasksets.reasoning_gym:ReasoningGymTaskset",
-    "arithmetic": "rftstream.data.tasksets.arithmetic:ArithmeticTaskset",
+    "jsonl": TasksetSpec("rftstream.data.tasksets.jsonl:JsonlTaskset", location="path", has_rows=True),
+    "parquet": TasksetSpec("rftstream.data.tasksets.parquet:ParquetTaskset", location="path", has_rows=True),
+    "hf": TasksetSpec(
+        "rftstream.data.tasksets.hf:HfTaskset", location="folder or name", has_rows=True, chooses_rows=True
+    ),
+    "reasoning_gym": TasksetSpec("rftstream.data.tasksets.reasoning_gym:ReasoningGymTaskset"),
+    "arithmetic": TasksetSpec("rftstream.data.tasksets.arithmetic:ArithmeticTaskset"),
 }

@@ -1,12 +1,16 @@
-"""Which files of a dataset's folder are which split of which subset, by the rules of Hugging Face's `datasets`:
+"""The files of a dataset's folder that are one split of one subset.
 
-what the card (README.md) says under `configs`; else names like `data/train-00000-of-00002.parquet`; else folders, else
-files, whose names hold train, validation or test as a word; else all files are `train`. Works on names alone, so that
-of a dataset on the hub only the files that are wanted have to be fetched. Scripts are never looked into.
+The card (README.md) names them under `configs`; otherwise the names of files and folders tell. Hugging Face's
+`datasets` decides what patterns and names mean. It sees names alone. So only the wanted files of a dataset on the hub
+are fetched, and part of a folder will do. Scripts are never looked into.
+
+`datasets` does not read the rows. It would make numbers of the texts in CSV (007 becomes 7.0), times of texts in JSON,
+and a copy of all data in its cache. It also knows no digest of contents, by which a run is resumed.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,22 +18,21 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
+
 from rftstream.config import registry
 from rftstream.errors import ConfigError
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-"""Suffixes of files that are read; of equally many files with different suffixes, the first suffix counts."""
+"""Suffixes of files that are read. If two suffixes are equally frequent, the first one counts."""
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".lz4", ".7z")
 NOT_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
-WORDS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
-"""Split -> how folders and files say it."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
-_SHARDED = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}.*\.\w+")
+_SCHEME = "rftstream-names"
+_ROOT = "folder"
+_FOLDER = f"{_SCHEME}://{_ROOT}"
+"""Where `datasets` finds the names."""
 
 Splits = dict[str, list[str]]
 
@@ -45,10 +48,11 @@ class Wanted:
 
 
 def find_split(names: Sequence[str], card: str, wanted: Wanted, where: str) -> tuple[str, list[str]]:
-    """Return the split's name and its files, in order. `names`: all files, relative, with slashes; `card`: of
-    README.md.
+    """Return the split's name and its files, in order. `names` are all files, relative, with slashes; `card` is the
+    text of README.md.
 
-    ConfigError lists what there is."""
+    ConfigError lists what there is.
+    """
     data = sorted(name for name in names if _is_data(name))
     if not data:
         raise ConfigError(_nothing(names, where))
@@ -62,7 +66,7 @@ def find_split(names: Sequence[str], card: str, wanted: Wanted, where: str) -> t
 
 
 def choose_split(found: Sequence[str], split: str | None, where: str) -> str:
-    """Return the split that is asked for; else `train`, or the only split."""
+    """Return the split that is asked for. Without one, return `train`, or the only split."""
     if split is None:
         if "train" in found or len(found) == 1:
             return "train" if "train" in found else found[0]
@@ -84,32 +88,23 @@ def find_splits(data: Sequence[str], card: str, wanted: Wanted, where: str) -> S
     subsets = read_card(card, where)
     if subsets:
         subset = _choose_subset(subsets, wanted.subset, where)
-        return _by_card(subsets[subset], data)
+        return _by_card(subsets[subset], data, where)
     if wanted.subset is None and not wanted.folders_are_subsets:
-        return splits_by_names(data)
+        return splits_by_names(data, where)
     folders: dict[str, dict[str, Any]] = {name.partition("/")[0]: {} for name in data if "/" in name}
     subset = _choose_subset(folders, wanted.subset, where)
-    return splits_by_names([name for name in data if name.startswith(f"{subset}/")])
+    return splits_by_names([name for name in data if name.startswith(f"{subset}/")], where)
 
 
-def splits_by_names(data: Sequence[str]) -> Splits:
-    """Return the splits that the names of folders or files tell of; else all files as `train`."""
-    found: Splits = {}
-    for name in data:
-        if match := _SHARDED.fullmatch(name):
-            found.setdefault(match[1], []).append(name)
-    for parts_of in (_folders, _stem):
-        if not found:
-            for split, words in WORDS.items():
-                said = re.compile(rf"(?:^|[-._ 0-9])(?:{'|'.join(words)})(?:$|[-._ 0-9])")
-                files = [name for name in data if any(said.search(part) for part in parts_of(name))]
-                if files:
-                    found[split] = files
-    return found or {"train": list(data)}
+def splits_by_names(data: Sequence[str], where: str) -> Splits:
+    """Return the splits that the names of folders or files tell of. If they tell of none, return all files as
+    `train`."""
+    rules = _Rules(data, where)
+    return {split: sorted(rules.matches(patterns)) for split, patterns in rules.default_patterns().items()}
 
 
 def read_card(card: str, where: str) -> dict[str, dict[str, Any]]:
-    """Return `configs` of the YAML at the top of a README.md, by name; empty where there are none."""
+    """Return `configs` of the YAML at the top of a README.md, by name. Empty if there are none."""
     head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", card, re.DOTALL)
     if head is None or "configs" not in head[1]:
         return {}
@@ -123,7 +118,7 @@ def read_card(card: str, where: str) -> dict[str, dict[str, Any]]:
     configs = values.get("configs") if isinstance(values, dict) else None
     if not isinstance(configs, list):
         return {}
-    return {str(one.get("config_name", "default")): one for one in configs if isinstance(one, dict)}
+    return {str(subset.get("config_name", "default")): subset for subset in configs if isinstance(subset, dict)}
 
 
 def _choose_subset(subsets: dict[str, dict[str, Any]], subset: str | None, where: str) -> str:
@@ -132,7 +127,7 @@ def _choose_subset(subsets: dict[str, dict[str, Any]], subset: str | None, where
         if subset not in subsets:
             raise ConfigError(f"{where}: no subset {subset!r}; {registry.suggest(subset, found)}")
         return subset
-    marked = [name for name, one in subsets.items() if one.get("default") is True or name == "default"]
+    marked = [name for name, config in subsets.items() if config.get("default") is True or name == "default"]
     if len(found) == 1 or marked:
         return (marked or found)[0]
     shown = ", ".join(found) if found else "none"
@@ -143,56 +138,97 @@ def _choose_subset(subsets: dict[str, dict[str, Any]], subset: str | None, where
     )
 
 
-def _by_card(config: dict[str, Any], data: Sequence[str]) -> Splits:
+def _by_card(config: dict[str, Any], data: Sequence[str], where: str) -> Splits:
     folder = str(config.get("data_dir") or "").strip("./")
     prefix = f"{folder}/" if folder else ""
     inside = [name.removeprefix(prefix) for name in data if name.startswith(prefix)]
     wanted = config.get("data_files")
     if wanted is None:
-        splits = splits_by_names(inside)
+        splits = splits_by_names(inside, where) if inside else {"train": []}
     else:
-        splits = {}
-        for split, patterns in _data_files(wanted):
-            matches = [re.compile(_pattern(pattern)) for pattern in patterns]
-            files = [name for match in matches for name in inside if match.fullmatch(name)]
-            splits.setdefault(split, []).extend(dict.fromkeys(files))
+        rules = _Rules(inside, where)
+        splits = {split: rules.matches(patterns) for split, patterns in rules.patterns_of(wanted).items()}
     return {split: [prefix + name for name in files] for split, files in splits.items()}
 
 
-def _data_files(wanted: Any) -> list[tuple[str, list[str]]]:
-    """Return the patterns of each split, in all forms that a card may have: a pattern, several, or those of each
-    split."""
-    if isinstance(wanted, dict):
-        return [(str(split), _listed_patterns(patterns)) for split, patterns in wanted.items()]
-    if isinstance(wanted, list) and any(isinstance(one, dict) for one in wanted):
-        return [
-            (str(one.get("split", "train")), _listed_patterns(one.get("path")))
-            for one in wanted
-            if isinstance(one, dict)
-        ]
-    return [("train", _listed_patterns(wanted))]
+class _Rules:
+    """The rules of `datasets`, applied to a list of names. To the rules the names look like files of a folder."""
+
+    def __init__(self, names: Sequence[str], where: str) -> None:
+        self._datasets = _import_datasets(where)
+        self._where = where
+        options = {_SCHEME: {"paths": [f"{_ROOT}/{name}" for name in names]}}
+        self._options = self._datasets.DownloadConfig(storage_options=options)
+
+    def default_patterns(self) -> dict[str, list[str]]:
+        """Return the patterns of each split that the names tell of."""
+        try:
+            patterns = self._datasets.data_files.get_data_patterns(_FOLDER, self._options)
+        except ValueError as error:  # of a split that no program could name
+            raise ConfigError(f"{self._where}: {error}; rename the files") from None
+        return {str(split): found for split, found in patterns.items()}
+
+    def patterns_of(self, wanted: Any) -> dict[str, list[str]]:
+        """Return the patterns of each split from `data_files` of a card, in any of its forms."""
+        try:
+            patterns = self._datasets.data_files.sanitize_patterns(wanted)
+        except (ValueError, TypeError) as error:
+            text = " ".join(str(error).split())
+            raise ConfigError(f"{self._where}: README.md: data_files: {text}; mend it") from None
+        return {split: [str(pattern).removeprefix("./") for pattern in found] for split, found in patterns.items()}
+
+    def matches(self, patterns: Sequence[str]) -> list[str]:
+        """Return the names that match, in the order of the patterns, each once.
+
+        A pattern that leads out of the folder matches nothing, since a card could name files of this machine, or of
+        another.
+        """
+        found: dict[str, None] = {}
+        for pattern in patterns:
+            if "::" in pattern or "://" in pattern or os.path.isabs(pattern):
+                continue
+            try:
+                paths = self._datasets.data_files.resolve_pattern(pattern, _FOLDER, download_config=self._options)
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                raise ConfigError(f"{self._where}: README.md: {pattern!r}: {error}; mend it") from None
+            found.update(dict.fromkeys(path.removeprefix(f"{_FOLDER}/") for path in paths))
+        return list(found)
 
 
-def _listed_patterns(patterns: Any) -> list[str]:
-    patterns = patterns if isinstance(patterns, list) else [patterns]
-    return [str(one).removeprefix("./") for one in patterns if one is not None]
+class _Names(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A file system of names without contents. It has as much of a file system as looking for files needs."""
+
+    protocol = _SCHEME
+    cachable = False  # each list of names is another one
+
+    def __init__(self, paths: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
+        self._infos = {path: {"name": path, "type": "file", "size": 0} for path in paths}
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        """Return what is known of a file. FileNotFoundError if it is not there."""
+        path = self._strip_protocol(path)
+        if path not in self._infos:
+            raise FileNotFoundError(path)
+        return self._infos[path]
+
+    def find(self, path: str, **options: Any) -> dict[str, dict[str, Any]]:
+        """Return all files. The caller matches them with a pattern, which begins with `path`."""
+        return self._infos
 
 
-def _pattern(glob: str) -> str:
-    """Return a glob with `**` as a regular expression; `*` stays within a folder."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", glob)
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(
-        known.get(part) or (part if part.startswith("[") and len(part) > 2 else re.escape(part)) for part in parts
-    )
+fsspec.register_implementation(_SCHEME, _Names, clobber=True)
 
 
-def _folders(name: str) -> Sequence[str]:
-    return PurePosixPath(name).parts[:-1]
+def _import_datasets(where: str) -> Any:
+    try:
+        import datasets.data_files
 
-
-def _stem(name: str) -> Sequence[str]:
-    return [PurePosixPath(name).name]
+        return datasets
+    except ImportError as error:
+        raise ConfigError(f"{where}: needs the package datasets ({error}); pip install 'rftstream[data]'") from None
 
 
 def _is_data(name: str) -> bool:
@@ -202,9 +238,9 @@ def _is_data(name: str) -> bool:
 
 
 def _one_format(files: list[str]) -> list[str]:
-    """Return the files with the most usual suffix; the others are most often the same rows once more."""
+    """Return the files with the most frequent suffix. The others are most often the same rows once more."""
     counts = Counter(PurePosixPath(name).suffix for name in files)
-    suffix = max(SUFFIXES, key=lambda one: (counts[one], -SUFFIXES.index(one)))
+    suffix = max(SUFFIXES, key=lambda known: (counts[known], -SUFFIXES.index(known)))
     return [name for name in files if name.endswith(suffix)]
 
 
@@ -227,7 +263,7 @@ def _check_complete(files: Sequence[str], where: str) -> None:
 
 
 def _nothing(names: Sequence[str], where: str) -> str:
-    expected = f"expected files of {', '.join(one[1:] for one in SUFFIXES)}"
+    expected = f"expected files of {', '.join(known[1:] for known in SUFFIXES)}"
     if packed := [name for name in names if name.endswith(PACKED)]:
         return f"{where}: found only packed files ({_listed(packed)}), {expected}; unpack them into a folder"
     if scripts := [name for name in names if name.endswith(".py")]:

@@ -18,7 +18,7 @@ from rftstream.data.tasksets.table import RowTaskset
 from rftstream.errors import ConfigError
 
 CONVERTED = "refs/convert/parquet"
-"""Revision in which the hub keeps its own conversions, with a folder for each subset."""
+"""Revision with the hub's own conversions, which has a folder for each subset."""
 
 
 class HfTaskset(RowTaskset):
@@ -36,10 +36,14 @@ class HfTaskset(RowTaskset):
         """Branch, tag or commit on the hub; default: the newest. A commit keeps a run's data as they are."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
-        source = f"hf:{location}"
-        paths = find_data(config, location, source)
         mapping = Columns(columns, system=system, config=config, data_source=_name(location))
-        super().__init__(open_data(paths, mapping, source), mapping, config, source)
+        super().__init__(self.open_rows(config, location, mapping), mapping, config, f"hf:{location}")
+
+    @staticmethod
+    def open_rows(config: Config, location: str, columns: RowReader) -> RowSource:
+        """Open the rows of the split for `columns`."""
+        source = f"hf:{location}"
+        return open_data(find_data(config, location, source), columns, source)
 
 
 def find_data(config: HfTaskset.Config, location: str, source: str) -> list[Path]:
@@ -69,7 +73,7 @@ def _in_folder(folder: Path, config: HfTaskset.Config, source: str) -> list[Path
 
 
 def _saved(folder: Path, config: HfTaskset.Config, source: str) -> list[Path]:
-    """Return the files that `save_to_disk` wrote, which its state names; empty if it is no such folder."""
+    """Return the files that `save_to_disk` wrote, which its state names. Empty if the folder is not of this kind."""
     splits, state = folder / "dataset_dict.json", folder / "state.json"
     if not splits.is_file() and not state.is_file():
         return []
@@ -110,7 +114,7 @@ def json_object(path: Path) -> dict[str, object]:
 
 
 def open_data(paths: Sequence[Path], columns: RowReader, source: str) -> RowSource:
-    """Open the files as one source of rows. They are all of one format (`find_split` sees to it)."""
+    """Open the files as one source of rows. They must be of one format; `find_split` sees to it."""
     suffix = paths[0].suffix
     if suffix in (".parquet", ".arrow"):
         return ArrowRows(paths, columns, source)
@@ -120,6 +124,6 @@ def open_data(paths: Sequence[Path], columns: RowReader, source: str) -> RowSour
 
 
 def _name(location: str) -> str:
-    """`openai/gsm8k` as it is, of a folder its last part."""
+    """Return a name such as `openai/gsm8k` as it is, and the last part of a folder."""
     folder = Path(location).expanduser()
     return folder.resolve().name if folder.is_dir() else location

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.data.tasksets.columns import Columns, TableConfig
-from rftstream.data.tasksets.rows import JsonLines
+from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource
 from rftstream.data.tasksets.table import RowTaskset
 
 
@@ -21,4 +21,9 @@ class JsonlTaskset(RowTaskset):
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         path = Path(location)
         mapping = Columns(columns, system=system, config=config, data_source=path.stem)
-        super().__init__(JsonLines(path, mapping), mapping, config, str(path))
+        super().__init__(self.open_rows(config, location, mapping), mapping, config, str(path))
+
+    @staticmethod
+    def open_rows(config: Config, location: str, columns: RowReader) -> RowSource:
+        """Open the rows of the file for `columns`."""
+        return JsonLines(Path(location), columns)

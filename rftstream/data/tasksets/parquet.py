@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rftstream.data.tasksets.arrow import ArrowRows
 from rftstream.data.tasksets.columns import Columns, TableConfig
+from rftstream.data.tasksets.rows import RowReader, RowSource
 from rftstream.data.tasksets.table import RowTaskset
 from rftstream.errors import ConfigError
 
@@ -21,9 +22,13 @@ class ParquetTaskset(RowTaskset):
         """The settings in `[tasksets.NAME.options]`."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
-        paths = find_files(location)
         mapping = Columns(columns, system=system, config=config, data_source=Path(location).stem.rstrip("-_*?[]"))
-        super().__init__(ArrowRows(paths, mapping, location), mapping, config, location)
+        super().__init__(self.open_rows(config, location, mapping), mapping, config, location)
+
+    @staticmethod
+    def open_rows(config: Config, location: str, columns: RowReader) -> RowSource:
+        """Open the rows of the files for `columns`."""
+        return ArrowRows(find_files(location), columns, location)
 
 
 def find_files(location: str) -> list[Path]:

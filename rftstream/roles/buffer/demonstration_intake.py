@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class DemonstrationIntake:
-    """The buffer's side of its demonstrations, if the run takes any. The step makes it once, calls `begin` at each
-    recovery, `absorb` for each record, and for each batch `waits` and then `take`."""
+    """What the buffer takes of demonstrations. The step makes it once, and calls `begin` at each recovery and `absorb`
+    for each record of `experts`. Before a batch it asks `waits`, or `allows_batch` if the batch has no rollouts; then
+    it calls `take`. Of a run without demonstrations nothing ever waits, and nothing is taken."""
 
     def __init__(self, queue: DemonstrationQueue | None, stages: Stages, group_size: int) -> None:
         self._queue = queue
@@ -34,26 +35,33 @@ class DemonstrationIntake:
 
     def absorb(self, record: Record) -> None:
         """Take a record of the topic; one that cannot be decoded gets its letter when its turn comes."""
-        assert self._queue is not None, "others do not follow them"
-        self._queue.absorb(record)
-
-    @property
-    def num_known(self) -> int:
-        """Demonstrations that are on the log."""
-        assert self._queue is not None, "nobody else asks"
-        return self._queue.known
+        if self._queue is not None:
+            self._queue.absorb(record)
 
     @property
     def cursor(self) -> Cursor:
         """Where the passes stand. It is kept where the run takes no demonstrations any more: it may do so again."""
         return self._kept if self._queue is None else self._queue.cursor
 
+    def allows_batch(
+        self, batch: int, stage: Stage, *, version: int, max_staleness: int, ended: TasksEnded | None
+    ) -> bool:
+        """Whether this batch of demonstrations alone may be made now: there are as many as the stages say, or else as
+        the feeder has counted (`ended`), and none is further ahead of the trainer's `version` than one of rollouts."""
+        if batch > version + max_staleness:
+            return False
+        if self._stages.named:
+            return batch < (self._stages.steps or 0) and not self.waits(stage)
+        if ended is None or batch >= (ended.batches or 0):
+            return False
+        return self._queue is not None and self._queue.known >= ended.experts
+
     def lacks(self, stage: Stage) -> bool:
         """Whether a batch of the stage takes demonstrations and there are none."""
         return self._queue is not None and self._takes(stage) and not self._queue.known
 
     def waits(self, stage: Stage) -> bool:
-        """As `lacks`; says so once."""
+        """Whether a batch of the stage has to wait for demonstrations. The first time it says so."""
         if not self.lacks(stage):
             return False
         if not self._said_waiting:
@@ -62,10 +70,10 @@ class DemonstrationIntake:
         return True
 
     def take(
-        self, stage: Stage, num_groups: int, ended: TasksEnded | None
+        self, stage: Stage, num_groups: int, num_experts: int | None
     ) -> tuple[list[TokenizedDemonstration], list[Publish]]:
-        """Return the demonstrations of a batch of the stage, with letters for those that could not be used. `ended`:
-        the feeder's word, which says how many there are where there are no stages."""
+        """Return the demonstrations of a batch of the stage, with letters for those that could not be used.
+        `num_experts`: how many there are in a run of demonstrations alone, as the feeder has counted them."""
         if self._queue is None or not self._takes(stage):
             return [], []
         size = None
@@ -74,8 +82,7 @@ class DemonstrationIntake:
         else:
             count = stage.experts_per_batch
             if not self._stages.named:
-                assert ended is not None, "the batch waits for that"
-                size = ended.experts
+                size = num_experts
         return self._queue.take(count, size, stage.kind)
 
     def health(self) -> Mapping[str, object]:

@@ -48,11 +48,11 @@ class Walk:
     """Where passes stand."""
 
     begun: int = 0
-    """Passes, this one included."""
+    """Passes that were begun, this one included."""
     size: int = 0
     """Demonstrations that there were when it began."""
     taken: int = 0
-    """Of this pass."""
+    """How many of this pass were taken."""
 
 
 @dataclass(slots=True)
@@ -61,21 +61,23 @@ class Cursor:
 
     first: Walk = field(default_factory=Walk)
     total: int = 0
-    """In batches so far."""
+    """How many are in batches so far."""
     pairs: Walk = field(default_factory=Walk)
 
     @property
     def begun(self) -> bool:
+        """Whether any pass was begun."""
         return bool(self.first.begun or self.pairs.begun)
 
     def to_text(self) -> str:
+        """Return the numbers as metadata holds them."""
         walks = [self.first, self.pairs] if self.pairs.begun else [self.first]
-        numbers = [number for one in walks for number in (one.begun, one.size, one.taken)]
+        numbers = [number for walk in walks for number in (walk.begun, walk.size, walk.taken)]
         return " ".join(map(str, [*numbers[:3], self.total, *numbers[3:]]))
 
     @staticmethod
     def of(numbers: Sequence[int]) -> Cursor:
-        """Of what `to_text` wrote, or of nothing."""
+        """Return the cursor that `to_text` wrote; one that was never moved if there are no numbers."""
         begun, size, taken, total, *pairs = numbers or (0, 0, 0, 0)
         return Cursor(Walk(begun, size, taken), total, Walk(*pairs))
 
@@ -89,7 +91,7 @@ class TokenizedDemonstration:
     sides: Sides
 
     def experiences(self, batch: int, share: int, position: int) -> list[Experience]:
-        """One, or of a pair two."""
+        """Return its experiences: one, or two of a pair."""
         return [
             Experience(
                 ids=self.ids,
@@ -109,7 +111,9 @@ class TokenizedDemonstration:
 
 
 class DemonstrationQueue:
-    """What the buffer knows of `experts`."""
+    """The demonstrations of a run, in the order in which batches take them. `workers/buffer.py` makes it, and
+    DemonstrationIntake calls it: `begin` at each recovery, `absorb` for each record that comes later, and `take` for
+    each batch."""
 
     def __init__(
         self,
@@ -118,6 +122,7 @@ class DemonstrationQueue:
         seed: int,
         passes: int | None,
         kinds: frozenset[str],
+        transport: Transport,
         renderer: Renderer,
         context: int | None,
         clock: Clock,
@@ -125,16 +130,22 @@ class DemonstrationQueue:
         """`kinds`: loss kinds that the run takes, in any stage; of others nothing can be learned here."""
         self._settings, self._seed, self._passes = settings, seed, passes
         self._kinds, self._renderer, self._context, self._clock = kinds, renderer, context, clock
-
-    def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
-        """Reads what there is; says from where to read on."""
-        self._transport: Transport = log_.transport
-        self.cursor = cursor
-        positions = log_.transport.admin.begin_offsets(EXPERTS)
-        self._partitions = len(positions)
-        self._offsets = [array("q") for _ in positions]
+        self._transport = transport
+        self.cursor = Cursor()
+        """Where the passes stand once the batch that was taken last is on the log."""
+        self._offsets: list[array[int]] = []
         """Of each partition's demonstrations, in order: number n is the (n div partitions)-th of its partition."""
         self._numbers_of: dict[int, np.ndarray] = {}
+        """How many there are -> the numbers of those that are trained on."""
+        self._dead: set[Place] = set()
+        """Demonstrations that cannot be used, and have their letter."""
+
+    def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
+        """Read what there is; return from where to read on."""
+        self.cursor = cursor
+        positions = log_.transport.admin.begin_offsets(EXPERTS)
+        self._offsets = [array("q") for _ in positions]
+        self._numbers_of = {}
         self._dead = {
             (int(partition), int(offset))
             for record in log_.read("dead", bodies=False)
@@ -147,14 +158,14 @@ class DemonstrationQueue:
         return positions
 
     def absorb(self, record: Record) -> None:
-        """ContractError if numbers are left out: whoever writes here counts."""
+        """Take the next record. ContractError if numbers are left out: whoever writes here counts."""
         if record.value is None and not record.headers:
             return
         if codec.is_foreign(record):
             log.error("%s: of no contract of this topic; passed over", record)
             return
         offsets, number = self._offsets[record.partition], (record.header("number") or b"0").decode()
-        expected = len(offsets) * self._partitions + record.partition
+        expected = len(offsets) * len(self._offsets) + record.partition
         if number != str(expected):
             raise ContractError(
                 f"found demonstration {number}, expected {expected}; numbers are dense", where=str(record)
@@ -163,10 +174,12 @@ class DemonstrationQueue:
 
     @property
     def known(self) -> int:
-        """Demonstrations 0 ... known - 1 are here."""
-        return min(len(offsets) * self._partitions + place for place, offsets in enumerate(self._offsets))
+        """How many are here: numbers 0 ... known - 1."""
+        numbers = (len(offsets) * len(self._offsets) + place for place, offsets in enumerate(self._offsets))
+        return min(numbers, default=0)
 
     def health(self) -> dict[str, object]:
+        """Return how many demonstrations there are, were taken, and are dead."""
         passes = self.cursor.first.begun + self.cursor.pairs.begun
         return {
             "experts": self.known,
@@ -184,9 +197,9 @@ class DemonstrationQueue:
     def take(
         self, count: int, size: int | None = None, kind: LossKind | None = None
     ) -> tuple[list[TokenizedDemonstration], list[Publish]]:
-        """The next ones, fewer where the passes end, and letters about those that are of no use. `size`: how many a
-        new pass goes through; default: all there are by then. `kind`: passes over the others, which another stage
-        takes."""
+        """Return the next ones, and letters about those that are of no use. There are fewer where the passes end.
+        `size`: how many a new pass goes through; default: all there are by then. `kind`: the others are passed over,
+        since another stage takes them."""
         taken: list[TokenizedDemonstration] = []
         letters: Letters = {}
         self._take(count, size, kind, taken, letters)
@@ -227,7 +240,7 @@ class DemonstrationQueue:
             )
 
     def _next_numbers(self, walk: Walk, count: int) -> list[int]:
-        """Of this pass, at most so many."""
+        """Return the next numbers of this pass, at most so many."""
         numbers = self._numbers(walk.size)
         end = min(walk.taken + count, len(numbers))
         places: Iterable[int] = range(walk.taken, end)
@@ -237,26 +250,26 @@ class DemonstrationQueue:
         return [int(numbers[place]) for place in places]
 
     def _numbers(self, size: int) -> np.ndarray:
-        """Of the first `size` those that are trained on."""
+        """Return the numbers of the first `size` that are trained on."""
         if size not in self._numbers_of:
             held = {walk.size for walk in (self.cursor.first, self.cursor.pairs)}
-            self._numbers_of = {one: numbers for one, numbers in self._numbers_of.items() if one in held}
+            self._numbers_of = {known: numbers for known, numbers in self._numbers_of.items() if known in held}
             self._numbers_of[size] = trained_numbers(size, self._settings.held_out)
         return self._numbers_of[size]
 
     def _place(self, number: int) -> Place:
-        rank, partition = divmod(number, self._partitions)
+        rank, partition = divmod(number, len(self._offsets))
         return partition, self._offsets[partition][rank]
 
     def _is_dead(self, number: int, letters: Letters) -> bool:
         return (place := self._place(number)) in self._dead or place in letters
 
     def _read(self, numbers: Sequence[int]) -> dict[int, Record]:
-        """By number."""
+        """Return the records of these demonstrations, by number."""
         places = {self._place(number): number for number in numbers}
         found: dict[int, Record] = {}
         for partition in sorted({partition for partition, _ in places}):
-            offsets = [offset for one, offset in places if one == partition]
+            offsets = [offset for place, offset in places if place == partition]
             records = read_records(self._transport, TopicPartition(EXPERTS, partition), offsets)
             if missing := sorted(set(offsets) - records.keys()):
                 raise ContractError(
@@ -295,7 +308,7 @@ class DemonstrationQueue:
 
 
 def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:
-    """Of a demonstration in a pass; `sequence`: how many were in batches before."""
+    """Return the ids of a demonstration in a pass. `sequence`: how many were in batches before."""
     group = group_id(EXPERTS, number_of_pass, number, 0)
     return RolloutIds(
         rollout_id=rollout_id(group, 0),
@@ -309,8 +322,8 @@ def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:
 
 
 def spread(taken: Sequence[TokenizedDemonstration], shares: int) -> list[list[TokenizedDemonstration]]:
-    """Over the shares, as evenly as can be; in order."""
+    """Spread demonstrations over the shares, in order and as evenly as can be."""
     parts: list[list[TokenizedDemonstration]] = [[] for _ in range(shares)]
-    for index, one in enumerate(taken):
-        parts[index * shares // len(taken)].append(one)
+    for index, demonstration in enumerate(taken):
+        parts[index * shares // len(taken)].append(demonstration)
     return parts

@@ -1,7 +1,7 @@
 """Groups in the buffer: which siblings are here, what is decided, and which groups make the next batch.
 
-Pure bookkeeping over summaries; bodies are somebody else's (bodies.py). Sequences are the feeder's dense count of
-groups, so that what is decided is a number and a small set.
+It keeps summaries; bodies.py keeps the bodies. Sequences are the feeder's dense count of groups, so that what is
+decided is a number and a small set.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ class Sibling:
 
     @property
     def scored(self) -> bool:
+        """Whether it has a reward."""
         return self.summary.reward is not None
 
     @property
     def place_offset(self) -> tuple[TopicPartition, int]:
+        """Where its record stands."""
         return self.place, self.offset
 
 
 def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) -> Sibling:
+    """Return the sibling that a record of `verified` is."""
     rollout = verified.rollout
     summary = RolloutSummary(
         rollout_id=verified.ids.rollout_id,
@@ -56,7 +59,7 @@ def unscorable_reasons(group: Group) -> str:
 
 
 def late_outcome(verified: VerifiedRollout, now: float) -> GroupOutcome:
-    """Of a sibling that came after its group's outcome."""
+    """Return the record of a sibling that came after its group's outcome."""
     ids = verified.ids
     return GroupOutcome(
         group_id=ids.group_id,
@@ -89,29 +92,34 @@ class Group:
 
     @property
     def complete(self) -> bool:
+        """Whether all siblings are here."""
         return len(self.siblings) >= self.size
 
     @property
     def scored(self) -> list[Sibling]:
+        """The siblings that have a reward, in order."""
         return [self.siblings[number] for number in sorted(self.siblings) if self.siblings[number].scored]
 
     @property
     def summaries(self) -> tuple[RolloutSummary, ...]:
+        """Summaries of all siblings, in order."""
         return tuple(self.siblings[number].summary for number in sorted(self.siblings))
 
     @property
     def oldest_version(self) -> int | None:
+        """The oldest version that sampled a token of a scored sibling; None if nothing was sampled."""
         versions = [sibling.oldest_version for sibling in self.scored if sibling.oldest_version is not None]
         return min(versions) if versions else None
 
     @property
     def zero_variance(self) -> bool:
+        """Whether all rewards are the same."""
         rewards = [sibling.summary.reward for sibling in self.scored]
         return len(set(rewards)) <= 1
 
 
 def _age(group: Group) -> tuple[int, int]:
-    """Smaller for older ones."""
+    """Return a key that is smaller for older groups."""
     oldest = group.oldest_version
     return (sys.maxsize if oldest is None else oldest, group.sequence)
 
@@ -124,6 +132,7 @@ class DecidedSequences:
         self._above: set[int] = set()
 
     def add(self, sequence: int) -> None:
+        """Take a group that has an outcome."""
         if sequence < self.below:
             return
         self._above.add(sequence)
@@ -139,7 +148,8 @@ class DecidedSequences:
 
 
 class OpenGroups:
-    """All groups that have a record and no outcome."""
+    """All groups that have a record and no outcome. The step makes it at each recovery, calls `add` for each record,
+    `mark_ready` and `remove` as it decides, and asks for the groups of the next batch."""
 
     def __init__(self) -> None:
         self.by_sequence: dict[int, Group] = {}
@@ -147,6 +157,7 @@ class OpenGroups:
         """Sequences of ready groups."""
 
     def add(self, verified: VerifiedRollout, sibling: Sibling, timestamp_s: float) -> Group:
+        """Add a sibling to its group, and return the group. A twin changes nothing."""
         ids = verified.ids
         group = self.by_sequence.get(ids.sequence)
         if group is None:
@@ -158,19 +169,23 @@ class OpenGroups:
         return group
 
     def mark_ready(self, group: Group) -> None:
+        """Let the group be batched as it is."""
         group.ready = True
         self._ready.add(group.sequence)
 
     def remove(self, group: Group) -> None:
+        """Forget a group that has an outcome."""
         del self.by_sequence[group.sequence]
         self._ready.discard(group.sequence)
 
     @property
     def num_ready(self) -> int:
+        """How many groups may be batched."""
         return len(self._ready)
 
     def in_order(self, decided: DecidedSequences, count: int) -> list[Group]:
-        """Up to `count` ready groups by sequence, passing over decided ones, up to the first undecided one."""
+        """Return up to `count` ready groups by sequence. Decided groups are passed over; the first one that is neither
+        ready nor decided ends the search."""
         chosen: list[Group] = []
         sequence = decided.below
         while len(chosen) < count:
@@ -183,9 +198,9 @@ class OpenGroups:
         return chosen
 
     def oldest_first(self, count: int) -> list[Group]:
-        """Ready groups, those first that will be too old first: when many become ready at once, a long one that came
-        last would else expire behind fresh ones."""
-        return heapq.nsmallest(count, (self.by_sequence[one] for one in self._ready), key=_age)
+        """Return up to `count` ready groups, the one first that will be too old first. When many become ready at once,
+        a long one that came last would else expire behind fresh ones."""
+        return heapq.nsmallest(count, (self.by_sequence[sequence] for sequence in self._ready), key=_age)
 
     def overdue(self, now: float, deadline_s: float | None) -> list[Group]:
         """Return the groups that have waited for siblings for as long as they may."""
@@ -201,7 +216,7 @@ class OpenGroups:
         return max(0.0, min(waiting) + deadline_s - now) if waiting else math.inf
 
     def low_waters(self) -> dict[TopicPartition, int]:
-        """First offset of the oldest open group, for each partition that has one."""
+        """Return the first offset of the oldest open group, for each partition that has one."""
         lows: dict[TopicPartition, int] = {}
         for group in self.by_sequence.values():
             for sibling in group.siblings.values():

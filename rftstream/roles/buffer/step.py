@@ -1,10 +1,9 @@
 """The buffer: verified -> batches and outcomes. Every admitted group gets exactly one outcome.
 
-It commits, per partition of `verified`, the first offset of its oldest open group, and as metadata how far it has
-read, the next batch, whether the last one is written, and where the passes through the demonstrations stand
-(demonstrations.py). After a restart it reads from there again: what `outcomes`
-names already is dropped, and a sibling that comes after the group's outcome (at or above the committed read offset)
-gets a late record of its own.
+It commits, per partition of `verified`, the first offset of its oldest open group. The metadata says how far it has
+read, which batch is the next, whether the last one is written, and where the passes through the demonstrations stand
+(progress.py). After a restart it reads from these positions again: siblings of groups that have an outcome are dropped,
+and one that was not read before (at or above the committed read offset) gets a late record of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rftstream.clock import Clock
 from rftstream.config.role_sections import BufferSection, FeederSection
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts import codec
-from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.control import Claim, TasksEnded
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
@@ -29,14 +28,13 @@ from rftstream.roles.buffer.batch_records import batch_records
 from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.decisions import Decisions
 from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
-from rftstream.roles.buffer.demonstrations import EXPERTS, Cursor, DemonstrationQueue, spread
-from rftstream.roles.buffer.experiences import experience_of
-from rftstream.roles.buffer.groups import DecidedSequences, Group, OpenGroups, sibling_of, unscorable_reasons
-from rftstream.roles.buffer.tally import Tally
+from rftstream.roles.buffer.demonstrations import EXPERTS, DemonstrationQueue, spread
+from rftstream.roles.buffer.experiences import experiences_of_share
+from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
+from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.service.role import Log, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.transport.base import Position
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +55,7 @@ class BufferStep(SingleStepDefaults):
     def __init__(
         self,
         *,
+        log_: Log,
         feeder: FeederSection,
         buffer: BufferSection,
         shares: int,
@@ -65,8 +64,8 @@ class BufferStep(SingleStepDefaults):
         stages: Stages,
         experts: DemonstrationQueue | None = None,
     ) -> None:
-        """`imported`: the versions of the rollouts are another run's, and say nothing about this one's. `stages`: what
-        batches are made of."""
+        """`log_`: the run's log, of which nothing is known before `recover`. `imported`: the versions of the rollouts
+        are another run's, and say nothing about this one's. `stages`: what batches are made of."""
         self._imported = imported
         self._intake = DemonstrationIntake(experts, stages, feeder.group_size)
         self._stages = stages
@@ -76,46 +75,32 @@ class BufferStep(SingleStepDefaults):
         self._clock = clock
         self._min_siblings = min(buffer.min_siblings, feeder.group_size)
         self._stop: StopRule | None = None
-        self._reset(None)
+        self._reset(log_)
 
-    def _reset(self, bodies: Bodies | None) -> None:
-        self._bodies = bodies
+    def _reset(self, log_: Log) -> None:
+        """Forget what was known of the log: it is read again."""
+        self._bodies = Bodies(log_.transport, self._settings.max_body_bytes)
         self._groups = OpenGroups()
-        self._decided = DecidedSequences()
-        self._tally = Tally()
-        self._ended: TasksEnded | None = None
-        """The feeder's word that there are no more groups."""
-        self._in_force = VersionInForce()
-        """Told where batches may have no rollouts: then nobody else keeps it from running ahead."""
-        self._next_batch = 0
-        self._total_groups = 0
-        self._refilled = 0
-        """Filtered groups since the last batch."""
-        self._last_written = False
-        self._read: dict[TopicPartition, int] = {}
-        self._read_before: dict[TopicPartition, int] = {}
         self._decisions = Decisions(self._clock)
+        self._progress = BufferProgress()
+        self._ended: TasksEnded | None = None
+        """The feeder's word that there are no more groups; None while there are."""
+        self._in_force = VersionInForce()
+        """The trainer's version, followed where batches may have no rollouts. Then nobody else keeps the buffer from
+        running ahead."""
 
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        self._reset(Bodies(log_.transport, self._settings.max_body_bytes))
+        """Read what is decided, and begin where the committed positions say."""
+        self._reset(log_)
         for received in log_.messages("outcomes"):
             if isinstance(received.message, GroupOutcome):
-                self._recall(received.message)
+                self._progress.recall(received.message)
         for received in log_.messages("control"):
             self._absorb_control(received)
-        positions: dict[TopicPartition, int] = {}
-        cursor: tuple[int, ...] = ()
-        for place, position in log_.committed(BUFFER.name).items():
-            positions[place] = position.offset
-            read, next_batch, last, *passes = map(int, (position.metadata or f"{position.offset} 0 0").split())
-            self._read_before[place] = read
-            self._next_batch = max(self._next_batch, next_batch)
-            self._last_written = self._last_written or bool(last)
-            cursor = max(cursor, tuple(passes))
-        self._read = dict(positions)
-        positions |= self._intake.begin(log_, Cursor.of(cursor))
+        cursor = self._progress.restore(log_.committed(BUFFER.name))
+        positions = {**self._progress.read, **self._intake.begin(log_, cursor)}
         if not self._stages.always_explores:
             positions |= log_.transport.admin.begin_offsets("steps")
             for received in log_.messages("steps"):
@@ -123,20 +108,8 @@ class BufferStep(SingleStepDefaults):
                 positions[received.record.place] = received.record.offset + 1
         return positions
 
-    def _recall(self, outcome: GroupOutcome) -> None:
-        if outcome.late:
-            return
-        self._decided.add(outcome.sequence)
-        if outcome.result is GroupResult.batched:
-            self._total_groups += 1
-            if self._next_batch != (outcome.batch_sequence or 0) + 1:
-                self._next_batch = (outcome.batch_sequence or 0) + 1
-                self._tally, self._refilled = Tally(), 0
-            return
-        self._refilled += outcome.result is GroupResult.filtered
-        self._tally.group(outcome.taskset, outcome.result, outcome.rollouts)
-
     def absorb(self, received: Received) -> None:
+        """Add a rollout to its group; note demonstrations, and what the trainer and the feeder say."""
         if received.record.topic == EXPERTS:
             self._intake.absorb(received.record)
             return
@@ -155,12 +128,13 @@ class BufferStep(SingleStepDefaults):
                 self._in_force.absorb(step)
 
     def undecodable(self, record: Record, error: ContractError) -> None:
+        """Take a rollout that cannot be decoded as one without a reward."""
         if record.topic == EXPERTS:
             self._intake.absorb(record)  # its turn comes, and then its letter
             return
         ids = codec.ids_from_headers(record)
         if ids is None:
-            self._read[record.place] = record.offset + 1
+            self._progress.read[record.place] = record.offset + 1
             return
         self._take(
             record,
@@ -171,14 +145,14 @@ class BufferStep(SingleStepDefaults):
 
     def _take(self, record: Record, verified: VerifiedRollout) -> None:
         place = record.place
-        self._read[place] = record.offset + 1
+        self._progress.read[place] = record.offset + 1
         sibling = sibling_of(verified, place, record.offset)
-        if verified.ids.sequence in self._decided:
-            if record.offset >= self._read_before.get(place, 0):
+        if verified.ids.sequence in self._progress.decided:
+            if self._progress.is_new(place, record.offset):
                 self._decisions.add_late(verified)
             return
         group = self._groups.add(verified, sibling, record.timestamp_s)
-        if verified.verdict is not None and self._bodies is not None:
+        if verified.verdict is not None:
             self._bodies.hold(place, record.offset, verified, len(record.value or b""))
         if group.complete:
             self._judge(group)
@@ -186,7 +160,7 @@ class BufferStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ deciding
 
     def _judge(self, group: Group) -> None:
-        """A group that is complete, or whose time is up."""
+        """Decide about a group that is complete, or whose time is up."""
         if len(group.scored) < self._min_siblings:
             if group.complete:
                 self._decide(group, GroupResult.dead, unscorable_reasons(group))
@@ -200,7 +174,7 @@ class BufferStep(SingleStepDefaults):
     def _decide(self, group: Group, result: GroupResult, reason: str) -> None:
         self._decisions.add(group, result, reason)
         self._groups.remove(group)
-        self._decided.add(group.sequence)
+        self._progress.decided.add(group.sequence)
 
     def _close_overdue(self) -> None:
         for group in self._groups.overdue(self._clock.now(), self._settings.group_deadline_s):
@@ -209,25 +183,28 @@ class BufferStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ writing
 
     def advance(self) -> SingleTransaction | None:
+        """Return the next batch with its outcomes if there is one, else the outcomes that are due."""
+        progress = self._progress
         if self._stop is not None:
             raise self._stop
-        if self._last_written and self._all_in(0):
+        if progress.is_last_written and self._all_in(0):
             return None
         self._close_overdue()
-        batch = self._choose() if self._stage.takes_rollouts else [] if self._may_go_on() else None
-        if batch is not None:
-            return self._batch(batch)
-        if self._decisions:
-            outcomes = self._decisions.outcomes(self._tally, self._next_batch)
-            return SingleTransaction(tuple(outcomes), self._positions(self._next_batch))
-        return None
+        chosen = self._choose() if self._stage.takes_rollouts else self._choose_none()
+        if chosen is not None:
+            return self._batch(chosen)
+        if not self._decisions:
+            return None
+        outcomes = self._decisions.outcomes(progress.tally, progress.next_batch)
+        positions = progress.positions(self._groups.low_waters(), self._intake.cursor, next_batch=progress.next_batch)
+        return SingleTransaction(tuple(outcomes), positions)
 
     def _choose(self) -> list[Group] | None:
-        """The groups of the next batch; None if it has to wait."""
+        """Return the groups of the next batch; None if the batch has to wait."""
         size = self._feeder.groups_per_batch
         while True:
             if self._feeder.on_stale == "wait":
-                chosen = self._groups.in_order(self._decided, size)
+                chosen = self._groups.in_order(self._progress.decided, size)
             else:
                 chosen = self._groups.oldest_first(size)
             stale = [group for group in chosen if self._staleness(group) > self._feeder.max_staleness]
@@ -245,123 +222,109 @@ class BufferStep(SingleStepDefaults):
 
     @property
     def _stage(self) -> Stage:
-        """Of the next batch."""
-        return self._stages.at(self._next_batch)
+        """The stage of the next batch."""
+        return self._stages.at(self._progress.next_batch)
 
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
-        return self._ended is not None and len(self._decided) + num_chosen >= self._ended.admitted
+        return self._ended is not None and len(self._progress.decided) + num_chosen >= self._ended.admitted
 
-    def _may_go_on(self) -> bool:
-        """Of demonstrations alone: as many batches as the stages say, or else the feeder has counted, no further ahead
-        of the trainer than rollouts would be."""
-        if self._next_batch > self._in_force.name.version + self._feeder.max_staleness:
-            return False
-        if self._stages.named:
-            return self._next_batch < (self._stages.steps or 0) and not self._intake.waits(self._stage)
-        if self._ended is None or self._next_batch >= (self._ended.batches or 0):
-            return False
-        return self._intake.num_known >= self._ended.experts
+    def _choose_none(self) -> list[Group] | None:
+        """Return no groups if the next batch, one of demonstrations alone, may be made; None if it has to wait."""
+        allowed = self._intake.allows_batch(
+            self._progress.next_batch,
+            self._stage,
+            version=self._in_force.name.version,
+            max_staleness=self._feeder.max_staleness,
+            ended=self._ended,
+        )
+        return [] if allowed else None
 
     def _staleness(self, group: Group) -> int:
         oldest = group.oldest_version
-        return 0 if oldest is None or self._imported else self._next_batch - oldest
+        return 0 if oldest is None or self._imported else self._progress.next_batch - oldest
 
     def _batch(self, groups: Sequence[Group]) -> SingleTransaction:
+        """Return the next batch, made of these groups and of demonstrations, with all outcomes that are due."""
+        progress, stage, batch = self._progress, self._stage, self._progress.next_batch
         # All that is read from the log, first: what fails for now is asked again, as if nothing had been begun.
-        assert self._bodies is not None
         bodies = {
             sibling.place_offset: self._bodies.get(*sibling.place_offset)
             for group in groups
             for sibling in group.scored
         }
-        taken, letters = self._intake.take(self._stage, len(groups), self._ended)
-        by_share: dict[int, list[Group]] = defaultdict(list)
+        num_experts = self._ended.experts if self._ended is not None else None
+        demonstrations, letters = self._intake.take(stage, len(groups), num_experts)
+        groups_of: dict[int, list[Group]] = defaultdict(list)
         for index, group in enumerate(groups):
-            by_share[index * self._shares // len(groups)].append(group)
-        staleness = max((self._staleness(group) for group in groups), default=0)
+            groups_of[index * self._shares // len(groups)].append(group)
+        staleness = [self._staleness(group) for group in groups]
         for group in groups:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
-        outcomes = self._decisions.outcomes(self._tally, self._next_batch)
-        explores = self._stage.takes_rollouts
-        last = explores and self._all_in(0)
-        experiences_of = {share: self._experiences(by_share[share], share, bodies) for share in range(self._shares)}
-        values = self._tally.metrics() if explores else {}
-        for share, some in enumerate(spread(taken, self._shares)):
-            for one in some:
-                experiences_of[share] += one.experiences(self._next_batch, share, len(experiences_of[share]))
-        if taken:
-            values["experts"] = float(len(taken))
-        if explores and not self._imported:
-            values["staleness_max"] = float(staleness)
+        outcomes = self._decisions.outcomes(progress.tally, batch)
+        last = stage.takes_rollouts and self._all_in(0)
+        for share in range(self._shares):
+            for group in groups_of[share]:
+                for sibling in group.scored:
+                    progress.tally.rollout(bodies[sibling.place_offset], None if self._imported else batch)
+        experiences_of = {
+            share: experiences_of_share(groups_of[share], share, batch, bodies) for share in range(self._shares)
+        }
+        for share, some in enumerate(spread(demonstrations, self._shares)):
+            for demonstration in some:
+                experiences_of[share] += demonstration.experiences(batch, share, len(experiences_of[share]))
+        values = progress.tally.metrics() if stage.takes_rollouts else {}
+        if demonstrations:
+            values["experts"] = float(len(demonstrations))
+        if stage.takes_rollouts and not self._imported:
+            values["staleness_max"] = float(max(staleness, default=0))
         if groups and not self._imported:
-            values["staleness_mean"] = sum(map(self._staleness, groups)) / len(groups)
+            values["staleness_mean"] = sum(staleness) / len(groups)
+        cursor = self._intake.cursor
         outputs = batch_records(
             experiences_of,
-            by_share,
-            batch_sequence=self._next_batch,
-            total_groups=self._total_groups + len(groups),
+            groups_of,
+            batch_sequence=batch,
+            total_groups=progress.total_groups + len(groups),
             last=last,
             admitted=self._ended.admitted if last and self._ended is not None else None,
-            max_staleness=max(0, staleness),
+            max_staleness=max(0, max(staleness, default=0)),
             metrics=values,
-            total_experts=self._intake.cursor.total,
+            total_experts=cursor.total,
         )
-        return SingleTransaction((*outputs, *outcomes, *letters), self._positions(self._next_batch + 1, last=last))
-
-    def _experiences(
-        self, groups: Sequence[Group], share: int, bodies: Mapping[tuple[TopicPartition, int], VerifiedRollout]
-    ) -> list[Experience]:
-        experiences: list[Experience] = []
-        for group in groups:
-            for sibling in group.scored:
-                verified = bodies[sibling.place_offset]
-                self._tally.rollout(verified, None if self._imported else self._next_batch)
-                experiences.append(experience_of(verified, self._next_batch, share, position=len(experiences)))
-        return experiences
-
-    def _positions(self, next_batch: int, *, last: bool = False) -> dict[TopicPartition, Position]:
-        """For all partitions. The metadata tells what no outcome tells: an empty last batch has none."""
-        lows = self._groups.low_waters()
-        cursor = self._intake.cursor
-        passes = f" {cursor.to_text()}" if cursor.begun else ""
-        return {
-            place: Position(min(lows.get(place, read), read), f"{read} {next_batch} {int(last)}{passes}")
-            for place, read in self._read.items()
-        }
+        positions = progress.positions(self._groups.low_waters(), cursor, next_batch=batch + 1, last=last)
+        return SingleTransaction((*outputs, *outcomes, *letters), positions)
 
     def committed(self, transaction: SingleTransaction) -> None:
+        """Forget the bodies of decided groups, and go on to the next batch if this was one."""
+        progress = self._progress
         for decision in self._decisions.committed():
-            self._refilled += decision.result is GroupResult.filtered
+            progress.num_filtered += decision.result is GroupResult.filtered
             for sibling in decision.group.siblings.values():
-                if self._bodies is not None:
-                    self._bodies.forget(sibling.place, sibling.offset)
+                self._bodies.forget(sibling.place, sibling.offset)
         manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
         if manifests:
-            explored = self._stage.takes_rollouts
-            self._next_batch += 1
-            self._total_groups = manifests[0].total_groups
-            self._last_written = manifests[0].last
-            if explored:
-                self._tally, self._refilled = Tally(), 0
-        elif self._settings.zero_variance == "replace" and self._refilled >= self._settings.max_refill:
+            progress.batch_written(manifests[0], of_rollouts=self._stage.takes_rollouts)
+        elif self._settings.zero_variance == "replace" and progress.num_filtered >= self._settings.max_refill:
             self._stop = StopRule(
                 "no_signal",
-                f"buffer: {self._refilled} groups in a row had no spread in their rewards and no batch came together "
-                "(buffer.max_refill); make the tasks easier or harder, or the groups larger",
+                f"buffer: {progress.num_filtered} groups in a row had no spread in their rewards and no batch came "
+                "together (buffer.max_refill); make the tasks easier or harder, or the groups larger",
             )
 
     # ------------------------------------------------------------------------------------------ the rest
 
     def idle_s(self) -> float:
+        """Return the seconds until the next group is overdue."""
         return self._groups.next_deadline_s(self._clock.now(), self._settings.group_deadline_s)
 
     def health(self) -> Mapping[str, object]:
+        """Return how many groups are where, and which batch is the next."""
         return {
             **self._intake.health(),
             "open_groups": len(self._groups.by_sequence),
             "ready_groups": self._groups.num_ready,
-            "decided_groups": len(self._decided),
-            "next_batch": self._next_batch,
-            "body_bytes": self._bodies.num_bytes if self._bodies else 0,
+            "decided_groups": len(self._progress.decided),
+            "next_batch": self._progress.next_batch,
+            "body_bytes": self._bodies.num_bytes,
         }

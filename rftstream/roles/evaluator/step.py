@@ -15,54 +15,28 @@ from dataclasses import dataclass, field
 
 from rftstream import metrics
 from rftstream.clock import Clock
-from rftstream.config.loader import sampling_for
-from rftstream.config.sections import EvaluationSection, RunConfig
-from rftstream.contracts.control import Claim, Request, RequestKind, RunFinished
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import Claim
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
-from rftstream.contracts.tasks import Problem, RolloutIds, Sampling
-from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced
+from rftstream.contracts.tasks import Problem, RolloutIds
+from rftstream.contracts.versions import EvalResult
 from rftstream.core.samples import summarise_samples
-from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import WeightsError
-from rftstream.models.rendering import Renderer
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.evaluator import EVALUATOR
+from rftstream.roles.evaluator.due import DueEvaluation, DueEvaluations, Evaluation
 from rftstream.roles.evaluator.generations import generation_line
 from rftstream.roles.explorer.turn_loop import Attempt, TurnLoop
 from rftstream.roles.verifier.step import reward_input
 from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.weights.evaluated import EvalResults
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A held-out set and how it is asked."""
-
-    name: str
-    section: EvaluationSection
-    taskset: Taskset
-    sampling: Sampling
-    renderer: Renderer | None = None
-    """With a chat template of its own."""
-
-    @property
-    def num_tasks(self) -> int:
-        return min(len(self.taskset), self.section.num_tasks or len(self.taskset))
-
-
-@dataclass(frozen=True, slots=True)
-class _Due:
-    evaluation: Evaluation
-    announced: WeightsAnnounced
-    request_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +49,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Running:
-    due: _Due
+    due: DueEvaluation
     waiting: deque[str] = field(default_factory=deque)
     samples: dict[str, _Sample] = field(default_factory=dict)
     started_at: float = 0.0
@@ -133,32 +107,27 @@ class EvaluatorStep(SingleStepDefaults):
         self._reset()
 
     def _reset(self) -> None:
+        """Forget what was known of the log: it is read again."""
         self._follower = self._make_follower()
-        self._results = EvalResults()
-        self._answered: set[str] = set()
-        self._requests: dict[str, Request] = {}
-        self._best: dict[str, float] = {}
-        self._finished: RunFinished | None = None
-        self._skipped: set[tuple[str, VersionName]] = set()
-        """Weights that were gone or damaged: nothing can be said of them."""
+        self._due = DueEvaluations(self._evaluations, self._follower, self._clock, self._only)
         self._running: _Running | None = None
+        """The evaluation that was begun; None between two."""
         self._epoch = 0
 
     def answer_only(self, request_ids: Collection[str]) -> None:
-        """Does these requests and nothing that is due by itself."""
+        """Make the evaluations of these requests, and none that is due by itself."""
         self._only = request_ids
+        self._due.answer_only(request_ids)
 
     @property
     def done(self) -> bool:
-        if self._finished is None or self._running is not None:
-            return False
-        newest = self._follower.newest()
-        reached = newest is not None and newest.name == self._finished.name
-        return reached and self._next_due() is None
+        """Whether the run is finished, and its last version has all its results."""
+        return self._running is None and self._due.is_all_done()
 
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
+        """Read what was asked for and what has a result; have announcements read from the beginning."""
         if self._running is not None:
             for key in self._running.samples:
                 self._loop.abort(key)
@@ -170,77 +139,15 @@ class EvaluatorStep(SingleStepDefaults):
         return log_.transport.admin.begin_offsets("weights")
 
     def absorb(self, received: Received) -> None:
-        match received.message:
-            case WeightsAnnounced() as announced:
-                self._follower.announced(announced)
-            case EvalResult() as result:
-                self._note(result)
-            case RunFinished() as finished:
-                self._finished = finished
-            case Request(kind=RequestKind.evaluate) as request:
-                self._requests[request.request_id] = request
-            case None if received.record.key == b"finished":
-                self._finished = None
-
-    def _note(self, result: EvalResult) -> None:
-        self._results.note(result)
-        if result.request_id:
-            self._answered.add(f"{result.request_id}/{result.evaluation}")
-        mean = result.metrics.get("mean", -math.inf)
-        self._best[result.evaluation] = max(self._best.get(result.evaluation, -math.inf), mean)
-
-    # ------------------------------------------------------------------------------------------ what is due
-
-    def _next_due(self) -> _Due | None:
-        if (requested := self._requested()) is not None or self._only is not None:
-            return requested
-        in_force = self._follower.in_force()
-        for announced in in_force:
-            for evaluation in self._evaluations.values():
-                last = self._finished is not None and announced.name == self._finished.name
-                if (announced.name.version % evaluation.section.every == 0 or last) and not self._has(
-                    evaluation, announced.name
-                ):
-                    return _Due(evaluation, announced)
-        return None
-
-    def _has(self, evaluation: Evaluation, name: VersionName) -> bool:
-        """A result, or nothing to get one from."""
-        skipped = (evaluation.name, name) in self._skipped
-        return skipped or self._results.find(evaluation.name, name, self._follower) is not None
-
-    def _requested(self) -> _Due | None:
-        for request in self._requests.values():
-            wanted = [
-                one
-                for one in self._evaluations.values()
-                if request.arguments.get("evaluation") in (None, one.name)
-                and f"{request.request_id}/{one.name}" not in self._answered
-            ]
-            not_ours = self._only is not None and request.request_id not in self._only
-            if not wanted or not_ours or request.expires_at < self._clock.now():
-                continue
-            announced = self._announced(request.arguments.get("version"))
-            if announced is None:
-                continue
-            for evaluation in wanted:
-                name = announced.name
-                again = bool(request.arguments.get("again")) and (evaluation.name, name) not in self._skipped
-                if again or not self._has(evaluation, name):
-                    return _Due(evaluation, announced, request.request_id)
-        return None
-
-    def _announced(self, version: object) -> WeightsAnnounced | None:
-        """The one in force of this number, the newest of None."""
-        if version is None:
-            return self._follower.newest()
-        return next((one for one in self._follower.in_force() if one.name.version == version), None)
+        """Note an announcement, a result, a request or the end of the run."""
+        self._due.absorb(received)
 
     # ------------------------------------------------------------------------------------------ working
 
     def advance(self) -> SingleTransaction | None:
+        """Begin the next evaluation that is due, or work on the one that was begun; return its result."""
         if self._running is None:
-            due = self._next_due()
+            due = self._due.next()
             if due is None or not self._load(due):
                 return None
             self._running = self._begin(due)
@@ -250,7 +157,7 @@ class EvaluatorStep(SingleStepDefaults):
             return None
         return SingleTransaction((Publish("evals", 0, self._result(running)),))
 
-    def _load(self, due: _Due) -> bool:
+    def _load(self, due: DueEvaluation) -> bool:
         if self._policy.version == due.announced.name:
             return True
         began = time.perf_counter()
@@ -260,12 +167,12 @@ class EvaluatorStep(SingleStepDefaults):
             if self._policy.version is None and not error.retriable:
                 raise
             log.warning("%s; evaluation %s of it is left out", error, due.evaluation.name)
-            self._skipped.add((due.evaluation.name, due.announced.name))
+            self._due.skip(due)
             return False
         metrics.WEIGHTS_SECONDS.labels(EVALUATOR.name).observe(time.perf_counter() - began)
         return True
 
-    def _begin(self, due: _Due) -> _Running:
+    def _begin(self, due: DueEvaluation) -> _Running:
         evaluation, running = due.evaluation, _Running(due, started_at=self._clock.now())
         for index in range(evaluation.num_tasks):
             problem = evaluation.taskset.problem(index)
@@ -341,7 +248,7 @@ class EvaluatorStep(SingleStepDefaults):
             metrics=values,
             generations=self._store_generations(running),
             request_id=due.request_id,
-            best=values.get("mean", -math.inf) > self._best.get(evaluation, -math.inf),
+            best=self._due.is_best(evaluation, values.get("mean", -math.inf)),
             evaluated_at=self._clock.now(),
         )
 
@@ -361,23 +268,26 @@ class EvaluatorStep(SingleStepDefaults):
         return target
 
     def committed(self, transaction: SingleTransaction) -> None:
+        """Note the result, so that the next evaluation may begin."""
         for output in transaction.outputs:
             if isinstance(output.message, EvalResult):
-                self._note(output.message)
+                self._due.note(output.message)
                 self._running = None
 
     # ------------------------------------------------------------------------------------------ the rest
 
     def idle_s(self) -> float:
+        """Return 0 while there is something to sample or to score."""
         running = self._running
         if running is None:
-            return 0.0 if self._next_due() is not None else FOREVER
+            return 0.0 if self._due.next() is not None else FOREVER
         num_open = self._loop.num_open
         may_start = running.waiting and num_open < self._config.evaluator.max_concurrent
         waits = num_open and not may_start and not self._scorer.num_active
         return min(self._policy.idle_s(), LOOK_S) if waits else 0.0
 
     def health(self) -> Mapping[str, object]:
+        """Return which evaluation is made, and how far it is."""
         running = self._running
         if running is None:
             return {"evaluating": None}
@@ -389,16 +299,9 @@ class EvaluatorStep(SingleStepDefaults):
         }
 
     def close(self) -> None:
+        """Close the policy and the scorer."""
         self._policy.close()
         self._scorer.close()
-
-
-def build_evaluation(
-    name: str, section: EvaluationSection, taskset: Taskset, config: RunConfig, renderer: Renderer | None = None
-) -> Evaluation:
-    """Return the evaluation of a section of the run file, with its sampling resolved."""
-    sampling = sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling")
-    return Evaluation(name, section, taskset, sampling, renderer)
 
 
 def _scorable(attempt: Attempt) -> bool:

@@ -15,6 +15,8 @@ from rftstream.policies.base import Completion
 
 @dataclass(slots=True)
 class OpenSegment:
+    """A segment that grows. Its rollout calls `prompt` and `sampled` in turns, and `close` when it has ended."""
+
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
@@ -22,17 +24,19 @@ class OpenSegment:
 
     @staticmethod
     def of(segment: Segment) -> OpenSegment:
+        """Return an open segment that begins with what a closed one holds."""
         opened = OpenSegment()
         opened.extend(segment)
         return opened
 
     def prompt(self, token_ids: Sequence[int]) -> None:
-        """Tokens that were not sampled."""
+        """Add tokens that were not sampled."""
         self.token_ids.extend(token_ids)
         self.logprobs.extend([0.0] * len(token_ids))
         self.mask.extend([0] * len(token_ids))
 
     def sampled(self, completion: Completion) -> None:
+        """Add tokens that the policy sampled."""
         start = len(self.token_ids)
         self.token_ids.extend(completion.token_ids.tolist())
         self.logprobs.extend(completion.behavior_logprobs.tolist())
@@ -40,7 +44,7 @@ class OpenSegment:
         self._stamp(completion.versions, start)
 
     def extend(self, segment: Segment) -> None:
-        """What was saved of it later."""
+        """Add what was saved of the segment later."""
         start = len(self.token_ids)
         self.token_ids.extend(segment.token_ids.numpy().tolist())
         self.logprobs.extend(segment.behavior_logprobs.numpy().tolist())
@@ -63,7 +67,7 @@ class OpenSegment:
             )
 
     def from_token(self, start: int) -> OpenSegment:
-        """What follows the first `start` tokens, by itself."""
+        """Return what follows the first `start` tokens, as a segment of its own."""
         return OpenSegment(
             self.token_ids[start:],
             self.logprobs[start:],
@@ -81,6 +85,7 @@ class OpenSegment:
         )
 
     def close(self) -> Segment:
+        """Return the segment as a rollout holds it."""
         return Segment(
             token_ids=Array.of(self.token_ids, "int32"),
             behavior_logprobs=Array.of(self.logprobs, "float32"),
@@ -120,6 +125,10 @@ class _Mark:
 
 @dataclass(slots=True)
 class OpenRollout:
+    """A rollout between its start and its end: what was said, and the tokens of it. TurnLoop makes it and alone calls
+    it. For each turn that is `extend` for the prompt and `carry` for what was sampled; in between `increment` returns
+    what is new since it was saved last."""
+
     key: str
     environment: Environment
     problem: Problem
@@ -130,43 +139,55 @@ class OpenRollout:
     truncate: bool
     renderer: Renderer
     name: str
-    """In the log."""
+    """What it is called in log lines."""
     environment_name: str
     turns: list[Turn] = field(default_factory=list)
     segments: list[OpenSegment] = field(default_factory=list)
     num_tokens: int = 0
-    """Sampled ones in the segments."""
+    """Sampled tokens in the segments."""
     turn: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     carried: int = 0
-    """So many of the last segment's tokens were sampled of the turn that is being sampled, in earlier goes."""
+    """How many of the last segment's tokens belong to the turn that is being sampled."""
     sampler_state: bytes | None = None
-    """That they came with."""
+    """The state of the sampler that these tokens came with."""
     _mark: _Mark = field(default_factory=_Mark)
 
     def __post_init__(self) -> None:
         self._mark.messages = self.problem.messages
 
+    def extend(self, prompt: Sequence[int]) -> None:
+        """Take the tokens of the next prompt. They join the last segment if they begin with it; else they open a new
+        one."""
+        if self.segments:
+            known = self.segments[-1].token_ids
+            if list(prompt[: len(known)]) == known:
+                self.segments[-1].prompt(prompt[len(known) :])
+                return
+        segment = OpenSegment()
+        segment.prompt(prompt)
+        self.segments.append(segment)
+
     def carry(self, so_far: Completion) -> None:
-        """The policy forgets it; it goes on later, behind these tokens."""
+        """Take the tokens that were sampled so far. The policy forgets them; sampling goes on behind them."""
         self.segments[-1].sampled(so_far)
         self.num_tokens += len(so_far.token_ids)
         self.carried += len(so_far.token_ids)
         self.sampler_state = so_far.sampler_state
 
     def num_unsaved(self, so_far: Completion | None) -> int:
-        """Sampled tokens that a successor would not find."""
+        """Return how many sampled tokens a successor would not find."""
         first = self._mark.segment
         rest = [
-            one.from_token(self._mark.num_in_segment if number == first else 0)
-            for number, one in enumerate(self._with(so_far))
+            segment.from_token(self._mark.num_in_segment if number == first else 0)
+            for number, segment in enumerate(self._with(so_far))
             if number >= first
         ]
-        return sum(sum(one.mask) for one in rest)
+        return sum(sum(segment.mask) for segment in rest)
 
     def increment(self, so_far: Completion | None) -> Increment | None:
-        """What is new, which counts as saved from now on; None if nothing is, or what the environment is needed for
-        cannot be saved."""
+        """Return what is new; it counts as saved from now on. None if nothing is new, or if the state of the
+        environment would be needed and cannot be saved."""
         mark, segments = self._mark, self._with(so_far)
         if self.num_unsaved(so_far) == 0:
             return None
@@ -182,9 +203,9 @@ class OpenRollout:
             kept += 1
         found = Increment(
             turns=tuple(self.turns[mark.num_turns :]),
-            segments=tuple(one.close() for one in new),
+            segments=tuple(segment.close() for segment in new),
             continues=continues,
-            num_tokens=sum(sum(one.mask) for one in new),
+            num_tokens=sum(sum(segment.mask) for segment in new),
             kept_messages=kept,
             messages=tuple(self.messages[kept:]),
             metrics=dict(self.metrics),
@@ -196,7 +217,7 @@ class OpenRollout:
         return found
 
     def saved(self, num_in_segment: int, *, environment: bool) -> None:
-        """All of it is, with so many tokens of the last segment."""
+        """Note that all of it is saved, with so many tokens of the last segment."""
         self._mark = _Mark(
             len(self.turns),
             len(self.segments) - 1,

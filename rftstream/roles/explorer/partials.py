@@ -26,6 +26,9 @@ MAX_HELD_BYTES = 64 << 20
 
 
 class Partials:
+    """The saved pieces of unfinished rollouts, by partition. `workers/explorer.py` makes it; the step calls `clear` and
+    `absorb` when a partition comes, `of` and `saved` when it begins a task, and `forget` from then on."""
+
     def __init__(self, transport: Transport, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._transport = transport
         self._max_held_bytes = max_held_bytes
@@ -35,10 +38,12 @@ class Partials:
         """Of the bodies."""
 
     def clear(self, partition: int) -> None:
+        """Forget all pieces of a partition."""
         for rollout_id in list(self._rollouts.get(partition, {})):
             self.forget(partition, rollout_id)
 
     def absorb(self, record: Record) -> None:
+        """Take the next record of a partition: a piece, or a tombstone that takes one back."""
         rollout_id, piece = parse_key(record.key or b"")
         pieces = self._rollouts.setdefault(record.partition, {}).setdefault(rollout_id, {})
         self._num_bytes -= _num_bytes(pieces.pop(piece, None))
@@ -50,17 +55,17 @@ class Partials:
             del self._rollouts[record.partition][rollout_id]
 
     def of(self, partition: int, rollout_id: str) -> list[Record]:
-        """The rollout's pieces in order, some perhaps without a body."""
+        """Return the rollout's pieces in order, some perhaps without a body."""
         pieces = self._rollouts.get(partition, {}).get(rollout_id, {})
         return [pieces[number] for number in sorted(pieces)]
 
     def forget(self, partition: int, rollout_id: str) -> None:
-        """Somebody else keeps count of its pieces from now on."""
+        """Forget the rollout's pieces: somebody else keeps count of them from now on."""
         pieces = self._rollouts.get(partition, {}).pop(rollout_id, {})
         self._num_bytes -= sum(map(_num_bytes, pieces.values()))
 
     def saved(self, task: Task, records: Sequence[Record]) -> SavedRollout:
-        """What the rollout goes on from. CannotGoOnError if it has to be begun anew."""
+        """Return what the rollout goes on from. CannotGoOnError if it has to be begun anew."""
         pieces: list[PartialRollout] = []
         known = {record.offset: record for record in records if record.value is not None}
         if rest := [record.offset for record in records if record.value is None]:
@@ -79,16 +84,17 @@ class Partials:
 
 
 def tombstones(rollout_id: str, partition: int, pieces: Iterable[int]) -> tuple[Publish, ...]:
-    """That take these pieces back."""
+    """Return the records that take these pieces back."""
     return tuple(Publish(TOPIC, partition, None, key=f"{rollout_id}#{piece}".encode("ascii")) for piece in pieces)
 
 
 def numbers_of(records: Sequence[Record]) -> list[int]:
-    return [parse_key(one.key or b"")[1] for one in records]
+    """Return the numbers of these pieces."""
+    return [parse_key(record.key or b"")[1] for record in records]
 
 
 def parse_key(key: bytes) -> tuple[str, int]:
-    """`rollout_id#piece`; a key of another form is a piece of nothing."""
+    """Return the two parts of a key `rollout_id#piece`; ("", 0) for a key of another form."""
     rollout_id, _, piece = key.decode("ascii", "replace").rpartition("#")
     return (rollout_id, int(piece)) if piece.isascii() and piece.isdigit() and len(piece) < 10 else ("", 0)
 

@@ -22,7 +22,7 @@ class SavedRollout:
     segments: tuple[Segment, ...]
     num_tokens: int
     carried: int
-    """So many of the last segment's tokens are of a turn that is not finished."""
+    """How many of the last segment's tokens are of a turn that is not finished."""
     messages: tuple[ChatMessage, ...]
     metrics: dict[str, float]
     environment_state: bytes | None
@@ -32,7 +32,7 @@ class SavedRollout:
 
 
 def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
-    """What the pieces of the task's rollout say together. CannotGoOnError if it would not be what was saved."""
+    """Return what the pieces of the task's rollout say together. CannotGoOnError if it would not be what was saved."""
     segments: list[OpenSegment] = []
     turns: list[Turn] = []
     messages = task.problem.messages
@@ -54,13 +54,13 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
         raise CannotGoOnError("its environment was not saved")
     num_tokens = sum(piece.num_tokens for piece in pieces)
     carried = num_tokens - sum(turn.num_tokens for turn in turns)
-    whole = sum(sum(one.mask) for one in segments)
+    whole = sum(sum(segment.mask) for segment in segments)
     last = segments[-1].mask[len(segments[-1].mask) - carried :] if segments and carried >= 0 else []
     if not segments or whole != num_tokens or sum(last) != carried:
         raise CannotGoOnError(f"{whole} sampled tokens in it, expected {num_tokens}, {carried} of them at its end")
     return SavedRollout(
         turns=tuple(turns),
-        segments=tuple(one.close() for one in segments),
+        segments=tuple(segment.close() for segment in segments),
         num_tokens=num_tokens,
         carried=carried,
         messages=messages,
@@ -78,11 +78,11 @@ def _check(piece: PartialRollout, number: int, task: Task, *, known: int, contin
         raise CannotGoOnError(f"piece {number} is missing")
     if piece.kept_messages > known or (piece.continues and not (continues and piece.segments)):
         raise CannotGoOnError(f"piece {number} does not fit to the one before")
-    oldest = min((span.version for one in piece.segments for span in one.versions), default=None)
+    oldest = min((span.version for segment in piece.segments for span in segment.versions), default=None)
     if oldest is not None and oldest < task.ids.min_version:
         raise CannotGoOnError(f"version {oldest} sampled of it, expected at least {task.ids.min_version}")
 
 
 def num_finished(turns: Sequence[Turn]) -> int:
-    """Turns that the policy has taken, and not the environment."""
+    """Return how many turns the policy has taken; those of the environment do not count."""
     return sum(turn.finish_reason is not None for turn in turns)

@@ -31,6 +31,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.fit_to_record import fit_to_record, rollout_of, skipped, undecodable_rollout
+from rftstream.roles.explorer.in_hand import RolloutsInHand
 from rftstream.roles.explorer.partials import Partials, numbers_of, tombstones
 from rftstream.roles.explorer.pieces import CannotGoOnError
 from rftstream.roles.explorer.stored import stored_rollout
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 LOOK_EVERY_S = 0.25
-"""At what is being sampled: whether it has had its share, whether it repeats itself."""
+"""Seconds between two looks at what is being sampled: whether it has had its share, whether it repeats itself."""
 
 
 class ExplorerStep(ConcurrentStepDefaults):
@@ -75,8 +76,9 @@ class ExplorerStep(ConcurrentStepDefaults):
         clock: Clock,
         fetching: Executor,
     ) -> None:
-        """`fetch_rollout`: the rollout that stands at a place of the log, if there is one. `fetching`: of one thread;
-        where weights are fetched."""
+        """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are cut.
+        `fetch_rollout`: returns the rollout that stands at a place of the log, if there is one. `fetching`: of one
+        thread, where weights are fetched."""
         self._policy = policy
         self._loop = loop
         self._follower = follower
@@ -85,16 +87,11 @@ class ExplorerStep(ConcurrentStepDefaults):
         """Rollouts that are sampled at once; with `yield_after_tokens` as many more wait for one of these."""
         if settings.yield_after_tokens:
             self._places = min(self._places, policy.slots)
-        self._renderers = renderers
-        """Of tasksets with a chat template of their own."""
-        self._truncate = frozenset(truncate)
-        """Tasksets whose long prompts are cut."""
         self._fetch_rollout = fetch_rollout
         self._partials = partials
         self._process = process
         self._clock = clock
-        self._waiting: deque[RolloutInHand] = deque()
-        self._active: dict[int, RolloutInHand] = {}
+        self._in_hand = RolloutsInHand(loop, renderers=renderers, truncate=truncate)
         self._done: list[Done] = []
         self._decided: dict[str, None] = {}
         """Groups with an outcome, newest last, as many as could still have tasks on the way."""
@@ -106,10 +103,11 @@ class ExplorerStep(ConcurrentStepDefaults):
 
     @property
     def room(self) -> int:
-        in_hand = len(self._waiting) + len(self._active)
-        return (2 * self._places if self._settings.yield_after_tokens else self._places) - in_hand
+        """How many more rollouts there is room for."""
+        return (2 * self._places if self._settings.yield_after_tokens else self._places) - len(self._in_hand)
 
     def follow(self, received: Received) -> None:
+        """Take an announcement of weights, or the outcome of a group."""
         match received.message:
             case WeightsAnnounced() as announced:
                 self._follower.announced(announced)
@@ -119,6 +117,7 @@ class ExplorerStep(ConcurrentStepDefaults):
                     del self._decided[next(iter(self._decided))]
 
     def start(self, item: Item) -> None:
+        """Take a task in hand. It waits, unless its rollout stands on the log already."""
         work = RolloutInHand(item)
         task, records = work.task, self._partials.of(work.partition, work.task.ids.rollout_id)
         work.pieces = numbers_of(records)
@@ -132,28 +131,25 @@ class ExplorerStep(ConcurrentStepDefaults):
                 work.begin_anew(str(error), sum(map(_num_tokens, records)))
         self._partials.forget(work.partition, task.ids.rollout_id)
         if stored is None:
-            self._waiting.append(work)
+            self._in_hand.waiting.append(work)
         else:
             self._done.append(self._finish(work, stored))
 
     def drop(self, numbers: Collection[int]) -> None:
-        gone = set(numbers)
-        for work in self._waiting:
-            if work.is_paused and work.item.number in gone:
-                self._abort(work)
-        self._waiting = deque(work for work in self._waiting if work.item.number not in gone)
-        for number in gone & set(self._active):
-            self._abort(self._active.pop(number))
+        """Abort and forget rollouts."""
+        self._in_hand.drop(numbers)
 
     def not_begun(self) -> Collection[int]:
-        return [work.item.number for work in self._waiting if not work.is_paused]
+        """Return the items that wait and were never sampled."""
+        return [work.item.number for work in self._in_hand.waiting if not work.is_paused]
 
     def advance(self) -> Sequence[Done]:
+        """Take newer weights over, begin what may begin, sample a slice; return what is finished."""
         behind = self._take_over_weights()
         self._look(behind)
         self._begin(behind)
         for attempt in self._loop.step():
-            work = self._active.pop(int(attempt.key), None)
+            work = self._in_hand.active.pop(int(attempt.key), None)
             if work is not None:
                 self._done.append(
                     self._finish(work, rollout_of(work.task, attempt, self._clock.now()), attempt.num_tokens)
@@ -162,13 +158,15 @@ class ExplorerStep(ConcurrentStepDefaults):
         return done
 
     def idle_s(self) -> float:
+        """Return the seconds until there may be tokens, or weights are to be fetched again."""
         if self._done:
             return 0.0
         until_weights = self._weights.retry_in_s
-        until_tokens = min(self._policy.idle_s(), LOOK_S) if self._active else FOREVER
+        until_tokens = min(self._policy.idle_s(), LOOK_S) if self._in_hand.active else FOREVER
         return min(until_tokens, until_weights if until_weights > 0 else FOREVER)
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
+        """Return a rollout that says so; pieces of it are taken back."""
         pieces = self._partials.of(record.partition, ids.rollout_id)
         self._partials.forget(record.partition, ids.rollout_id)
         rollout = undecodable_rollout(ids, error, self._clock.now())
@@ -178,152 +176,118 @@ class ExplorerStep(ConcurrentStepDefaults):
         )
 
     def health(self) -> Mapping[str, object]:
+        """Return the version, and how many rollouts wait and are sampled."""
         version = self._policy.version
         return {
             "version": version.version if version else None,
-            "waiting": len(self._waiting),
-            "sampling": len(self._active),
-            "paused": sum(work.is_paused for work in self._waiting),
+            "waiting": len(self._in_hand.waiting),
+            "sampling": len(self._in_hand.active),
+            "paused": sum(work.is_paused for work in self._in_hand.waiting),
             "weights_refused": self._follower.num_refused,
         }
 
     def close(self) -> None:
+        """End the fetching and the policy."""
         self._weights.close()
         self._policy.close()
 
     # ------------------------------------------------------------------------------------------ weights
 
     def _take_over_weights(self) -> bool:
-        """Loads the newest version once it is here; True while an older one has to be taken over, and something is
-        about to finish that needs a newer one."""
+        """Load the newest version once it is here. Return True if that has to wait: the trainer went back to an older
+        version, and a rollout that needs a newer one is about to finish."""
         while True:
             began = time.perf_counter()
             newest = self._weights.newer()
             if newest is None:
                 return False
-            too_old_for = [work for work in self._active.values() if work.task.ids.min_version > newest.name.version]
-            if not all(self._pause(work) for work in too_old_for):
+            too_old_for = [
+                work for work in self._in_hand.active.values() if work.task.ids.min_version > newest.name.version
+            ]
+            if not all(self._in_hand.pause(work) for work in too_old_for):
                 return True
-            if self._weights.take_over(newest, is_sampling=bool(self._active), began=began):
+            if self._weights.take_over(newest, is_sampling=bool(self._in_hand.active), began=began):
                 return False
 
     # ------------------------------------------------------------------------------------------ rollouts
 
     def _begin(self, behind: bool) -> None:
-        """Begins what may begin, in order; what waits for newer weights holds up nothing but itself."""
+        """Begin what may begin, in order. What waits for newer weights holds up nothing but itself."""
         waiting: deque[RolloutInHand] = deque()
-        for work in self._waiting:
+        for work in self._in_hand.waiting:
             task = work.task
             if task.ids.group_id in self._decided:
                 if work.is_paused:
-                    self._abort(work)
+                    self._in_hand.abort(work)
                 self._done.append(self._finish(work, skipped(task, self._clock.now())))
-            elif work.leaves or len(self._active) >= self._places or not self._may_begin(task, behind):
+            elif work.leaves or len(self._in_hand.active) >= self._places or not self._may_begin(task, behind):
                 waiting.append(work)
             else:
-                self._active[work.item.number] = work
-                self._go(work)
-        self._waiting = waiting
+                self._in_hand.begin(work)
+        self._in_hand.waiting = waiting
 
     def _may_begin(self, task: Task, behind: bool) -> bool:
         version = self._policy.version
         return not behind and version is not None and version.version >= task.ids.min_version
 
-    def _go(self, work: RolloutInHand) -> None:
-        task, saved = work.task, work.saved
-        if work.is_paused:
-            work.is_paused = False
-            self._loop.go_on(work.key)
-        else:
-            goes_on = self._loop.start(
-                work.key,
-                problem=task.problem,
-                sampling=task.sampling,
-                seed=task.seed,
-                environment=task.environment,
-                truncate=task.ids.taskset in self._truncate,
-                renderer=self._renderers.get(task.ids.taskset),
-                saved=saved,
-                name=task.ids.rollout_id,
-            )
-            if not goes_on and saved is not None:
-                work.begin_anew("its environment does not", saved.num_tokens)
-            elif saved is not None:
-                metrics.PARTIAL_TOKENS.labels("resumed").inc(saved.num_tokens)
-                log.info("%s: goes on from %d tokens", task.ids.rollout_id, saved.num_tokens)
-            work.saved = None
-        work.began_with = self._loop.num_sampled(work.key)
-
-    def _abort(self, work: RolloutInHand) -> None:
-        metrics.PARTIAL_TOKENS.labels("lost").inc(self._loop.num_unsaved(work.key))
-        self._loop.abort(work.key)
-
     def _look(self, behind: bool) -> None:
-        """At what is being sampled: who repeats himself is cut short, who had his share makes room."""
+        """Look at what is being sampled: a rollout that repeats itself is cut short, and one that had its share of
+        tokens makes room for others."""
         settings, now = self._settings, self._clock.now()
         if not (settings.yield_after_tokens or settings.repetition_tokens) or now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
-        free = self._places - len(self._active)
-        places = sum(self._may_begin(work.task, behind) for work in self._waiting) - free
-        for work in list(self._active.values()):
+        free = self._places - len(self._in_hand.active)
+        places = sum(self._may_begin(work.task, behind) for work in self._in_hand.waiting) - free
+        for work in list(self._in_hand.active.values()):
             count = settings.repetition_tokens
             if count and repeats(self._loop.newest_tokens(work.key, count), count, settings.repetition_period):
                 self._loop.cut(work.key, "repetition")
             elif settings.yield_after_tokens and places > 0:
                 had = self._loop.num_sampled(work.key) - work.began_with
-                if had >= settings.yield_after_tokens and self._pause(work):
+                if had >= settings.yield_after_tokens and self._in_hand.pause(work):
                     places -= 1
-
-    def _pause(self, work: RolloutInHand) -> bool:
-        """False if it is about to finish."""
-        if not self._loop.pause(work.key):
-            return False
-        del self._active[work.item.number]
-        work.is_paused = work.is_due = True
-        self._waiting.append(work)
-        return True
 
     # ------------------------------------------------------------------------------------------ what is saved
 
     def forget(self, partitions: Collection[int]) -> None:
+        """Forget the saved pieces of these partitions."""
         for partition in partitions:
             self._partials.clear(partition)
 
     def restore_partials(self, records: Sequence[Record]) -> None:
+        """Take saved pieces as they stand on the log."""
         for record in records:
             self._partials.absorb(record)
 
     def save(self, *, leaving: bool) -> Sequence[Saved]:
+        """Return pieces of what was paused, and every so often of all that is sampled."""
         if leaving:
             return self._leave()
         now, every_s = self._clock.now(), self._settings.partial_every_s
-        works = [work for work in self._waiting if work.is_due]
+        works = [work for work in self._in_hand.waiting if work.is_due]
         if every_s and now >= self._save_at:
             self._save_at = now + every_s
-            works += self._active.values()
+            works += self._in_hand.active.values()
         for work in works:
             work.is_due = False
-        pieces = [(work, self._piece(work)) for work in works]
+        pieces = [
+            (work, self._in_hand.next_piece(work, now=self._clock.now(), explorer=self._process)) for work in works
+        ]
         return [Saved(work.item.number, (piece,)) for work, piece in pieces if piece is not None]
 
     def _leave(self) -> list[Saved]:
-        """What can be saved is given back with the next transaction; the rest goes on."""
-        for work in [work for work in self._active.values() if work.leaves is None]:
-            self._pause(work)
+        """Return what can be saved, to be given back with the next transaction. The rest goes on."""
+        for work in [work for work in self._in_hand.active.values() if work.leaves is None]:
+            self._in_hand.pause(work)
         saved = []
-        for work in self._waiting:
+        for work in self._in_hand.waiting:
             if work.is_paused and work.leaves is None:
-                piece = self._piece(work)
+                piece = self._in_hand.next_piece(work, now=self._clock.now(), explorer=self._process)
                 work.leaves = piece is not None or self._loop.num_unsaved(work.key) == 0
                 if work.leaves:
                     saved.append(Saved(work.item.number, () if piece is None else (piece,), leaves=True))
         return saved
-
-    def _piece(self, work: RolloutInHand) -> Publish | None:
-        if not work.may_save or (new := self._loop.save(work.key)) is None:
-            return None
-        return work.next_piece(new, now=self._clock.now(), explorer=self._process)
 
     # ------------------------------------------------------------------------------------------ rollouts
 

@@ -1,4 +1,4 @@
-"""The turn loop: asks the environment, samples from the policy, tells the environment, until it is done.
+"""The turn loop: it asks the environment, samples from the policy, and tells the environment, until that is done.
 
 Explorer and evaluator drive many of these at once over one policy. A rollout is kept as segments: while a prompt
 begins with the tokens that are there already, the new tokens join the segment (only the environment's part is
@@ -52,7 +52,12 @@ class Attempt:
 
 
 class TurnLoop:
-    """Many rollouts over one policy."""
+    """Many rollouts over one policy. `workers/` makes one for an explorer's or an evaluator's step, which calls `start`
+    for each rollout, and `step` again and again for those that have ended. In between a rollout may be saved, paused
+    (until `go_on`), cut short or aborted.
+
+    One rollout goes through these: `_ask` renders the conversation, `_submit` hands it to the policy, `_on_completion`
+    tells the environment what was said, and so on, until `_end`."""
 
     def __init__(
         self,
@@ -74,6 +79,7 @@ class TurnLoop:
 
     @property
     def num_open(self) -> int:
+        """How many rollouts have not ended, paused ones included."""
         return len(self._open)
 
     def start(
@@ -89,9 +95,11 @@ class TurnLoop:
         saved: SavedRollout | None = None,
         name: str = "",
     ) -> bool:
-        """`truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
-        another chat template than the loop's. `saved`: where the rollout goes on from; False if its environment could
-        not, and it began anew. `name`: what the rollout is called in the log; default: its key."""
+        """Begin a rollout. Return False if it was to go on from `saved` and began anew, since its environment could
+        not go on.
+
+        `truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
+        another chat template than the loop's. `name`: what the rollout is called in log lines; default: its key."""
 
         def opened(made: Environment, messages: Sequence[ChatMessage]) -> OpenRollout:
             self._open[key] = state = OpenRollout(
@@ -128,6 +136,7 @@ class TurnLoop:
         return saved is None
 
     def abort(self, key: str) -> None:
+        """Give a rollout up; nothing is handed out for it."""
         state = self._open.pop(key, None)
         if state is not None:
             self.policy.abort(key)
@@ -137,18 +146,18 @@ class TurnLoop:
     # ------------------------------------------------------------------------------------------ unfinished ones
 
     def num_sampled(self, key: str) -> int:
-        """Tokens so far, in all; 0 if it has ended."""
+        """Return how many tokens were sampled so far; 0 if the rollout has ended."""
         state, so_far = self._open.get(key), self.policy.so_far(key)
         if state is None:
             return 0
         return state.num_tokens + (0 if so_far is None else len(so_far.token_ids))
 
     def num_unsaved(self, key: str) -> int:
-        """Tokens that are lost if it is aborted."""
+        """Return how many tokens are lost if the rollout is aborted."""
         return self._open[key].num_unsaved(self.policy.so_far(key))
 
     def newest_tokens(self, key: str, count: int) -> np.ndarray:
-        """The last sampled ones of the turn that is being sampled, int32 [at most count]."""
+        """Return the newest tokens of the turn that is being sampled, int32 [at most count]."""
         state, so_far = self._open[key], self.policy.so_far(key)
         tokens = np.zeros(0, np.int32) if so_far is None else so_far.token_ids[-count:]
         if (before := min(state.carried, count - len(tokens))) > 0:
@@ -157,7 +166,7 @@ class TurnLoop:
         return tokens
 
     def save(self, key: str) -> Increment | None:
-        """What is new of it since it was saved last; None if nothing is, or if it cannot be saved."""
+        """Return what is new of the rollout since it was saved last; None if nothing is, or if it cannot be saved."""
         try:
             return self._open[key].increment(self.policy.so_far(key))
         except Exception as error:  # the user's code, as above
@@ -165,7 +174,7 @@ class TurnLoop:
             return None
 
     def pause(self, key: str) -> bool:
-        """The policy forgets it until `go_on`; False if it is about to finish."""
+        """Let the policy forget the rollout until `go_on`. Return False if it is about to finish, and goes on."""
         so_far = self.policy.so_far(key)
         if so_far is None:
             return False
@@ -174,10 +183,11 @@ class TurnLoop:
         return True
 
     def go_on(self, key: str) -> None:
+        """Have a paused rollout sampled again."""
         self._submit(self._open[key])
 
     def cut(self, key: str, reason: str) -> None:
-        """It ends with what it has, as `truncated`."""
+        """End the rollout with what it has, as `truncated`."""
         so_far = self.policy.so_far(key)
         if so_far is not None:
             self.policy.abort(key)
@@ -185,7 +195,7 @@ class TurnLoop:
 
     def _resume(self, state: OpenRollout, saved: SavedRollout) -> None:
         state.started_at, state.metrics = saved.started_at, dict(saved.metrics)
-        state.turns, state.segments = list(saved.turns), [OpenSegment.of(one) for one in saved.segments]
+        state.turns, state.segments = list(saved.turns), [OpenSegment.of(segment) for segment in saved.segments]
         state.num_tokens, state.carried, state.sampler_state = saved.num_tokens, saved.carried, saved.sampler_state
         state.turn = num_finished(saved.turns)
         state.saved(len(state.segments[-1].token_ids), environment=saved.environment_state is not None)
@@ -198,7 +208,7 @@ class TurnLoop:
             self._submit(state)
 
     def step(self) -> list[Attempt]:
-        """One slice of the policy's work; the rollouts that ended."""
+        """Do one slice of the policy's work; return the rollouts that ended."""
         if self._open:
             for completion in self.policy.step():
                 state = self._open.get(completion.request_id)
@@ -227,11 +237,11 @@ class TurnLoop:
                 return
             keep = max(1, int(self._context) - state.sampling.max_tokens)
             prompt = prompt[-min(keep, int(self._context) - 1) :]
-        self._extend(state, prompt)
+        state.extend(prompt)
         self._submit(state)
 
     def _submit(self, state: OpenRollout) -> None:
-        """The last segment is the prompt, with what was sampled of this turn before."""
+        """Have a turn sampled. The last segment is the prompt, with what was sampled of this turn before."""
         self.policy.submit(
             SampleRequest(
                 request_id=state.key,
@@ -245,20 +255,9 @@ class TurnLoop:
         )
 
     def _room(self, state: OpenRollout) -> int:
-        """How many tokens more may be sampled of this turn."""
+        """Return how many tokens more may be sampled of this turn."""
         context = self._context - len(state.segments[-1].token_ids)
         return int(min(context, state.sampling.max_tokens - state.num_tokens))
-
-    def _extend(self, state: OpenRollout, prompt: Sequence[int]) -> None:
-        """The prompt joins the last segment if that is a prefix of it; else it opens a new one."""
-        if state.segments:
-            known = state.segments[-1].token_ids
-            if list(prompt[: len(known)]) == known:
-                state.segments[-1].prompt(prompt[len(known) :])
-                return
-        segment = OpenSegment([], [], [])
-        segment.prompt(prompt)
-        state.segments.append(segment)
 
     def _on_completion(self, state: OpenRollout, completion: Completion) -> None:
         if completion.finish_reason == "error":
@@ -321,14 +320,14 @@ class TurnLoop:
         self._end(state, RolloutStatus.failed, self._say(state.name, text, error))
 
     def _say(self, rollout: str, text: str, error: Exception | None) -> str:
-        """Returns the text; the first of its kind stands in the log, with the traceback."""
+        """Log the first text of its kind with its traceback; return the text."""
         if self._kinds.is_new(text):
             log.warning("%s: %s (the first of its kind in this process)", rollout, text, exc_info=error)
         return text
 
 
 def _plain(value: Any, method: str) -> Any:
-    """What a method of an environment returned. TypeError if it was a coroutine: nobody awaits it here."""
+    """Return what a method of an environment returned. TypeError if it was a coroutine: nobody awaits it here."""
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
@@ -338,13 +337,13 @@ def _plain(value: Any, method: str) -> Any:
 
 def _messages(found: Iterable[Any]) -> list[ChatMessage]:
     messages = list(found)
-    if odd := [type(one).__name__ for one in messages if not isinstance(one, ChatMessage)]:
+    if odd := [type(message).__name__ for message in messages if not isinstance(message, ChatMessage)]:
         raise TypeError(f"got a message of type {odd[0]}, expected ChatMessage")
     return messages
 
 
 def _restored(key: str, make: Callable[[], Environment], saved: SavedRollout) -> Environment | None:
-    """The environment where the rollout was saved; None if it is not to be had."""
+    """Return the environment as it was when the rollout was saved; None if that cannot be had."""
     environment: Environment | None = None
     try:
         environment = make()
@@ -363,7 +362,7 @@ def _restored(key: str, make: Callable[[], Environment], saved: SavedRollout) ->
 
 
 def _oddity(completion: Completion) -> str:
-    """What no trainer could learn from, for a policy may be anybody's; empty if there is nothing of the kind."""
+    """Return what is wrong with a completion, since a policy may be anybody's; empty if a trainer can learn from it."""
     logprobs, count = completion.behavior_logprobs, len(completion.token_ids)
     if len(logprobs) != count:
         return f"{len(logprobs)} logprobs for {count} tokens"
@@ -378,7 +377,7 @@ def _oddity(completion: Completion) -> str:
 
 
 def _nothing_more(key: str, reason: str) -> Completion:
-    """For a turn that was saved when it was complete."""
+    """Return a completion without tokens, for a turn that was complete when it was saved."""
     return Completion(
         request_id=key,
         token_ids=np.zeros(0, np.int32),
@@ -402,6 +401,6 @@ def _failed(key: str, error: str, now: float) -> Attempt:
 
 
 def oldest_version(segments: Sequence[Segment]) -> int | None:
-    """The oldest version that sampled a token; None if nothing was sampled."""
+    """Return the oldest version that sampled a token; None if nothing was sampled."""
     versions = [span.version for segment in segments for span in segment.versions]
     return min(versions) if versions else None

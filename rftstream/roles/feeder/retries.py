@@ -1,8 +1,8 @@
 """Dead groups that are to be put back: requests on `control`, each done once as a group with the next attempt.
 
-Which attempts were admitted stands on `tasks`, which is read (headers only) when the first request comes, and on
-`outcomes`, where retention has deleted the tasks. A request that is done is taken back in the transaction that admits
-its tasks.
+Which attempts were admitted is told by `tasks`, of which the headers are read when the first request comes. Where
+retention has deleted the tasks, `outcomes` tells it. A request that is done is taken back in the transaction that
+admits its tasks.
 """
 
 from __future__ import annotations
@@ -34,53 +34,81 @@ class Retry:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     group: str
-    """That died."""
+    """The group that died."""
+    taskset: str
+    index: int
     stored: Mapping[int, str]
     expires_at: float
 
 
+class AdmittedAttempts:
+    """Groups with an attempt above 0 whose tasks are on the log. `Retries` makes it, asks whether a group is in it, and
+    adds what is admitted. The log is read when it is asked for the first time, which seldom happens."""
+
+    def __init__(self, log_: Log) -> None:
+        self._log = log_
+        self._is_read = False
+        self._groups: set[str] = set()
+
+    def __contains__(self, group: str) -> bool:
+        if not self._is_read:
+            groups = {record.header("group_id") or b"" for record in self._log.read("tasks", bodies=False)}
+            self._groups = {group.decode() for group in groups if not group.endswith(b"/0")}
+            self._is_read = True
+        return group in self._groups
+
+    def add(self, group: str) -> None:
+        """Take a group whose tasks are on the log now."""
+        if self._is_read and not group.endswith("/0"):  # else reading finds it
+            self._groups.add(group)
+
+
 class Retries:
-    def __init__(self) -> None:
+    """The dead groups that are to be put back. The feeder's step makes it at each recovery and tells it what stands on
+    the log: `asked` and `taken_back` for requests, `decided` for outcomes, `admitted` for tasks that it commits. For
+    each transaction it calls `next` until there is none."""
+
+    def __init__(self, log_: Log) -> None:
         self._asked: dict[bytes, _Asked] = {}
-        """By the key of the request, in order."""
+        """Requests by their keys, in order."""
         self._dead: set[str] = set()
         self._decided_attempts: set[str] = set()
         """Groups with an attempt above 0 that have an outcome."""
-        self._attempted: set[str] | None = None
-        """Groups with an attempt above 0 whose tasks are on the log; None until that has to be known."""
-        self._log: Log | None = None
+        self._admitted = AdmittedAttempts(log_)
 
     def __len__(self) -> int:
         return len(self._asked)
 
-    def begin(self, log_: Log) -> None:
-        self._log = log_
-
     def asked(self, request: Request, key: bytes) -> None:
+        """Take a request, if it is one to put a group back."""
         if request.kind is not RequestKind.retry_dead:
             return
         group, stored = request.arguments.get("group"), request.arguments.get("stored", ())
-        if not isinstance(group, str) or split_group_id(group) is None or not isinstance(stored, list | tuple):
+        parts = split_group_id(group) if isinstance(group, str) else None
+        if not isinstance(group, str) or parts is None or not isinstance(stored, list | tuple):
             log.error("request %s: names no group to put back: %r; passed over", request.request_id, group)
             return
         places = {sibling: place for sibling, place in enumerate(stored) if isinstance(place, str)}
-        self._asked[key] = _Asked(group, places, request.expires_at)
+        self._asked[key] = _Asked(group, parts[0], parts[2], places, request.expires_at)
 
     def taken_back(self, key: bytes) -> None:
+        """Forget a request: it is done, or whoever asked does not want it any more."""
         self._asked.pop(key, None)
 
     def decided(self, outcome: GroupOutcome) -> None:
+        """Take the outcome of a group."""
         if outcome.result is GroupResult.dead and not outcome.late:
             self._dead.add(outcome.group_id)
         if not outcome.group_id.endswith("/0"):
             self._decided_attempts.add(outcome.group_id)
 
     def admitted(self, group: str) -> None:
-        if self._attempted is not None and not group.endswith("/0"):
-            self._attempted.add(group)
+        """Note that the tasks of a group are on the log."""
+        self._admitted.add(group)
 
     def next(self, now: float, answered: list[bytes]) -> Retry | None:
-        """The next group to put back. Keys of the requests that are done with it, or were before, go to `answered`.
+        """Return the next group to put back, or None. Keys of requests that are done with it, or were before, go to
+        `answered`.
 
         A request for a group that is not known to be dead waits: its outcome may not have been read yet."""
         for key, asked in list(self._asked.items()):
@@ -93,16 +121,7 @@ class Retries:
             taken = {self._asked[other].group for other in answered}
             answered.append(key)
             group = next_attempt(asked.group)
-            if asked.group in taken or group in self._decided_attempts or group in self._admitted_attempts():
+            if asked.group in taken or group in self._decided_attempts or group in self._admitted:
                 continue
-            parts = split_group_id(group)
-            assert parts is not None
-            return Retry(group, parts[0], parts[2], asked.stored)
+            return Retry(group, asked.taskset, asked.index, asked.stored)
         return None
-
-    def _admitted_attempts(self) -> set[str]:
-        if self._attempted is None:
-            assert self._log is not None
-            groups = {record.header("group_id") or b"" for record in self._log.read("tasks", bodies=False)}
-            self._attempted = {group.decode() for group in groups if not group.endswith(b"/0")}
-        return self._attempted

@@ -56,6 +56,7 @@ class Source:
     """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
 
     def sampling_of(self, sibling: int) -> Sampling:
+        """Return how a sibling of a group is sampled."""
         return replace(self.sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else self.sampling
 
     @property
@@ -78,6 +79,7 @@ class FeederStep(SingleStepDefaults):
     def __init__(
         self,
         *,
+        log_: Log,
         config: RunConfig,
         sources: Mapping[str, Source],
         context: int | None,
@@ -85,6 +87,7 @@ class FeederStep(SingleStepDefaults):
         check_same_run: Callable[[RunManifest], None],
         clock: Clock,
     ) -> None:
+        """`log_`: the run's log, of which nothing is known before `recover`."""
         self._config = config
         self._sources = sources
         self._context = context
@@ -94,9 +97,9 @@ class FeederStep(SingleStepDefaults):
         self._partitions = config.transport.partitions
         self._paused = False
         self._draining = False
-        self._reset()
+        self._reset(log_)
 
-    def _reset(self) -> None:
+    def _reset(self, log_: Log) -> None:
         self._in_force = VersionInForce()
         stages = Stages.of(self._config) if self._config.stages else None
         self._admission = Admission(
@@ -111,14 +114,14 @@ class FeederStep(SingleStepDefaults):
         self._pending_manifest: RunManifest | None = None
         self._ended = False
         self._pending: _Cursor | None = None
-        self._retries = Retries()
+        self._retries = Retries(log_)
         self._num_experts = 0
 
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        self._reset()
-        self._retries.begin(log_)
+        """Read how far the feeder has come, and check that the run is the same."""
+        self._reset(log_)
         if self._config.experts_alone:
             records = log_.read("experts", bodies=False)
             self._num_experts = sum(not codec.is_foreign(record) for record in records)
@@ -137,6 +140,7 @@ class FeederStep(SingleStepDefaults):
         return positions
 
     def absorb(self, received: Received) -> None:
+        """Count a version or an outcome; note what is asked for on `control`."""
         match received.message:
             case StepRecord() as step:
                 self._in_force.absorb(step)
@@ -161,10 +165,11 @@ class FeederStep(SingleStepDefaults):
                 self._retries.taken_back(received.record.key or b"")
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        raise error  # of an outcome: without it nobody can say how many groups there are
+        """Raise the error: without an outcome nobody can say how many groups there are."""
+        raise error
 
     def _check_manifest(self) -> None:
-        """A new run gets its manifest; one that goes on has to be the same run."""
+        """Make the manifest of a new run; check that a run that goes on is the same."""
         if self._manifest is None:
             self._pending_manifest = self._make_manifest()
         else:
@@ -173,6 +178,7 @@ class FeederStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ writing
 
     def advance(self) -> SingleTransaction | None:
+        """Return the run's manifest, the tasks that may be admitted now, or the word that there are no more."""
         if self._pending_manifest is not None:
             return SingleTransaction((Publish("control", 0, self._pending_manifest),))
         if self._paused or self._ended or self._config.run.imported_from is not None:
@@ -201,7 +207,8 @@ class FeederStep(SingleStepDefaults):
         return SingleTransaction(tuple(outputs), {STEPS: Position(self._steps_position, cursor.to_json())})
 
     def _retried_group(self, cursor: _Cursor, answered: list[bytes]) -> list[Task] | None:
-        """The tasks of the next group that is put back; None if none is asked for. Done requests go to `answered`."""
+        """Return the tasks of the next group that is put back; None if none is asked for. Keys of requests that are
+        done go to `answered`."""
         while (retry := self._retries.next(self._clock.now(), answered)) is not None:
             source = self._sources.get(retry.taskset)
             problem = None
@@ -214,7 +221,7 @@ class FeederStep(SingleStepDefaults):
         return None
 
     def _next_group(self, cursor: _Cursor) -> list[Task] | None:
-        """The next group's tasks; None when every taskset is at its end. Moves the cursor."""
+        """Return the next group's tasks, and move the cursor; None when every taskset is at its end."""
         while True:
             left = {
                 name: source.weight
@@ -280,7 +287,8 @@ class FeederStep(SingleStepDefaults):
         return tasks
 
     def _fitting(self, source: Source, name: str, index: int) -> Problem | None:
-        """The problem, if its prompt leaves room for a completion; else as `too_long` says."""
+        """Return the problem if its prompt leaves room for a completion, else as `too_long` says. None: it is left
+        out."""
         problem = source.taskset.problem(index)
         if self._context is None:
             return problem
@@ -298,7 +306,7 @@ class FeederStep(SingleStepDefaults):
         return problem if source.too_long == "truncate" else None
 
     def _experts_alone(self) -> TasksEnded:
-        """That there are no tasks, and how many batches the demonstrations make that there are now."""
+        """Return the word that there are no tasks, and how many batches the demonstrations make that there are now."""
         experts = self._config.experts
         assert experts is not None, "config checks that there is something to learn from"
         count = len(trained_numbers(self._num_experts, experts.held_out))
@@ -315,6 +323,7 @@ class FeederStep(SingleStepDefaults):
         return SingleTransaction((Publish("control", 0, TasksEnded(admitted=self._admission.admitted, reason=reason)),))
 
     def committed(self, transaction: SingleTransaction) -> None:
+        """Make the cursor of that transaction its own."""
         if self._pending_manifest is not None:
             self._manifest, self._pending_manifest = self._pending_manifest, None
             return
@@ -340,12 +349,15 @@ class FeederStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ the rest
 
     def paused(self, paused: bool) -> None:
+        """Admit nothing while `paused`."""
         self._paused = paused
 
     def draining(self) -> None:
+        """End the tasks with the next transaction."""
         self._draining = True
 
     def health(self) -> Mapping[str, object]:
+        """Return how many groups were admitted, rejected and left out."""
         return {
             "admitted": self._admission.admitted,
             "rejected": self._admission.rejected,

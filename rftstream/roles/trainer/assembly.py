@@ -38,11 +38,12 @@ class Batch:
 
     @property
     def manifest(self) -> BatchManifest:
+        """The manifest of the first share; they differ in what the shares hold alone."""
         return self.manifests[0]
 
     @property
     def num_rollouts(self) -> int:
-        """Without demonstrations."""
+        """How many of the experiences are rollouts; the others are demonstrations."""
         return sum(not experience.expert for experience in self.experiences)
 
 
@@ -57,7 +58,7 @@ class BatchesLog(Protocol):
 
 
 class CommittedBatches:
-    """A run's log."""
+    """What a run's log says about its batches. Whoever puts batches together makes it, and BatchAssembly asks it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -65,12 +66,13 @@ class CommittedBatches:
     def is_committed(self, sequence: int) -> bool:
         """By the position that the buffer commits in the transaction of each batch, or by a step that trained it."""
         committed = self._log.committed(RoleName.buffer).values()
-        if any(sequence < int(one.metadata.split()[1]) for one in committed if one.metadata):
+        if any(sequence < int(position.metadata.split()[1]) for position in committed if position.metadata):
             return True
         steps = (step for _, step in self._log.in_force("steps") if isinstance(step, StepRecord))
         return any(step.batch_sequence is not None and sequence <= step.batch_sequence for step in steps)
 
     def after(self, record: Record) -> Iterator[Received]:
+        """Return what stands behind a record of its share, as far as it can be decoded and is in force."""
         start = {record.place: record.offset + 1}
         for found in self._log.read("batches", start=start, settled=True, partitions=[record.partition]):
             try:
@@ -93,15 +95,17 @@ class _Share:
 
 
 class BatchAssembly:
-    """Reads `batches` by position from batch `first` on."""
+    """The batches that are not complete yet, and those that nobody has taken. The trainer's step makes it at each
+    recovery, for batch `first` and those behind it; it calls `add` for each record of `batches` (or `undecodable`), and
+    `take` when it can train another batch."""
 
     def __init__(self, shares: int, first: int, log: BatchesLog) -> None:
         self._shares = [_Share(next_sequence=first) for _ in range(shares)]
         self._log = log
 
     def add(self, received: Received) -> list[Foreign]:
-        """Takes the next record of a share, and returns what turned out to be foreign. ContractError if the next batch
-        cannot be completed."""
+        """Take the next record of a share; return what turned out to be foreign. ContractError if the next batch cannot
+        be completed."""
         message, share = received.message, self._shares[received.record.partition]
         if not isinstance(message, Experience | BatchManifest):
             return []
@@ -121,15 +125,15 @@ class BatchAssembly:
         return self._close(received, message)
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """A record that cannot be decoded was passed over. ContractError if the next batch is not complete without
-        it."""
+        """Note that a record was passed over that cannot be decoded. ContractError if the next batch is not complete
+        without it."""
         self._doubt(record, error.text)
 
     def _close(self, received: Received, manifest: BatchManifest) -> list[Foreign]:
         share = self._shares[received.record.partition]
         chosen = _chosen(share.experiences, manifest, len(self._shares))
         if chosen is None or (not chosen and not self._is_empty(received, manifest.batch_sequence)):
-            digest = codec.digest_of_experiences(one.record.value or b"" for one in share.experiences)
+            digest = codec.digest_of_experiences(received.record.value or b"" for received in share.experiences)
             why = (
                 f"batch {manifest.batch_sequence}: found {len(share.experiences)} experiences with digest {digest}, "
                 f"expected {manifest.count} with {manifest.digest}"
@@ -137,15 +141,16 @@ class BatchAssembly:
             share.manifests.append(received)
             self._doubt(received.record, why)
             return []
-        others = [one for one in share.experiences if not any(one is taken for taken in chosen)] + share.manifests
-        experiences = tuple(one.message for one in chosen if isinstance(one.message, Experience))
+        unchosen = [found for found in share.experiences if not any(found is taken for taken in chosen)]
+        others = [*unchosen, *share.manifests]
+        experiences = tuple(taken.message for taken in chosen if isinstance(taken.message, Experience))
         share.closed.append((manifest, experiences, received.record.offset + 1))
         share.experiences, share.manifests = [], []
         share.num_closed += 1
         share.next_sequence += 1
         return [
-            Foreign(one.record, f"it is not what the manifest of batch {manifest.batch_sequence} names")
-            for one in others
+            Foreign(other.record, f"it is not what the manifest of batch {manifest.batch_sequence} names")
+            for other in others
         ]
 
     def _doubt(self, record: Record, why: str) -> None:
@@ -188,14 +193,14 @@ class BatchAssembly:
 
     def open_records(self) -> list[Record]:
         """What belongs to no complete batch so far."""
-        return [one.record for share in self._shares for one in (*share.experiences, *share.manifests)]
+        return [found.record for share in self._shares for found in (*share.experiences, *share.manifests)]
 
     def num_closed(self, share: int) -> int:
         """Batches that were complete in a share so far."""
         return self._shares[share].num_closed
 
     def take(self) -> Batch | None:
-        """The next complete batch."""
+        """Return the next batch, once; None if it is not complete."""
         if not self.num_ready:
             return None
         heads = [share.closed.pop(0) for share in self._shares]
@@ -214,15 +219,17 @@ def _chosen(found: Sequence[Received], manifest: BatchManifest, num_shares: int)
     if _digest(found) == manifest.digest and len(found) == manifest.count:
         return found
     at: list[list[int]] = [[] for _ in range(manifest.count)] if manifest.count <= len(found) else []
-    for number, one in enumerate(found):
-        if isinstance(one.message, Experience) and one.message.position < len(at):
-            at[one.message.position].append(number)
+    for number, received in enumerate(found):
+        if isinstance(received.message, Experience) and received.message.position < len(at):
+            at[received.message.position].append(number)
     if len(at) != manifest.count or math.prod(map(len, at)) > MAX_CHOICES:
         return None
-    in_order = (way for way in itertools.product(*at) if all(one < other for one, other in itertools.pairwise(way)))
+    in_order = (
+        way for way in itertools.product(*at) if all(before < after for before, after in itertools.pairwise(way))
+    )
     ways = ([found[number] for number in way] for way in in_order)
     return next((way for way in ways if _digest(way) == manifest.digest), None)
 
 
 def _digest(experiences: Sequence[Received]) -> str:
-    return codec.digest_of_experiences(one.record.value or b"" for one in experiences)
+    return codec.digest_of_experiences(received.record.value or b"" for received in experiences)

@@ -1,4 +1,4 @@
-"""Checkpoints of one trainer: which one it starts from, when one is written, and what goes afterwards."""
+"""Checkpoints of one trainer: which one it starts from, when one is written, and what is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import TransportError, WeightsError
 from rftstream.roles.trainer.backend_thread import BackendThread
-from rftstream.roles.trainer.checkpoint_retention import Keeping
+from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.trainer.versions import Versions
 from rftstream.weights.store import ObjectStore
 
@@ -20,27 +21,29 @@ log = logging.getLogger(__name__)
 class CheckpointCycle:
     """The checkpoints of one epoch of the trainer. The step makes it at each recovery and calls `load` once. Whenever
     `is_due` says so it calls `write`; from then on `trim_due` holds until `plan` has nothing to say, or what it said
-    is on the log and `carry_out` was called."""
+    is on the log and `carry_out` was called. When the process leaves it calls `write_before_leaving`."""
 
     def __init__(
         self,
-        retention: Keeping,
+        retention: CheckpointRetention,
+        deletions: TrimmedDeletions,
         versions: Versions,
         backend: BackendThread,
         store: ObjectStore,
         settings: TrainerSection,
     ) -> None:
         self._retention = retention
+        self._deletions = deletions
         self._versions = versions
         self._backend = backend
         self._store = store
         self._settings = settings
         self.trim_due = False
-        """After a checkpoint, until it is said and done what goes."""
+        """Whether a checkpoint was written, and what goes since then is not said and deleted yet."""
 
     def load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
         """Load the newest good checkpoint that is in force by `steps`, and whose positions lie between `begins` and
-        `ends` of `batches`. Returns its progress, or None if training begins with version 0."""
+        `ends` of `batches`. Return its progress, or None if training begins with version 0."""
         found = self._retention.newest(self._versions.in_force, begins, ends)
         if found is not None:
             name, progress = found
@@ -65,7 +68,8 @@ class CheckpointCycle:
             self.trim_due = True
 
     def write_before_leaving(self, epoch: int, progress: TrainerProgress) -> None:
-        """As `write`, unless a checkpoint of any epoch says the same; one that fails is done without."""
+        """Write a checkpoint as `write` does, unless one of any epoch holds the same state. If that fails the trainer
+        leaves without one."""
         version = progress.version
         if any(name.version == version and self._versions.in_force(name) for name in self._retention.names):
             return
@@ -82,13 +86,13 @@ class CheckpointCycle:
         return trimmed
 
     def carry_out(self, trimmed: Trimmed) -> None:
-        """Delete what goes: it is on the log that it does."""
-        self._retention.absorb(trimmed)
-        self._retention.carry_out()
+        """Delete what this record names. It is on the log."""
+        self._deletions.absorb(trimmed)
+        self._deletions.carry_out()
         self.trim_due = False
 
     def _precious(self) -> set[VersionName]:
-        """Checkpoints that are kept beside the newest: every so often, and the best."""
+        """Return the checkpoints that are kept beside the newest: one every `keep_every` versions, and the best."""
         every, evaluation = self._settings.keep_every, self._settings.keep_best
         if every is None and evaluation is None:
             return set()

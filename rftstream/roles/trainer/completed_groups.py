@@ -1,4 +1,4 @@
-"""Which groups are through, told by their outcomes: what stands below them on the flow's topics nobody needs again."""
+"""Which groups are through, told by their outcomes. Nobody needs again what stands below them on the flow's topics."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ class _Group:
 
 
 class CompletedGroups:
-    """Counts what became of all groups below `sequence`, and of their rollouts, by the words of the audit.
+    """Counts what became of all groups below `sequence`, and of their rollouts, by the words of the audit. LogRetention
+    makes it, calls `add` for each outcome in log order, and `advance` in between.
 
     A group is through when it has its outcome, each of its siblings is named by it or by a late record, and its batch,
     if it is in one, lies below the version from which on batches are kept."""
 
     def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:
-        """As a predecessor counted them."""
+        """Begin with what a predecessor has counted."""
         self.sequence = sequence
         self.groups = Counter(groups)
         self.rollouts = Counter(rollouts)
         self._open: dict[int, _Group] = {}
 
     def add(self, outcome: GroupOutcome) -> None:
+        """Take an outcome of a group, or a late record of one."""
         if outcome.sequence < self.sequence:
             return
         group = self._open.setdefault(outcome.sequence, _Group(outcome.group_size))
         if not outcome.late:
             group.result, group.batch = outcome.result, -1 if outcome.batch_sequence is None else outcome.batch_sequence
-        group.rollouts.update(_fate(outcome, one) for one in outcome.rollouts)
+        group.rollouts.update(_fate(outcome, rollout) for rollout in outcome.rollouts)
 
     def advance(self, version: int) -> None:
-        """Given that batches below `version` were trained and are needed no more."""
+        """Count the groups that are through, given that batches below `version` are needed no more."""
         while (group := self._open.get(self.sequence)) is not None:
             seen = group.size > 0 and group.rollouts.total() >= group.size
             if group.result is None or not seen or group.batch >= version:
@@ -56,7 +58,7 @@ class CompletedGroups:
 
 
 def _fate(outcome: GroupOutcome, rollout: RolloutSummary) -> str:
-    """Of the siblings of a batched group a latecomer is expired, one without a reward dead."""
+    """Return what became of a sibling. In a batched group a latecomer is expired, and one without a reward is dead."""
     if outcome.late or outcome.result is not GroupResult.batched:
         return str(outcome.result)
     scored = rollout.reward is not None and rollout.reason is None

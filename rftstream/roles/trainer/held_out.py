@@ -28,12 +28,15 @@ log = logging.getLogger(__name__)
 
 
 class HeldOut:
-    """Those of a run, as they are when a trainer starts."""
+    """The held-out demonstrations of a run, as they are when a trainer starts. `workers/trainer.py` makes it; the step
+    calls `begin` at each recovery, and `look` after each version that is `due`."""
 
     def __init__(self, settings: ExpertsSection, *, renderer: Renderer, training: Training) -> None:
         """ConfigError if the algorithm (of any stage) or the backend has no measure for them."""
         algorithms = training.algorithms or (training.algorithm,)
-        if not any(hasattr(one, "held_out") for one in algorithms) or not hasattr(training.backend, "logprobs"):
+        if not any(hasattr(algorithm, "held_out") for algorithm in algorithms) or not hasattr(
+            training.backend, "logprobs"
+        ):
             raise ConfigError(
                 "experts.held_out: the algorithm has no `held_out`, or the backend no `logprobs`, expected both; "
                 "set it to 0"
@@ -44,9 +47,11 @@ class HeldOut:
         self._rows_of: int | None = None
         """The stage whose rows these are."""
         self._reference: list[np.ndarray] | None = None
+        self._offsets: dict[int, tuple[TopicPartition, int]] = {}
+        """Number of a demonstration -> where it stands, while they are chosen."""
 
     def begin(self, log_: Log) -> None:
-        """Reads them."""
+        """Read the demonstrations."""
         numbers = [int(number) for number in held_out_numbers(self._count(log_), self._settings.held_out)]
         self._experiences, self._rows_of = list(self._choose(log_, numbers)), None
         self._offsets.clear()
@@ -61,7 +66,7 @@ class HeldOut:
         return last or version == stage.end or version % self._settings.held_out_every == 0
 
     def look(self, stage: Stage) -> dict[str, float]:
-        """Metrics of the policy as it is now, by the algorithm of the stage."""
+        """Return metrics of the policy as it is now, by the algorithm of the stage."""
         training = self._training.at(stage)
         algorithm, backend, budget = training.algorithm, training.backend, training.settings.tokens_per_microbatch
         if self._rows_of != stage.number:
@@ -75,7 +80,7 @@ class HeldOut:
         return found
 
     def _choose(self, log_: Log, numbers: Sequence[int]) -> Iterator[Experience]:
-        """The first ones; in a run with stages of each kind: chats for one stage, pairs for another."""
+        """Return the first ones. In a run with stages these are some of each kind: chats for one, pairs for another."""
         most, counts = self._settings.held_out_most, Counter[str]()
         if not self._training.algorithms:
             numbers = numbers[:most]
@@ -88,7 +93,7 @@ class HeldOut:
                 return
 
     def _count(self, log_: Log) -> int:
-        self._offsets: dict[int, tuple[TopicPartition, int]] = {}
+        """Note where each demonstration stands; return how many there are."""
         for record in log_.read(EXPERTS, bodies=False):
             if not codec.is_foreign(record):
                 self._offsets[int(record.header("number") or 0)] = record.place, record.offset
@@ -104,10 +109,10 @@ class HeldOut:
             for place, numbers_of in places.items()
             for offset, record in read_records(log_.transport, place, numbers_of).items()
         ]
-        return sorted(found, key=lambda one: one[0])
+        return sorted(found, key=lambda numbered: numbered[0])
 
     def _experiences_of(self, number: int, record: Record) -> list[Experience]:
-        """None of what cannot be used; the buffer says so of those that are trained on."""
+        """Return the experiences of a demonstration; none if it cannot be used."""
         try:
             demonstration = codec.from_record(record)
             assert isinstance(demonstration, Demonstration)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from rftstream.config import registry
+from rftstream.config.part_names import server_update
+from rftstream.config.part_specs import PolicySpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.tasks import Sampling
@@ -13,14 +16,15 @@ log = logging.getLogger(__name__)
 
 
 class MismatchWatch:
-    """Warns at the first step above `trainer.warn_mismatch`, and again when it is twice what was told last."""
+    """Warns at the first step above `trainer.warn_mismatch`, and again when the mismatch is twice what was told last.
+    The trainer's UpdateCycle makes it and calls `look` once for each trained batch."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._warns_above = config.trainer.warn_mismatch
 
     def look(self, values: Mapping[str, float], batch: Sequence[Experience]) -> None:
-        """`values`: of the step."""
+        """Warn if need be. `values`: metrics of the step."""
         found = values.get("mismatch_k3", 0.0)
         if not self._warns_above or not found > self._warns_above:
             return
@@ -35,11 +39,12 @@ class MismatchWatch:
 
 
 def likely_cause(config: RunConfig, values: Mapping[str, float], batch: Sequence[Experience]) -> str:
-    """The likeliest first: what certainly makes a difference, then what may."""
+    """Return the likeliest cause: what certainly makes a difference comes first, then what may."""
     if config.run.imported_from is not None:
         return "the rollouts are another run's; of the algorithms topr and asymre are made for that"
-    if config.explorer.policy == "openai" and not config.policies.get("openai", {}).get("update"):
-        return "explorer.policy 'openai' samples by the server's own weights, not by those that are trained"
+    policy = config.explorer.policy
+    if not registry.find_spec(PolicySpec, policy).takes_weights and server_update(config, policy) is None:
+        return f"explorer.policy {policy!r} samples by the server's own weights, not by those that are trained"
     changed = sorted({name for experience in batch if not experience.expert for name in _inexact(experience.sampling)})
     if changed:
         names = ", ".join(f"sampling.{name}" for name in changed)

@@ -1,4 +1,4 @@
-"""What the trainer knows beside the weights."""
+"""What the trainer knows beside the weights, and keeps in its checkpoints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.config.role_sections import TrainerSection
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
 
 
 @dataclass(slots=True)
 class TrainerProgress:
-    """All of it is in the checkpoint."""
+    """How far the trainer has come. The step holds that of the last transaction; `after` makes the next one, and all of
+    it is in the checkpoint."""
 
     version: int = 0
     positions: tuple[int, ...] = ()
@@ -22,14 +24,18 @@ class TrainerProgress:
     trained_rollouts: int = 0
     skips_in_a_row: int = 0
     steps_without_signal: int = 0
-    """In a row."""
+    """Steps without a learning signal in a row."""
     rewards: deque[float] = field(default_factory=deque)
-    """Of the last steps, for stop_reward."""
+    """Mean rewards of the last steps, for stop_reward."""
     last_admitted: int | None = None
-    """Of the last batch, if it was marked as the run's last: how many groups there were in all."""
+    """How many groups there were in all, if the last batch was marked as the run's last."""
+
+    def name(self, epoch: int) -> VersionName:
+        """Return the full name of the version in this epoch of the trainer."""
+        return VersionName(trainer_epoch=epoch, version=self.version)
 
     def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> TrainerProgress:
-        """What it is once the batch is trained."""
+        """Return what the progress is once the batch is trained."""
         manifest = batch.manifest
         rewards = deque(self.rewards, maxlen=rewards_kept)
         if "reward" in manifest.metrics:
@@ -46,6 +52,7 @@ class TrainerProgress:
         )
 
     def to_state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
         return {
             "version": self.version,
             "positions": list(self.positions),
@@ -59,6 +66,7 @@ class TrainerProgress:
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TrainerProgress:
+        """Return the progress that a checkpoint has kept."""
         return TrainerProgress(
             version=state["version"],
             positions=tuple(state["positions"]),

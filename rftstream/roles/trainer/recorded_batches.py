@@ -15,10 +15,11 @@ from rftstream.transport.base import Transport
 
 
 class RecordedBatches:
-    """Reads `batches` by position, never more than a poll of each share ahead."""
+    """Reads `batches` by position, never more than a poll of each share ahead. A replay makes it and calls `next` until
+    that is None; `rest` reads on to the end, and `close` comes last."""
 
     def __init__(self, transport: Transport, positions: Sequence[int], first: int) -> None:
-        """From batch `first` on, which begins at these positions of the shares."""
+        """Read from batch `first` on, which begins at these positions of the shares."""
         self._transport = transport
         self._log = Log(transport)
         ends = transport.admin.end_offsets("batches")
@@ -31,7 +32,8 @@ class RecordedBatches:
         """Place and offset of what was found to be no part of any batch."""
 
     def next(self) -> Batch | None:
-        """The next batch; None at the end of the log. ContractError if it cannot be read, or is not what it was."""
+        """Return the next batch; None at the end of the log. ContractError if the batch cannot be read, or is not what
+        its manifest says."""
         for number, share in enumerate(self._shares):
             num_closed = self._assembly.num_closed(number)
             while self._assembly.num_closed(number) == num_closed:
@@ -54,23 +56,25 @@ class RecordedBatches:
             if not isinstance(error, ForeignRecord):
                 self._assembly.undecodable(record, error)
             return
-        self.foreign.update((one.record.place, one.record.offset) for one in self._assembly.add(received))
+        self.foreign.update((foreign.record.place, foreign.record.offset) for foreign in self._assembly.add(received))
 
     def rest(self) -> None:
-        """Reads what is left, to its end. ContractError as for `next`."""
+        """Read what is left, to its end. ContractError as for `next`."""
         while self.next() is not None:
             pass
         for share in self._shares:
             for record in share:
                 self._add(record)
         # What was committed meanwhile is complete in the shares that were read last, and not in the others.
-        places = [(one.place, one.offset) for one in self._assembly.open_records() if not self._is_committed(one)]
+        records = self._assembly.open_records()
+        places = [(record.place, record.offset) for record in records if not self._is_committed(record)]
         self.foreign.update(places)
 
     def _is_committed(self, record: Record) -> bool:
         return self._committed.is_committed(int(record.header("batch_sequence") or 0))
 
     def close(self) -> None:
+        """Close the readers."""
         for share in self._shares:
             share.close()  # type: ignore[attr-defined]
 

@@ -1,34 +1,50 @@
-"""Whether a run has come to its end, and by what: its steps, its hours, its reward, its tasks, or because it drains."""
+"""The end of a run: by what it comes (its steps, hours, reward or tasks, or because it drains), and what it leaves."""
 
 from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 from rftstream.clock import Clock
 from rftstream.config.loader import replace
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
-from rftstream.contracts.control import TasksEnded
+from rftstream.contracts.control import RunFinished, TasksEnded
+from rftstream.contracts.versions import VersionName
 from rftstream.roles.trainer.progress import TrainerProgress
 
 
 class RunEnd:
-    def __init__(self, config: RunConfig, clock: Clock) -> None:
+    """What the trainer knows about the end of its run. The step makes it once, calls `forget` at each recovery, and
+    tells it what stands on `control`: when the run was created, and whether its tasks have ended. It asks `reason`
+    whenever it has trained, and calls `finish` when there is one."""
+
+    def __init__(self, config: RunConfig, clock: Clock, final: Path, export: Callable[[Path], None]) -> None:
+        """`final`: the folder where the trained model is left. `export` fills it."""
         self._given = config
         self._clock = clock
+        self._final = final
+        self._export = export
         self.drains = False
-        """As the user asked; that stays when the log is read anew."""
+        """Whether the user asked for the end. This stays when the log is read anew."""
         self.forget()
 
     def forget(self) -> None:
-        """What the log said."""
+        """Forget what the log said: it is read again."""
         self.created_at: float | None = None
+        """When the run was made; None until its manifest was read."""
         self.ended: TasksEnded | None = None
+        """The feeder's word that there are no more tasks; None while there are."""
         self.config = self._given
-        """With the number of steps, once that was counted."""
+        """The config of the run, with the number of steps once that was counted."""
         self.stages = Stages.of(self._given)
         self._end_of_steps = "steps"
 
     def is_known(self) -> bool:
-        """Of a run of demonstrations alone: the feeder has counted how many steps there are, which rates depend on."""
+        """Whether the feeder has counted how many steps there are, which learning rates depend on. Asked in a run of
+        demonstrations alone."""
         if self.ended is None:
             return False
         steps, counted = self.config.run.steps, self.ended.batches
@@ -39,11 +55,11 @@ class RunEnd:
         return True
 
     def comes_by_itself(self, progress: TrainerProgress) -> bool:
-        """A drained run, where no last batch will come: what is recorded and not trained stays for later."""
+        """Whether the run is drained and no last batch will come. What is recorded and not trained stays for later."""
         return self.drains and not self.stages.at(progress.version).takes_rollouts
 
     def reason(self, progress: TrainerProgress) -> str | None:
-        """None if it goes on."""
+        """Return why the run has come to its end with this progress, or None if it goes on."""
         run, steps = self.config.run, self.config.steps
         if steps is not None and progress.version >= steps:
             return self._end_of_steps
@@ -54,8 +70,14 @@ class RunEnd:
             return "drained"
         return self._reason_of_last(progress) or ("hours" if self._hours_over() else None)
 
+    def finish(self, reason: str, name: VersionName) -> RunFinished:
+        """Leave the trained model; return the record that says that the run is finished."""
+        leave_final(self._final, self._export)
+        return RunFinished(reason=reason, name=name, finished_at=self._clock.now())
+
     def _reason_of_last(self, progress: TrainerProgress) -> str | None:
-        """Set if the last trained batch was the run's last, and still is: a resumed run may have been given more."""
+        """Return why the tasks have ended, if the last trained batch was the run's last and still is. A resumed run may
+        have been given more."""
         if self.ended is None or progress.last_admitted != self.ended.admitted:
             return None
         return "drained" if self.ended.reason == "draining" else self.ended.reason
@@ -63,3 +85,17 @@ class RunEnd:
     def _hours_over(self) -> bool:
         hours = self.config.run.hours
         return hours is not None and self.created_at is not None and self._clock.now() - self.created_at >= hours * 3600
+
+
+def leave_final(final: Path, export: Callable[[Path], None]) -> None:
+    """Leave the trained model in the folder `final`, which appears whole or not at all. `export` fills it; a model that
+    was left there before is replaced."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in final.parent.glob(".final-*"):  # of a trainer that was killed here
+        shutil.rmtree(leftover, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=".final-", dir=final.parent))
+    export(folder)
+    if final.exists():
+        shutil.rmtree(final)
+    folder.chmod(0o755)
+    folder.rename(final)

@@ -1,13 +1,13 @@
 """The trainer: batches -> weights and steps. Its positions live in its checkpoint.
 
-Order of writing: object durable -> announcement and StepRecord in one transaction -> every so often a checkpoint,
-before which the log is made durable. Order of starting: claim, read `steps` and `weights`, load the newest good
-checkpoint in force, publish its state as the anchor of the new epoch, train the recorded batches from there. What is
-deleted was named by a committed record before: `gone` of an announcement, or `Trimmed` (checkpoint_retention.py).
+Order of writing: the object of a version is durable, then its announcement and its StepRecord are committed in one
+transaction, and every so often a checkpoint follows, before which the log is made durable. Order of starting: claim,
+read `steps` and `weights`, load the newest good checkpoint in force, publish its state as the anchor of the new epoch,
+train the recorded batches from there. Whatever is deleted was named by a committed record before: by `gone` of an
+announcement, or by a `Trimmed` (checkpoint_retention.py).
 
 An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over the
-next update begins, unless a checkpoint is to be made of the version before: the object is written and announced beside
-it.
+next update begins, unless a checkpoint of that version is due. The object is written and announced beside it.
 """
 
 from __future__ import annotations
@@ -18,32 +18,25 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from rftstream import metrics
-from rftstream.algorithms.base import spread_needed
-from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
-from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
-from rftstream.config.loader import to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEnded, Trimmed
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
-from rftstream.errors import ContractError, StopRule, WeightsError, WeightsGone
+from rftstream.contracts.versions import EvalResult, StepRecord, WeightsAnnounced
+from rftstream.errors import ContractError, StopRule, WeightsGone
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.assembly import BatchAssembly, CommittedBatches
 from rftstream.roles.trainer.backend_thread import BackendThread
 from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
-from rftstream.roles.trainer.checkpoint_retention import Keeping
-from rftstream.roles.trainer.final import leave_final
+from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.held_out import HeldOut
-from rftstream.roles.trainer.mismatch import MismatchWatch
-from rftstream.roles.trainer.pending_update import PendingUpdate
-from rftstream.roles.trainer.progress import TrainerProgress, too_many_skips
+from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.run_end import RunEnd
-from rftstream.roles.trainer.schedule import rate_at
-from rftstream.roles.trainer.signal_watch import SignalWatch
-from rftstream.roles.trainer.training import Training, check_made_for
+from rftstream.roles.trainer.training import Training
+from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
+from rftstream.roles.trainer.update_cycle import TrainedBatch, UpdateCycle
 from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
@@ -52,15 +45,11 @@ from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
-LOOK_BACK_S = 60.0
-"""So long without a batch, and the trainer looks whether its newest weights are still there: without them there will be
-none. Then after twice as long, and so on."""
-
 BATCHES_AHEAD = 1
-"""Read while one is trained; more stay on the log, however many were recorded."""
+"""Batches that are read while one is trained. More stay on the log, however many were recorded."""
 
 LOOK_UP_S = 0.2
-"""So long it waits for an update before it looks at the log."""
+"""Seconds to wait for an update before looking at the log."""
 
 
 class TrainerStep(SingleStepDefaults):
@@ -71,7 +60,8 @@ class TrainerStep(SingleStepDefaults):
       force.
     - `absorb` puts batches together, until one more than is trained is ready (`full`).
     - `advance` returns the anchor of this epoch first. Then it begins an update, waits a moment for it, and returns its
-      step and its weights when it has ended; after a checkpoint what is trimmed; and at last the end of the run.
+      step and its weights when it has ended. After a checkpoint it returns what is trimmed, and at last the end of the
+      run.
     - `committed` makes the progress of that transaction its own, and writes a checkpoint when one is due.
     - `leave` writes a checkpoint for the successor. `close` abandons the update and closes the backend.
 
@@ -85,35 +75,48 @@ class TrainerStep(SingleStepDefaults):
         model: ModelSpec,
         training: Training,
         store: ObjectStore,
+        deletions: TrimmedDeletions,
+        log_: Log,
         final: Path,
         clock: Clock,
         compute: Executor,
         held_out: HeldOut | None = None,
     ) -> None:
-        """`compute`: of one thread; all that the backend is asked is asked there."""
+        """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
+        known before `recover`. `final`: the folder where the trained model is left. `compute`: of one thread; whatever
+        is asked of the backend is asked there."""
         self._config = config
-        self._held_out = held_out
         self._settings = config.trainer
         self._model = model
-        self._training = training
-        self._backend = BackendThread(training.backend, compute)
         self._store = store
-        self._final = final
+        self._deletions = deletions
         self._clock = clock
-        self._mismatch = MismatchWatch(config)
-        self._signal = SignalWatch(config)
+        self._held_out = held_out
+        self._backend = BackendThread(training.backend, compute)
+        self._end = RunEnd(config, clock, final, export=self._backend.asked(training.backend.export))
+        self._updates = UpdateCycle(
+            config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
+        )
         self._paused = False
-        self._end = RunEnd(config, clock)
-        self._underway: PendingUpdate | None = None
-        self._reset()
+        self._reset(log_, epoch=0)
 
-    def _reset(self) -> None:
-        self._abandon()
-        self._epoch = 0
+    def _reset(self, log_: Log, epoch: int) -> None:
+        """Begin an epoch of which nothing is known yet."""
+        self._updates.abandon()
+        self._updates.rest()
+        self._deletions.begin_anew()
+        self._end.forget()
+        self._epoch = epoch
         self._progress = TrainerProgress()
+        """What is on the log, and in the backend once the update that is pending has ended."""
+        self._following: TrainerProgress | None = None
+        """What the progress becomes once the transaction that was returned is on the log; None if it stays."""
+        self._assembly = BatchAssembly(self._settings.shares, 0, CommittedBatches(log_))
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
-        self._retention = Keeping(self._config, self._store, self._clock)
-        self._checkpoints = CheckpointCycle(self._retention, self._versions, self._backend, self._store, self._settings)
+        self._retention = CheckpointRetention(self._config, self._store, self._clock, self._deletions, log_)
+        self._checkpoints = CheckpointCycle(
+            self._retention, self._deletions, self._versions, self._backend, self._store, self._settings
+        )
         self._publisher = VersionPublisher(
             self._model,
             anchor_every=self._config.weights.anchor_every,
@@ -122,58 +125,39 @@ class TrainerStep(SingleStepDefaults):
             store=self._store,
             clock=self._clock,
         )
-        self._finished_said = False
-        self._assembly: BatchAssembly | None = None
-        """Known once it has recovered."""
-        self._end.forget()
-        self._next: TrainerProgress | None = None
-        """What `committed` makes the progress, once the transaction is on the log."""
-        self._anchor_due = True
-        self._published = False
-        """Whether the version that was trained last is: a run ends with no other."""
-        self._done = False
+        self._is_anchor_due = True
+        self._is_published = False
+        """Whether the version that was trained last is on the log: a run ends with no other."""
         self._stop: StopRule | None = None
-        self._waited_since = self._clock.now()
-        """Since when the backend has had nothing to do."""
-        self._look_back_after_s = LOOK_BACK_S
-        self._log: Log | None = None
-
-    def _abandon(self) -> None:
-        if self._underway is not None:
-            self._underway.abandon()
-            self._underway = None
-
-    @property
-    def done(self) -> bool:
-        return self._done
+        """The rule by which the run ends once what was trained is on the log."""
+        self._is_finished = False
+        """Whether the log says that the run is finished."""
+        self._done = False
 
     @property
     def outlives_the_run(self) -> bool:
-        return self._checkpoints.trim_due or self._retention.owes
+        """Whether something is to be deleted still."""
+        return self._checkpoints.trim_due or self._deletions.owes
 
-    def after_the_end(self, log_: Log) -> bool:
-        return self._retention.after_the_end(log_)
-
-    # ------------------------------------------------------------------------------------------ recovering
+    # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        self._reset()
-        self._log = log_
-        self._epoch = claim.epoch
+        """Read the log, and load the newest checkpoint in force."""
+        self._reset(log_, claim.epoch)
         evals = log_.ends("evals")  # what comes while the rest is read is read again
         for topic in ("control", "steps", "weights", "evals"):
             for received in log_.messages(topic):
                 self.absorb(received)
                 if (topic, received.record.key) == ("control", b"finished"):
-                    self._finished_said = received.message is not None
+                    self._is_finished = received.message is not None
         self._backend.open()
-        self._retention.begin(log_)
+        self._retention.begin()
         offsets = log_.transport.admin.begin_offsets("batches")
         places, ends = sorted(offsets), log_.ends("batches")
         begins = tuple(offsets[place] for place in places)
-        found = self._checkpoints.load(begins, tuple(ends[place] for place in places))
-        if found is not None:
-            self._progress = found
+        loaded = self._checkpoints.load(begins, tuple(ends[place] for place in places))
+        if loaded is not None:
+            self._progress = loaded
         if self._held_out is not None:
             self._held_out.begin(log_)
         if not self._progress.positions:
@@ -185,12 +169,10 @@ class TrainerStep(SingleStepDefaults):
             **evals,
         }
 
-    # ------------------------------------------------------------------------------------------ reading
-
     def absorb(self, received: Received) -> Sequence[Foreign] | None:
+        """Put a record of `batches` to its batch; note what the others say."""
         match received.message:
             case Experience() | BatchManifest():
-                assert self._assembly is not None, "nobody reads batches before"
                 return self._assembly.add(received)
             case StepRecord() as step:
                 self._versions.record(step)
@@ -203,247 +185,192 @@ class TrainerStep(SingleStepDefaults):
             case TasksEnded() as ended:
                 self._end.ended = ended
             case Trimmed() as trimmed:
-                self._retention.absorb(trimmed)
+                self._deletions.absorb(trimmed)
             case None if received.record.key == b"end":
                 self._end.ended = None
         return None
 
     def undecodable(self, record: Record, error: ContractError) -> None:
+        """See whether the next batch can do without the record."""
         if record.topic == "batches":
-            assert self._assembly is not None, "nobody reads batches before"
             self._assembly.undecodable(record, error)
 
-    # ------------------------------------------------------------------------------------------ training
+    @property
+    def full(self) -> bool:
+        """Whether the next batch is ready."""
+        return self._assembly.num_ready >= BATCHES_AHEAD
+
+    # ------------------------------------------------------------------------------------------ one slice of work
 
     def advance(self) -> SingleTransaction | None:
+        """Return what is due first: the anchor of this epoch, what is trimmed, or the next step with its weights."""
         if self._stop is not None:
             raise self._stop
-        self._retention.delete_owed()
+        self._deletions.delete_owed()
         if self._config.experts_alone and not self._end.is_known():
             return None
-        if self._anchor_due and not self._finished_said:
-            return self._anchor()
+        if self._is_anchor_due and not self._is_finished:
+            self._following = self._progress
+            anchor = self._publisher.anchor(self._epoch, self._progress, self._end.config, self._retention.names)
+            return SingleTransaction(anchor)
         if self._checkpoints.trim_due:
             trimmed = self._checkpoints.plan()
             if trimmed is not None:
                 return SingleTransaction((Publish("control", 0, trimmed),))
-            self._look_at_end()
-        if self._finished_said:
-            self._look_at_end()
+            self._see_whether_done()
+        if self._is_finished:
+            self._see_whether_done()
             return None
-        if self._underway is None and not self._begin(self._progress):
-            return None if self._paused else self._without_batch()
-        assert self._underway is not None
-        return self._end_update(self._underway) if self._underway.ends_within(LOOK_UP_S) else None
-
-    def _without_batch(self) -> SingleTransaction | None:
-        """The feeder's word that there is no more may come after the batch, time passes without batches too, and a run
-        that goes on may have been given an end that it has reached already."""
+        if self._updates.pending is None:
+            self._begin_update(self._progress)
+        pending = self._updates.pending
+        if pending is not None:
+            return self._publish(self._updates.finish(pending)) if pending.ends_within(LOOK_UP_S) else None
+        if self._paused:
+            return None
+        # Without a batch the end may come all the same: the feeder's word that there is no more may follow the last
+        # batch, time passes, and a resumed run may have been given an end that it has reached already.
         reason = self._end.reason(self._progress)
-        if reason is None:
-            self._look_back()
-            return None
-        name = VersionName(trainer_epoch=self._epoch, version=self._progress.version)
-        self._next = self._progress
-        return SingleTransaction((self._finished(reason, name),))
+        if reason is not None:
+            self._following = self._progress
+            finished = self._end.finish(reason, self._progress.name(self._epoch))
+            return SingleTransaction((Publish("control", 0, finished),))
+        try:
+            self._publisher.look_back(self._updates.idle_s)
+        except WeightsGone:
+            self.leave()
+            raise
+        return None
 
-    def _anchor(self) -> SingleTransaction:
-        """The state that this epoch starts from, as an object and a record of its own."""
-        progress = self._progress
-        name = VersionName(trainer_epoch=self._epoch, version=progress.version)
-        announced = self._publisher.write(self._publisher.take(name, resumed=True), self._retention.names)
-        self._next = progress
-        record = StepRecord(
-            name=name,
-            batch_sequence=None,
-            positions=progress.positions,
-            trained_groups=progress.trained_groups,
-            trained_rollouts=progress.trained_rollouts,
-            weights_digest=announced.weights_digest,
-            metrics={},
-            resumed=True,
-            recorded_at=self._clock.now(),
-            config=to_toml(self._end.config),
-            computed_with=computed_with(self._model.device, self._model.threads),
-        )
-        return SingleTransaction((Publish("weights", 0, announced), Publish("steps", 0, record)))
-
-    def _begin(self, progress: TrainerProgress) -> bool:
-        """Begins the update after `progress`, if there is a batch for it."""
-        if self._paused or (self._end.comes_by_itself(progress) and self._published):
+    def _begin_update(self, progress: TrainerProgress) -> bool:
+        """Begin the update after `progress`, if there is a batch for it. Return whether it was begun."""
+        if self._paused or (self._end.comes_by_itself(progress) and self._is_published):
             return False
-        batch = self._assembly.take() if self._assembly is not None else None
+        batch = self._assembly.take()
         if batch is None:
             return False
-        self._backend.is_touched = True
-        stage, lr = self._end.stages.at(progress.version), rate_at(self._end.stages, progress.version)
-        if self._end.stages.named:
-            check_made_for(batch, stage)
-        self._underway = PendingUpdate(
-            batch,
-            progress,
-            lambda: self._training.at(stage).update(batch, lr),
-            compute=self._backend.executor,
-            clock=self._clock,
-            waited_s=self._clock.now() - self._waited_since,
-        )
+        self._updates.begin(batch, progress)
         return True
 
-    def _end_update(self, underway: PendingUpdate) -> SingleTransaction:
-        update, values, step_s = underway.result()
-        self._underway = None
-        batch, progress = underway.batch, underway.progress
-        self._mismatch.look(values, batch.experiences)
-        ended = self._clock.now()
-        stage = self._end.stages.at(progress.version)
-        training = self._training.at(stage)
-        following = progress.after(
-            batch,
-            skipped=update.skipped,
-            rewards_kept=self._config.run.stop_reward_over,
-            without_signal=stage.takes_rollouts and is_without_signal(values, spread_needed(training.algorithm)),
-        )
-        if not self._config.without_tasks:
-            values[STEPS_WITHOUT_SIGNAL] = float(following.steps_without_signal)
-        reason = self._end.reason(following)
-        if self._end.stages.named:
-            values["stage"] = stage.number + 1.0
-        if self._held_out is not None and self._held_out.due(stage, following.version, last=reason is not None):
-            values |= self._backend.asked(self._held_out.look)(stage)
-        name = VersionName(trainer_epoch=self._epoch, version=following.version)
-        no_signal = self._signal.look(values)
-        self._stop = too_many_skips(self._settings, following, batch) or (no_signal if reason is None else None)
+    def _publish(self, trained: TrainedBatch) -> SingleTransaction:
+        """Return the step of a batch, with its weights if they are due. The next update is begun meanwhile."""
+        progress, is_last = trained.progress, trained.end_reason is not None
+        name = progress.name(self._epoch)
+        self._stop = trained.stop
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
-        waits = not self._num_ready
-        publish_now = waits or reason is not None or following.version % self._settings.publish_every == 0
+        waits = not self._assembly.num_ready
+        publish_now = waits or is_last or progress.version % self._settings.publish_every == 0
         taken = self._publisher.take(name) if publish_now else None
-        self._waited_since = self._clock.now()
-        beside = (
-            reason is None and self._stop is None and not self._checkpoints.is_due(following) and self._begin(following)
-        )
+        taken_at = self._updates.rest()
+        must_stay = is_last or self._stop is not None or self._checkpoints.is_due(progress)
+        goes_on = not must_stay and self._begin_update(progress)
         announced = self._publisher.write(taken, self._retention.names) if taken is not None else None
-        now = self._clock.now()
-        held_up_s = (self._waited_since if beside else now) - ended
-        values |= underway.speeds(values, step_s=step_s, publish_s=held_up_s) | training.speeds(values, step_s)
+        written_at = self._clock.now()
         record = StepRecord(
             name=name,
-            batch_sequence=batch.sequence,
-            positions=batch.positions,
-            trained_groups=following.trained_groups,
-            trained_rollouts=following.trained_rollouts,
+            batch_sequence=trained.update.batch.sequence,
+            positions=trained.update.batch.positions,
+            trained_groups=progress.trained_groups,
+            trained_rollouts=progress.trained_rollouts,
             weights_digest=announced.weights_digest if announced else None,
-            metrics=values,
-            skipped=update.skipped,
+            metrics=trained.metrics(held_up_s=(taken_at if goes_on else written_at) - trained.ended_at),
+            skipped=trained.skipped,
             announced=announced is not None,
-            last=reason is not None,
-            recorded_at=now,
+            last=is_last,
+            recorded_at=written_at,
         )
-        self._next = following
+        self._following = progress
         outputs = [Publish("steps", 0, record)]
         if announced is not None:
             outputs.insert(0, Publish("weights", 0, announced))
-        if reason is not None:
-            outputs.append(self._finished(reason, name))
+        if trained.end_reason is not None:
+            outputs.append(Publish("control", 0, self._end.finish(trained.end_reason, name)))
         return SingleTransaction(tuple(outputs))
-
-    def _look_back(self) -> None:
-        """Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to
-        be sampled with newer ones. It cannot announce a version twice; one that begins anew announces an anchor."""
-        if self._clock.now() - self._waited_since < self._look_back_after_s:
-            return
-        self._look_back_after_s *= 2
-        try:
-            self._publisher.check_back()
-        except WeightsGone as error:
-            self.leave()
-            raise WeightsGone(
-                f"{error}; explorers cannot follow: the trainer begins anew, with a full snapshot"
-            ) from error
-        except WeightsError as error:
-            log.warning("%s; looking again later", error)
-
-    # ------------------------------------------------------------------------------------------ ending
-
-    def _finished(self, reason: str, name: VersionName) -> Publish:
-        """`final/` is there before the run is said to be finished."""
-        leave_final(self._final, self._backend.asked(self._backend.backend.export))
-        return Publish("control", 0, RunFinished(reason=reason, name=name, finished_at=self._clock.now()))
 
     # ------------------------------------------------------------------------------------------ afterwards
 
     def committed(self, transaction: SingleTransaction) -> None:
-        if self._next is None:
+        """Note what is on the log now: delete what was trimmed, or go on with the progress of the step."""
+        if self._following is None:
             for output in transaction.outputs:
                 if isinstance(output.message, Trimmed):
                     self._checkpoints.carry_out(output.message)
-                    self._look_at_end()
+                    self._see_whether_done()
             return
-        trained = self._next is not self._progress
-        self._progress, self._next = self._next, None
+        trained = self._following is not self._progress
+        self._progress, self._following = self._following, None
         finished = False
         for output in transaction.outputs:
             match output.message:
                 case StepRecord() as step:
                     self._versions.record(step)
-                    self._published = step.announced or step.resumed
-                    if not step.resumed:
-                        metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
-                        metrics.WITHOUT_SIGNAL.set(self._progress.steps_without_signal)
-                    for metric, value in step.metrics.items():
-                        metrics.TRAIN.labels(metric).set(value)
+                    self._is_published = step.announced or step.resumed
+                    _measure(step, self._progress)
                 case WeightsAnnounced() as announced:
                     self._versions.announce(announced)
                     metrics.PUBLISHED.set(announced.name.version)
-                    self._retention.delete_weights(announced.gone)
+                    self._deletions.delete_weights(announced.gone)
                 case RunFinished():
                     finished = True
-        self._anchor_due = False
+        self._is_anchor_due = False
         metrics.VERSION.labels(TRAINER.name).set(self._progress.version)
         if (trained and self._checkpoints.is_due(self._progress)) or finished or self._stop is not None:
             self._checkpoints.write(self._epoch, self._progress)
-        self._finished_said = finished
-        self._look_at_end()
-        if self._underway is None:
-            self._waited_since = self._clock.now()
-        self._look_back_after_s = LOOK_BACK_S
+        self._is_finished = finished
+        self._see_whether_done()
+        if self._updates.pending is None:
+            self._updates.rest()
+        self._publisher.noted()
 
-    def _look_at_end(self) -> None:
-        """The trainer leaves a finished run when what goes is said and deleted."""
-        self._done = self._finished_said and not self._checkpoints.trim_due and self._retention.may_leave()
+    def _see_whether_done(self) -> None:
+        """Leave a finished run once what goes is said and deleted."""
+        self._done = self._is_finished and not self._checkpoints.trim_due and self._deletions.may_leave()
 
     # ------------------------------------------------------------------------------------------ the rest
 
     @property
-    def _num_ready(self) -> int:
-        return self._assembly.num_ready if self._assembly is not None else 0
-
-    @property
-    def full(self) -> bool:
-        return self._num_ready >= BATCHES_AHEAD
+    def done(self) -> bool:
+        """Whether the run is finished, and what was given up is deleted."""
+        return self._done
 
     def idle_s(self) -> float:
-        if self._underway is not None:
+        """Return 0 while there is a batch or an update, else the time until something owed is to be deleted."""
+        if self.busy:
             return 0.0  # it waits by itself
-        return self._retention.again_in_s() if self._num_ready == 0 or self._paused else 0.0
+        return self._deletions.again_in_s() if self._assembly.num_ready == 0 or self._paused else 0.0
 
     @property
     def busy(self) -> bool:
-        return self._underway is not None
+        """Whether an update is computed."""
+        return self._updates.pending is not None
 
     def paused(self, paused: bool) -> None:
+        """Begin no update while `paused`."""
         self._paused = paused
 
     def draining(self) -> None:
+        """End the run where no last batch will come."""
         self._end.drains = True
 
     def leave(self) -> None:
-        """Saves where it is, so that whoever goes on trains nothing again."""
-        if self._progress.version and not self._anchor_due and not self._done and self._stop is None:
+        """Write a checkpoint, so that whoever goes on trains nothing again."""
+        if self._progress.version and not self._is_anchor_due and not self._done and self._stop is None:
             self._checkpoints.write_before_leaving(self._epoch, self._progress)
 
     def health(self) -> Mapping[str, object]:
-        return {"version": self._progress.version, "batches_ready": self._num_ready}
+        """Return the version, and how many batches are ready."""
+        return {"version": self._progress.version, "batches_ready": self._assembly.num_ready}
 
     def close(self) -> None:
-        self._abandon()
+        """Abandon the update and close the backend."""
+        self._updates.abandon()
         self._backend.close()
+
+
+def _measure(step: StepRecord, progress: TrainerProgress) -> None:
+    """Show a step that is on the log in the metrics."""
+    if not step.resumed:
+        metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
+        metrics.WITHOUT_SIGNAL.set(progress.steps_without_signal)
+    for metric, value in step.metrics.items():
+        metrics.TRAIN.labels(metric).set(value)

@@ -37,7 +37,7 @@ class Training:
     """How mini-batches are cut: `UpdatePlan.stratified`."""
 
     def at(self, stage: Stage) -> Training:
-        """In this stage: the same backend, and with it masters and optimizer."""
+        """Return how this stage is trained: by the same backend, and so with the same masters and optimizer."""
         if not self.algorithms:
             return self
         algorithm = self.algorithms[stage.number]
@@ -47,7 +47,7 @@ class Training:
         )
 
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
-        """What the backend says of the update, and all metrics of the step that do not depend on the clock."""
+        """Train the batch. Return what the backend says of the update, and all metrics that do not depend on time."""
         settings, every = self.settings, self.settings.reference_every
         due = every is not None and batch.sequence and batch.sequence % every == 0 and has_reference(self.algorithm)
         if due or (self.own_reference and batch.sequence == self.first):
@@ -85,7 +85,8 @@ class Training:
         return update, {name: float(value) for name, value in values.items()}
 
     def speeds(self, values: Mapping[str, float], step_s: float) -> dict[str, float]:
-        """Of a step that took so long: tokens of all rows that went through the model, and the share of the device."""
+        """Return how fast a step was that took so long: tokens of all rows that went through the model, and the share
+        of the device's speed."""
         if step_s <= 0 or "computed_tokens" not in values:
             return {}
         found = {"computed_tokens_per_s": values["computed_tokens"] / step_s}
@@ -94,7 +95,7 @@ class Training:
 
 
 def build_training(config: RunConfig, spec: ModelSpec) -> Training:
-    """The parts that the run file names; the backend is not opened yet."""
+    """Build the parts that the run file names. The backend is not opened yet."""
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
@@ -108,8 +109,8 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
 
 
 def check_made_for(batch: Batch, stage: Stage) -> None:
-    """The buffer made it by the stages of its time. ConfigError if these were others."""
-    kinds = {one.loss_kind for one in batch.experiences}
+    """Check that the buffer made the batch for this stage. ConfigError if the run had other stages then."""
+    kinds = {experience.loss_kind for experience in batch.experiences}
     alone = batch.manifest.num_groups == 0 and not batch.manifest.last
     if alone == stage.takes_rollouts or kinds - {LossKind.rl, stage.kind}:
         found = " and ".join(sorted(kinds)) or "nothing"

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection
 
 from rftstream import metrics
+from rftstream.backends.numerics import computed_with
 from rftstream.clock import Clock
-from rftstream.contracts.versions import VersionName, WeightsAnnounced
+from rftstream.config.loader import to_toml
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
+from rftstream.errors import WeightsError, WeightsGone
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.backend_thread import BackendThread
+from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.versions import Versions
+from rftstream.service.role import Publish
 from rftstream.weights.publisher import StagedVersion, WeightsPublisher
 from rftstream.weights.store import ObjectStore
 
+log = logging.getLogger(__name__)
+
+LOOK_BACK_S = 60.0
+"""Seconds without a batch before the trainer looks whether its newest weights are still there: without them there will
+be no batch. It looks again after twice as long, and so on."""
+
 
 class VersionPublisher:
-    """Makes the objects of versions, for one epoch of the trainer. The step makes it at each recovery; for each version
-    that is published it calls `take`, then `write`, and puts the announcement on the log."""
+    """Makes the objects of versions, for one epoch of the trainer. The step makes it at each recovery, and calls
+    `anchor` first. For each version that is published it calls `take`, then `write`, and puts the announcement on the
+    log. While there is nothing to train it calls `look_back` in each slice, and `noted` after each commit."""
 
     def __init__(
         self,
@@ -30,6 +44,7 @@ class VersionPublisher:
         store: ObjectStore,
         clock: Clock,
     ) -> None:
+        self._model = model
         self._publisher = WeightsPublisher(
             store, model.name, model.dtype, anchor_every=anchor_every, threads=model.threads
         )
@@ -38,9 +53,33 @@ class VersionPublisher:
         self._store = store
         self._clock = clock
         self._began = 0.0
+        """When the version was taken that was taken last, by `time.perf_counter`."""
+        self._look_back_after_s = LOOK_BACK_S
+
+    def anchor(
+        self, epoch: int, progress: TrainerProgress, config: RunConfig, kept_checkpoints: Collection[VersionName]
+    ) -> tuple[Publish, ...]:
+        """Return the records of the state that this epoch starts from, whose object is written: a full snapshot, and a
+        step that trained nothing."""
+        name = progress.name(epoch)
+        announced = self.write(self.take(name, resumed=True), kept_checkpoints)
+        record = StepRecord(
+            name=name,
+            batch_sequence=None,
+            positions=progress.positions,
+            trained_groups=progress.trained_groups,
+            trained_rollouts=progress.trained_rollouts,
+            weights_digest=announced.weights_digest,
+            metrics={},
+            resumed=True,
+            recorded_at=self._clock.now(),
+            config=to_toml(config),
+            computed_with=computed_with(self._model.device, self._model.threads),
+        )
+        return Publish("weights", 0, announced), Publish("steps", 0, record)
 
     def take(self, name: VersionName, *, resumed: bool = False) -> StagedVersion:
-        """Take the weights from the backend: the part that training has to wait for."""
+        """Take the weights from the backend. Training has to wait for this part."""
 
         def take() -> StagedVersion:
             return self._publisher.take(self._backend.backend.served_tensors(), name, resumed=resumed)
@@ -51,7 +90,8 @@ class VersionPublisher:
         return taken
 
     def write(self, taken: StagedVersion, kept_checkpoints: Collection[VersionName]) -> WeightsAnnounced:
-        """Write the object of the version that was taken last; return the announcement, which also names what goes."""
+        """Write the object of the version that was taken last. Return its announcement, which also names the versions
+        whose objects nobody needs any more."""
         announced = self._publisher.write(
             taken,
             announced_at=self._clock.now(),
@@ -60,6 +100,24 @@ class VersionPublisher:
         metrics.WEIGHTS_SECONDS.labels(TRAINER.name).observe(time.perf_counter() - self._began)
         return announced
 
-    def check_back(self) -> None:
-        """Raise WeightsGone if the newest version is not there any more, WeightsError if the store does not say."""
-        self._publisher.check_back()
+    def look_back(self, idle_s: float) -> None:
+        """Look whether the newest version is still there, if nothing was trained for so long that it is time.
+
+        Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to be
+        sampled with newer ones. It cannot announce a version twice, but a trainer that begins anew announces an anchor.
+        WeightsGone: the newest version is not there, and the trainer has to begin anew."""
+        if idle_s < self._look_back_after_s:
+            return
+        self._look_back_after_s *= 2
+        try:
+            self._publisher.check_back()
+        except WeightsGone as error:
+            raise WeightsGone(
+                f"{error}; explorers cannot follow: the trainer begins anew, with a full snapshot"
+            ) from error
+        except WeightsError as error:
+            log.warning("%s; looking again later", error)
+
+    def noted(self) -> None:
+        """Look back soon again: something was committed."""
+        self._look_back_after_s = LOOK_BACK_S

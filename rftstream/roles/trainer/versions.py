@@ -13,7 +13,9 @@ from rftstream.weights.store import ObjectStore
 
 
 class Versions:
-    """Told of every record of `steps`, `weights` and `evals`, in log order."""
+    """Which versions are in force, and which of them somebody still needs. The trainer's step makes it at each recovery
+    and tells it every record of `steps`, `weights` and `evals`, in log order. VersionPublisher asks `to_delete` for
+    each version; CheckpointCycle asks about checkpoints."""
 
     def __init__(self, evaluations: Mapping[str, EvaluationSection], keep: int) -> None:
         self._evaluations = evaluations
@@ -35,10 +37,11 @@ class Versions:
 
     @property
     def any_recorded(self) -> bool:
+        """Whether `steps` has a step in force."""
         return bool(self._recorded)
 
     def record(self, step: StepRecord) -> None:
-        """A step; that of a trainer which another has replaced does not count."""
+        """Take a step. That of a trainer which another has replaced does not count."""
         if not self._lineage.accepts(step.name.trainer_epoch):
             return
         if step.resumed and step.name.trainer_epoch > self._lineage.epoch:
@@ -46,6 +49,7 @@ class Versions:
         self._recorded.add(step.name)
 
     def announce(self, announced: WeightsAnnounced) -> None:
+        """Take an announcement: what it says is gone, and which evaluations are due of it."""
         name = announced.name
         self._gone |= set(announced.gone)
         for gone in announced.gone:
@@ -56,9 +60,9 @@ class Versions:
             return
         if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
             self._newest = list(filter(self._lineage.in_force, self._newest))
-            self._due = {(evaluation, one) for evaluation, one in self._due if self._lineage.in_force(one)}
+            self._due = {(evaluation, due) for evaluation, due in self._due if self._lineage.in_force(due)}
         self._newest.append(name)
-        anchors = [place for place, one in enumerate(self._newest) if one not in self._parents]
+        anchors = [place for place, version in enumerate(self._newest) if version not in self._parents]
         del self._newest[: anchors[-self._keep] if len(anchors) >= self._keep else 0]
         self._due |= {
             (evaluation, name)
@@ -67,6 +71,7 @@ class Versions:
         }
 
     def evaluate(self, result: EvalResult) -> None:
+        """Take the result of an evaluation."""
         self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
         self._due = {due for due in self._due if not self._has_result(*due)}
         mean = result.metrics.get("mean", math.nan)
@@ -76,8 +81,9 @@ class Versions:
             self._best[result.evaluation] = result.name
 
     def best_or_due(self, evaluation: str, names: Collection[VersionName]) -> set[VersionName]:
-        """Of these versions the best by an evaluation (of equals the newest), and those that it has yet to judge."""
-        due = {name.version for one, name in self._due if one == evaluation}
+        """Return the best of these versions by an evaluation (of equals the newest), and those that it has yet to
+        judge."""
+        due = {name.version for judge, name in self._due if judge == evaluation}
         means: dict[VersionName, tuple[float, int]] = {}
         for name in names:
             mean, judged = self._means.get((evaluation, name.version), (0.0, None))
@@ -97,12 +103,12 @@ class Versions:
         kept_checkpoints: Collection[VersionName],
         parent: VersionName | None,
     ) -> tuple[VersionName, ...]:
-        """Whose objects nothing needs any more once `name` is announced; what was given up before stays given up.
-        `parent`: if that is to be a delta."""
+        """Return the versions whose objects nothing needs any more once `name` is announced. What was given up before
+        stays given up. `parent`: the version that `name` is a delta to, if it is one."""
 
-        def stays(one: VersionName) -> bool:
-            passed = one.trainer_epoch < name.trainer_epoch and one.version > name.version
-            return self._lineage.in_force(one) and not passed and one not in self._gone
+        def stays(known: VersionName) -> bool:
+            passed = known.trainer_epoch < name.trainer_epoch and known.version > name.version
+            return self._lineage.in_force(known) and not passed and known not in self._gone
 
         gone = to_delete(
             store.list("versions/"),
@@ -110,12 +116,13 @@ class Versions:
             newest_keep=self._keep,
             parents=self._parents if parent is None else {**self._parents, name: parent},
             kept_checkpoints=filter(stays, kept_checkpoints),
-            due_evaluations=[one for _, one in self._due if stays(one)],
-            best=[one for one in self._best.values() if one not in self._gone],
+            due_evaluations=[due for _, due in self._due if stays(due)],
+            best=[best for best in self._best.values() if best not in self._gone],
         )
         self._gone.intersection_update(gone)  # what is not there needs not be remembered
         return tuple(gone)
 
     def _has_result(self, evaluation: str, name: VersionName) -> bool:
-        """As the evaluator sees it: of an older trainer too, if it is the state that the newer one began with."""
+        """Whether there is a result, as the evaluator sees it. That of an older trainer counts, too, if the newer one
+        began with the same state."""
         return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from rftstream import faults
@@ -10,16 +10,16 @@ from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import ConfigError, ProducerLost, RecordTooLarge, TransactionAborted
 from rftstream.transport.base import Position, Snapshot
 from rftstream.transport.checks import check_metadata
-from rftstream.transport.cursors import Cursors, PartitionBatch
+from rftstream.transport.cursors import CursorReader, Cursors, PartitionBatch
 from rftstream.transport.embedded.groups import check_ownership
 from rftstream.transport.embedded.store import OFFSET_BITS, Store, pack_headers
 
 RecordBody = tuple[bytes | None, bytes | None, bytes | None]
-"""key, packed headers, value."""
+"""Key, packed headers and value of a record."""
 
 
 class StoreView:
-    """A store as cursors read it: with or without bodies."""
+    """A store in the form in which cursors read it, with or without the values of records."""
 
     def __init__(self, store: Store, *, bodies: bool) -> None:
         self.spans = store.spans
@@ -28,11 +28,14 @@ class StoreView:
     def read(
         self, place: TopicPartition, offset: int, end: int, *, max_records: int, max_bytes: int, first_bytes: int | None
     ) -> PartitionBatch:
+        """Read records as `PartitionLog.read` says."""
         return self._read(place, offset, end, max_records=max_records, max_bytes=max_bytes, first_bytes=first_bytes)
 
 
 class LogCursors(Cursors):
-    """Cursors over an embedded log that know without reading when there can be nothing new."""
+    """Cursors over an embedded log. They can tell without reading that there is nothing new.
+
+    EmbeddedReader and EmbeddedMember make them, and call `fetch` and `has_data` in place of `poll` and `ready`."""
 
     def __init__(self, store: Store, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> None:
         super().__init__(positions)
@@ -41,11 +44,23 @@ class LogCursors(Cursors):
         self._idle_mark: tuple[int, int] | None = None
         """The state of the log in which nothing was left to read."""
 
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        """Make `offset` the next one to read of the partition."""
+        super().seek(place, offset)
+        self.wake()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Deliver from these partitions again."""
+        super().resume(partitions)
+        self.wake()
+
     def wake(self) -> None:
-        """After a seek, a resume, another assignment: look again though nobody has committed."""
+        """Look at the log next time though nobody has committed. Called after a seek, a resume or another
+        assignment."""
         self._idle_mark = None
 
     def has_data(self) -> bool:
+        """Return whether `fetch` may return something or raise."""
         mark = self._store.mark()
         if mark == self._idle_mark:
             return False
@@ -55,7 +70,8 @@ class LogCursors(Cursors):
         return False
 
     def fetch(self, max_records: int, max_bytes: int) -> list[Record]:
-        # Taken before reading: what is committed meanwhile makes another mark.
+        """Return records as `Cursors.poll` does, all from one state of the log."""
+        # The mark is taken before reading: what is committed meanwhile makes another mark.
         mark = self._store.mark()
         if mark == self._idle_mark:
             return []
@@ -66,40 +82,31 @@ class LogCursors(Cursors):
         return found
 
 
-class EmbeddedReader:
+class EmbeddedReader(CursorReader):
+    """`Reader` of an embedded log. `EmbeddedTransport.reader` makes it."""
+
+    _cursors: LogCursors
+
     def __init__(self, store: Store, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
         for place in positions:
             store.partition_id(place)
-        self._store = store
-        self._cursors = LogCursors(store, positions, bodies=bodies)
+        super().__init__(LogCursors(store, positions, bodies=bodies))
         self.topics = frozenset(place.topic for place in positions)
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
         return self._cursors.fetch(max_records, max_bytes)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        self._cursors.position(partition)  # Only what it was opened for.
-        self._cursors.seek(partition, offset)
-        self._cursors.wake()
-
-    def position(self, partition: TopicPartition) -> int:
-        return self._cursors.position(partition)
-
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.pause(partitions)
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.resume(partitions)
-        self._cursors.wake()
-
-    def close(self) -> None:
-        pass
-
     def has_data(self) -> bool:
+        """Return whether `poll` may have something. `EmbeddedTransport.wait` asks it."""
         return self._cursors.has_data()
 
 
 class EmbeddedProducer:
+    """`Producer` of an embedded log. A commit is one SQLite transaction under the write lock.
+
+    `EmbeddedTransport.producer` makes it. `start` gives its transactional id the next epoch; a commit checks that no
+    newer epoch has begun."""
+
     def __init__(self, store: Store, transactional_id: str) -> None:
         self._store = store
         self._id = transactional_id
@@ -162,13 +169,13 @@ class EmbeddedProducer:
                 )
             faults.at("in_commit")
         faults.at("after_commit")
-        self._store.bells.ring_topics({record.topic for record in records})
+        self._store.wakeup.ring_topics({record.topic for record in records})
 
     def close(self) -> None:
         self._epoch = None
 
     def _encoded(self, records: Collection[NewRecord]) -> dict[int, list[RecordBody]]:
-        """By partition id, and before the lock is taken."""
+        """Return the rows to insert, by partition id. This is done before the lock is taken."""
         rows: dict[int, list[RecordBody]] = {}
         topics = {name: self._store.topic(name) for name in {record.topic for record in records}}
         for record in records:
@@ -190,6 +197,7 @@ class EmbeddedProducer:
         return rows
 
     def _moved(self, positions: Mapping[TopicPartition, Position]) -> list[tuple[int, int, str]]:
+        """Return the positions to commit as (partition id, offset, metadata)."""
         moved = []
         for place, position in positions.items():
             check_metadata(place, position)

@@ -1,4 +1,4 @@
-"""Membership: who is in a group, who owns what, and who has gone, all in the log's own tables.
+"""Membership of groups, kept in the log's own tables: who is a member, and who owns which partition.
 
 Nobody coordinates: each member writes a heartbeat now and then, and in that same small transaction puts out those
 whose heartbeat is older than their session time-out. Whoever joins, leaves or puts out shares the partitions out
@@ -24,17 +24,18 @@ from rftstream.transport.sharing import share_out
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """A group as one of its members sees it."""
+    """The state of a group as one of its members sees it. `group_state` makes it."""
 
     generation: int
+    """The generation in which the group is."""
     peer_bells: Mapping[int, str]
-    """Of all members, this one included."""
+    """Paths of the bells of all members, this one included, by member number."""
     assignment: Mapping[TopicPartition, int]
-    """Of this one."""
+    """What this member owns, with the numbers of the assignments."""
 
 
 def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, bell: str) -> int:
-    """The number of the new member."""
+    """Add a member to the group, share the partitions out anew, and return the member's number."""
     now_s = store.clock()
     with store.write() as db:
         _remove_expired(db, group, now_s)
@@ -44,16 +45,19 @@ def join(store: Store, *, group: str, name: str, topics: Collection[str], sessio
             (group, name, msgspec.msgpack.encode(sorted(topics)), now_s, session_timeout_s, bell),
         ).lastrowid
         _share_out_anew(db, group)
-    store.bells.ring_group(group)
+    store.wakeup.ring_group(group)
     assert member is not None
     return member
 
 
 def leave(store: Store, group: str, member: int) -> None:
+    """Take a member out of the group, and share the partitions out anew."""
     put_out(store, group, [member], timeout_s=None)
 
 
 def put_out(store: Store, group: str, members: Iterable[int], *, timeout_s: float | None) -> None:
+    """Take members out of the group, share the partitions out anew, and wake the others. `timeout_s` limits the wait
+    for the write lock; None: the store's own limit."""
     with store.write(timeout_s=timeout_s) as db:
         bells = [
             row[0]
@@ -62,34 +66,38 @@ def put_out(store: Store, group: str, members: Iterable[int], *, timeout_s: floa
         ]
         if bells:
             _share_out_anew(db, group)
-    if bells:
-        store.bells.ring_group(group)
-        for bell in bells:
-            remove_dead(bell)
+    _note_gone(store, group, bells)
 
 
 def beat(store: Store, group: str, member: int, *, timeout_s: float) -> bool:
-    """This member lives; those that gave no sign for their session time-out go. False if it was put out itself."""
+    """Record a heartbeat of this member, and put out the members that gave no sign for their session time-out. Return
+    False if this member was put out itself."""
     now_s = store.clock()
     with store.write(timeout_s=timeout_s) as db:
         alive = db.execute("UPDATE members SET heartbeat_s = ? WHERE id = ?", (now_s, member)).rowcount == 1
         bells = _remove_expired(db, group, now_s) if alive else []
         if bells:
             _share_out_anew(db, group)
-    if bells:
-        store.bells.ring_group(group)
-        for bell in bells:
-            remove_dead(bell)
+    _note_gone(store, group, bells)
     return alive
 
 
+def _note_gone(store: Store, group: str, bells: Collection[str]) -> None:
+    """Wake the rest of the group if members are gone, and remove the bells of those."""
+    if bells:
+        store.wakeup.ring_group(group)
+        for bell in bells:
+            remove_dead(bell)
+
+
 def generation(store: Store, group: str) -> int:
-    """Grows with every change of members or owners."""
+    """Return the group's generation. The number grows with every change of members or owners."""
     rows = store.select("SELECT generation FROM groups WHERE name = ?", (group,))
     return int(rows[0][0]) if rows else 0
 
 
 def group_state(store: Store, group: str, member: int) -> GroupState:
+    """Return the state of the group as this member sees it, all from one state of the log."""
     with store.read():
         current = generation(store, group)
         bells = dict(store.select("SELECT id, bell FROM members WHERE group_name = ?", (group,)))
@@ -104,7 +112,8 @@ def group_state(store: Store, group: str, member: int) -> GroupState:
 def check_ownership(
     db: sqlite3.Connection, snapshot: Snapshot, partitions: Iterable[tuple[TopicPartition, int]]
 ) -> None:
-    """Inside the transaction that commits their positions: each still under the snapshot's assignment."""
+    """Raise AssignmentLost unless each partition is still under the snapshot's assignment. Called inside of the
+    transaction that commits their positions."""
     for place, partition_id in partitions:
         row = db.execute(
             "SELECT owner, number FROM assignments WHERE group_name = ? AND partition_id = ?",
@@ -120,7 +129,8 @@ def check_ownership(
 
 
 def _remove_expired(db: sqlite3.Connection, group: str, now_s: float) -> list[str]:
-    """Bells of those removed. A heartbeat from the future is of a clock that was set back: it counts for nothing."""
+    """Remove the members that gave no sign for their session time-out, and return their bells. A heartbeat from the
+    future comes from a clock that was set back, and counts for nothing."""
     return [
         row[0]
         for row in db.execute(
@@ -131,6 +141,7 @@ def _remove_expired(db: sqlite3.Connection, group: str, now_s: float) -> list[st
 
 
 def _share_out_anew(db: sqlite3.Connection, group: str) -> None:
+    """Share the partitions out among the members of now, and begin the next generation."""
     members = {
         member: frozenset(msgspec.msgpack.decode(topics, type=list[str]))
         for member, topics in db.execute("SELECT id, topics FROM members WHERE group_name = ?", (group,))

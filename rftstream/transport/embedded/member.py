@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import TransportError
 from rftstream.transport.base import Position, Snapshot
-from rftstream.transport.checks import check_owned, choose_positions
+from rftstream.transport.checks import choose_positions
+from rftstream.transport.cursors import CursorMember
 from rftstream.transport.embedded import groups
 from rftstream.transport.embedded.clients import LogCursors, all_positions
 from rftstream.transport.embedded.store import Store
@@ -18,53 +19,35 @@ _BEATS_PER_SESSION = 5
 _TRIES_PER_BEAT = 4
 _LOOK_AT_PEERS_S = 0.5
 _LONGEST_TURN_S = 0.25
-"""A heartbeat waits at most so long for its turn to write: poll does not block."""
+"""Longest wait of a heartbeat for its turn to write, in seconds; `poll` must not block."""
 
 
-class EmbeddedMember:
+class EmbeddedMember(CursorMember):
+    """`Member` of a group on an embedded log. `EmbeddedTransport.member` makes it, and it joins at once.
+
+    `poll` and `has_data` keep it alive: they write a heartbeat when one is due, put out members that have died, and
+    take over the newest assignment."""
+
+    _cursors: LogCursors
+
     def __init__(
         self, store: Store, group: str, topics: Collection[str], *, name: str, session_timeout_s: float
     ) -> None:
         for topic in topics:
             store.topic(topic)
+        super().__init__(LogCursors(store, {}), group=group, name=name)
         self._store = store
-        self._group = group
-        self._name = name
         self._session_timeout_s = session_timeout_s
         self.topics = frozenset(topics)
-        self._cursors = LogCursors(store, {})
-        self._assignment: Mapping[TopicPartition, int] = {}
         self._closed = False
         self._join()
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def assignment(self) -> Mapping[TopicPartition, int]:
-        return self._assignment
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
         self.keep_alive()
         return self._cursors.fetch(max_records, max_bytes)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        check_owned(partition, self._assignment, group=self._group, member=self._name)
-        self._cursors.seek(partition, offset)
-        self._cursors.wake()
-
-    def position(self, partition: TopicPartition) -> int:
-        return self._cursors.position(partition)
-
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
         return choose_positions(all_positions(self._store, self._group), partitions, group=self._group)
-
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.pause(set(partitions) & set(self._assignment))
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.resume(partitions)
-        self._cursors.wake()
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self._group, dict(self._assignment), self._member)
@@ -80,13 +63,14 @@ class EmbeddedMember:
                 self.bell.close()
 
     def has_data(self) -> bool:
-        """For `wait`: another assignment, or records."""
+        """Return whether `wait` should end: the assignment has changed, or there are records."""
         before = self._assignment
         self.keep_alive()
         return self._assignment is not before or self._cursors.has_data()
 
     def keep_alive(self) -> None:
-        """Heartbeat, a look at the others, and the newest assignment. Never raises for what may pass."""
+        """Write a heartbeat, look whether other members have died, and take over the newest assignment. Never raises
+        for a fault that may pass."""
         try:
             self._beat_if_due()
             self._look_at_peers_if_due()
@@ -96,12 +80,12 @@ class EmbeddedMember:
             pass
 
     def _join(self) -> None:
-        self.bell = self._store.bells.of_member(self._group)
+        self.bell = self._store.wakeup.of_member(self._group)
         try:
             self._member = groups.join(
                 self._store,
                 group=self._group,
-                name=self._name,
+                name=self.name,
                 topics=self.topics,
                 session_timeout_s=self._session_timeout_s,
                 bell=self.bell.path if self.bell is not None else "",
@@ -120,7 +104,8 @@ class EmbeddedMember:
         self._refresh()
 
     def _join_again(self) -> None:
-        """It was away too long and was put out: a new member, with new assignment numbers."""
+        """Join as a new member, with new assignment numbers. Called when this member was away too long and was put
+        out."""
         if self.bell is not None:
             self.bell.close()
         self._join()
@@ -129,7 +114,7 @@ class EmbeddedMember:
         now_s = self._store.clock()
         if self._last_beat_s <= now_s < self._next_beat_s:
             return
-        # Also after a clock that was set back. Due again soon in case that this try fails.
+        # A clock that was set back makes a beat due as well. The next one is due soon, in case this try fails.
         every_s = self._session_timeout_s / _BEATS_PER_SESSION
         self._last_beat_s = now_s
         self._next_beat_s = now_s + every_s / _TRIES_PER_BEAT

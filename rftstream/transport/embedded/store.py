@@ -29,7 +29,7 @@ OFFSET_BITS = 40
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 _APPLICATION_ID = 0x72667473
-"""'rfts': what makes an SQLite file one of ours."""
+"""'rfts': the application id that marks an SQLite file as one of ours."""
 
 # Measured with 64 KB and 1 KB records, 8 partitions (benchmarks/log.py): pages of 8 KB are within 10 % of the best
 # for both sizes, and a small transaction rewrites a few pages, so larger ones would cost it more. The WAL is copied
@@ -81,12 +81,20 @@ INSERT INTO durable VALUES (1, 0);
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
+    """A topic as a process has it cached."""
+
     settings: TopicSettings
     ids: tuple[int, ...]
-    """Partition number -> partition id."""
+    """The partition ids, by partition number."""
 
 
 class Store:
+    """The SQLite file of an embedded log, as one process uses it.
+
+    EmbeddedTransport makes it; its admin, readers, members and producers share it. Opening raises ConfigError if the
+    file is not a log, or if there is none and `create` is False; TransportError without rights to write to the
+    folder."""
+
     def __init__(self, folder: Path, *, clock: Callable[[], float], create: bool, busy_timeout_s: float) -> None:
         self.folder = folder
         self.clock = clock
@@ -97,7 +105,7 @@ class Store:
             raise ConfigError(f"{self.path}: no log there, an existing one was expected; check the run folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.bells = WakeupPipe(folder / "bells")
+            self.wakeup = WakeupPipe(folder / "bells")
             self._lock = WriteLock(folder / "log.writer")
         except OSError as error:
             raise TransportError(
@@ -114,8 +122,9 @@ class Store:
             raise
 
     def close(self) -> None:
-        """The last one to close copies the WAL into the file, so this waits for writers, but not for ever."""
-        self.bells.close()
+        """Close the file. The last process to close it copies the WAL into the file, so this waits for writers, for at
+        most 1 s."""
+        self.wakeup.close()
         locked = self._lock.acquire(min(1.0, self._busy_timeout_s))
         try:
             self._db.close()
@@ -125,13 +134,15 @@ class Store:
             self._lock.close()
 
     def lock_holder(self) -> LockHolder | None:
+        """Return who has the write lock now, or None."""
         return self._lock.holder()
 
     # -- transactions
 
     @contextmanager
     def write(self, *, durable: bool = False, timeout_s: float | None = None) -> Iterator[sqlite3.Connection]:
-        """All of the block or nothing of it. With `durable`, it and all before it are on the disk afterwards."""
+        """Commit all that the block does, or nothing of it. With `durable`, it and all before it are on the disk
+        afterwards. TransactionAborted if the lock cannot be had within `timeout_s`; LogFull if there is no room."""
         timeout_s = self._busy_timeout_s if timeout_s is None else timeout_s
         if not self._lock.acquire(timeout_s):
             raise TransactionAborted(
@@ -177,7 +188,7 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """One state of the log for all of the block."""
+        """Show one state of the log to all of the block."""
         try:
             self._db.execute("BEGIN")
             try:
@@ -189,7 +200,7 @@ class Store:
             raise self._read_error(error) from error
 
     def mark(self) -> tuple[int, int]:
-        """Changes whenever anybody has committed anything. Microseconds."""
+        """Return a value that changes whenever anybody has committed anything. The call takes microseconds."""
         try:
             (version,) = self._db.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error as error:
@@ -199,6 +210,7 @@ class Store:
     # -- topics
 
     def topic(self, name: str) -> TopicRow:
+        """Return a topic by name. ConfigError if there is none."""
         row = self._topics.get(name)
         if row is None:
             self.load_topics()
@@ -209,6 +221,7 @@ class Store:
         return row
 
     def partition_id(self, place: TopicPartition) -> int:
+        """Return the id of a partition. ConfigError if there is none."""
         ids = self.topic(place.topic).ids
         if not 0 <= place.partition < len(ids):
             raise ConfigError(
@@ -217,12 +230,13 @@ class Store:
         return ids[place.partition]
 
     def place(self, partition_id: int) -> TopicPartition | None:
-        """None for one of a topic that was deleted."""
+        """Return the partition of an id, or None if its topic was deleted."""
         if partition_id not in self._places:
             self.load_topics()
         return self._places.get(partition_id)
 
     def load_topics(self) -> dict[str, TopicRow]:
+        """Read all topics anew from the file, and return them by name."""
         settings = {
             name: TopicSettings(partitions=partitions, compacted=bool(compacted), max_record_bytes=max_record_bytes)
             for name, partitions, compacted, max_record_bytes in self.select(
@@ -241,6 +255,7 @@ class Store:
     # -- records (the PartitionLog of cursors.py)
 
     def spans(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return first offset kept and next offset of each partition that exists."""
         by_id = {self.partition_id(place): place for place in partitions}
         marks = ",".join("?" * len(by_id))
         return {
@@ -261,6 +276,7 @@ class Store:
         first_bytes: int | None,
         bodies: bool,
     ) -> PartitionBatch:
+        """Return records as `PartitionLog.read` says; without `bodies` their values are None."""
         base = self.partition_id(place) << OFFSET_BITS
         value = "value" if bodies else "NULL"
         rows = self._db.execute(
@@ -285,6 +301,7 @@ class Store:
         return PartitionBatch(records, records[-1].offset + 1, num_bytes)
 
     def select(self, sql: str, values: tuple[object, ...] | Mapping[str, object] = ()) -> list[tuple]:  # type: ignore[type-arg]
+        """Return the rows of a query."""
         try:
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
@@ -328,14 +345,15 @@ class Store:
                 self._lock.release()
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-        # Commits do it, under the write lock: never two at once, never beside a commit (embedded_lock.py).
+        # Commits make checkpoints, under the write lock: never two at once, never beside a commit (lock.py).
         db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_BYTES // _PAGE_BYTES}")
         db.execute(f"PRAGMA journal_size_limit={2 * _CHECKPOINT_BYTES}")
         # Some builds overwrite with zeros what is deleted, which makes retention as dear as writing.
         db.execute("PRAGMA secure_delete=OFF")
 
     def _is_ours(self, db: sqlite3.Connection) -> bool:
-        """False for an empty file. ConfigError for a foreign one or another format."""
+        """Return True for a log of ours and False for an empty file. ConfigError for a foreign file or another
+        format."""
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if application_id == _APPLICATION_ID:
@@ -397,11 +415,13 @@ _decode_headers = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], ...]).decode
 
 
 def pack_headers(headers: Headers) -> bytes | None:
-    """Arrays of [name, value]: order and repeats matter."""
+    """Return headers as a msgpack array of [name, value], in which order and repeats are kept; None if there are
+    none."""
     return _encode_headers(headers) if headers else None
 
 
 def unpack_headers(packed: bytes, topic: str, partition: int, offset: int) -> Headers:
+    """Return the headers that `pack_headers` packed. ContractError if they are damaged."""
     try:
         return _decode_headers(packed)
     except msgspec.MsgspecError as error:

@@ -1,8 +1,8 @@
 """A log for one machine: one SQLite file in a folder, any number of processes, nothing to start and nothing to stop.
 
-    folder/log.sqlite   the records, positions and members (embedded_store.py); log.sqlite-wal, -shm are SQLite's
-    folder/log.writer   the write lock and a note of who holds it (embedded_lock.py)
-    folder/bells/       named pipes of those who wait (embedded_bells.py)
+    folder/log.sqlite   the records, positions and members (store.py); log.sqlite-wal, -shm are SQLite's
+    folder/log.writer   the write lock and a note of who holds it (lock.py)
+    folder/bells/       named pipes of those who wait (wakeup.py)
 
 A killed writer leaves nothing half done: SQLite rolls back what did not commit. After a loss of power the newest
 transactions may be missing (never part of one), except those before the last `admin.make_durable`.
@@ -19,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rftstream.contracts.records import TopicPartition
-from rftstream.errors import ConfigError, TransportError
+from rftstream.errors import TransportError
 from rftstream.transport.base import Admin, Member, Reader
+from rftstream.transport.checks import own_sources
 from rftstream.transport.embedded.admin import EmbeddedAdmin
 from rftstream.transport.embedded.clients import EmbeddedProducer, EmbeddedReader
 from rftstream.transport.embedded.lock import LockHolder
@@ -31,12 +32,16 @@ from rftstream.transport.embedded.wakeup import Bell
 __all__ = ["EmbeddedTransport", "LockHolder"]
 
 _LOOK_AGAIN_S = 0.5
-"""Who waits looks at the log so often though no bell rang: a writer may die between its commit and the bell."""
+"""Seconds after which a waiting process looks at the log though no bell rang.
+
+A writer may die between its commit and the bell."""
 
 
 class EmbeddedTransport:
-    """`clock` gives the timestamps of records and decides over sessions. `create=False` wants a log that exists.
-    `busy_timeout_s`: how long a transaction waits for its turn before it is refused."""
+    """`Transport` over an embedded log in `folder`.
+
+    `clock` gives the timestamps of records and decides over sessions. With `create=False` the log must exist already.
+    `busy_timeout_s` is how long a transaction waits for its turn before it is refused."""
 
     def __init__(
         self,
@@ -62,12 +67,12 @@ class EmbeddedTransport:
         return member
 
     def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> EmbeddedProducer:
-        """`timeout_s` has no meaning here: a transaction is one call, which is never left open."""
+        """Make a producer. `timeout_s` has no meaning here: a transaction is one call, which is never left open."""
         return EmbeddedProducer(self._store, transactional_id)
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        own = [self._own(source) for source in sources]
+        own: list[EmbeddedReader | EmbeddedMember] = own_sources(sources, EmbeddedReader, EmbeddedMember)
         while True:
             # Drain, then look, then sleep: whoever commits after the look rings after the drain.
             bells = self._bells(own)
@@ -85,12 +90,13 @@ class EmbeddedTransport:
             ring.poll(max(1.0, min(left_s, _LOOK_AGAIN_S) * 1000))
 
     def lock_holder(self) -> LockHolder | None:
-        """Which process has the write lock now, and since when (time.time()); for a supervisor, which ends one that
-        is stopped."""
+        """Return which process has the write lock now, and since when. A supervisor asks it, and ends a process that is
+        stopped."""
         return self._store.lock_holder()
 
     def close(self) -> None:
-        """Its members leave. Those of a process that died without this are put out by the others."""
+        """Let the members leave, and close the log. Members of a process that died without this are put out by the
+        others."""
         if self._closed:
             return
         self._closed = True
@@ -99,14 +105,10 @@ class EmbeddedTransport:
                 member.close()
         self._store.close()
 
-    def _own(self, source: Reader | Member) -> EmbeddedReader | EmbeddedMember:
-        if isinstance(source, EmbeddedReader | EmbeddedMember):
-            return source
-        raise ConfigError(f"wait: got a {type(source).__name__} of another transport; wait where it was made")
-
     def _bells(self, sources: Collection[EmbeddedReader | EmbeddedMember]) -> dict[int, Bell]:
+        """Return the bells to listen to for these sources, by file descriptor."""
         bells: list[Bell | None] = [
-            self._store.bells.of_topic(topic) for topic in {topic for source in sources for topic in source.topics}
+            self._store.wakeup.of_topic(topic) for topic in {topic for source in sources for topic in source.topics}
         ]
         bells += [source.bell for source in sources if isinstance(source, EmbeddedMember)]
         return {bell.fd: bell for bell in bells if bell is not None}

@@ -1,4 +1,4 @@
-"""What is right and wrong with a Kafka cluster and a run's topics on it; and its consumer groups, which only it has."""
+"""Checks of a Kafka cluster and of a run's topics on it, and questions about its consumer groups."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rftstream.transport.kafka import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory
 
 TESTED = (4, 0)
-"""Older ones from connection.OLDEST_BROKER on should work, and nobody has tried."""
+"""The oldest version that was tried. Older ones, from connection.OLDEST_BROKER on, should work."""
 
 SESSION_MS = 10_000
-"""Session time-out of a member."""
+"""Session time-out of a member, in milliseconds."""
 TRANSACTION_MS = 60_000
-"""Time-out of the longest transactions, those of single roles."""
+"""Time-out of the longest transactions, those of single roles, in milliseconds."""
 
 _Judge = Callable[[int], bool]
 
@@ -73,19 +73,19 @@ _REPLICATED = ("offsets.topic.replication.factor", "transaction.state.log.replic
 
 
 class KafkaLook:
-    """Looks at a cluster through the connection of the admin client that makes it.
+    """`ServerLook` on Kafka. KafkaAdmin makes it and lends it its connection.
 
-    `ask` asks a question of the client, again while brokers come and go; `topics` are the run's topics as they are;
-    `topic_options` are the settings on the broker that a topic should have."""
+    `ask` puts a question to the client, again while brokers come and go. `topics` returns the run's topics with their
+    settings. `topic_options` returns what a topic of given settings should have on the broker."""
 
     def __init__(
         self,
-        links: KafkaClientFactory,
+        clients: KafkaClientFactory,
         ask: Callable[[str, Callable[[Any], Any]], Any],
         topics: Callable[[], Mapping[str, TopicSettings]],
         topic_options: Callable[[TopicSettings], Mapping[str, Any]],
     ) -> None:
-        self._links = links
+        self._clients = clients
         self._ask = ask
         self._topics = topics
         self._topic_options = topic_options
@@ -93,7 +93,7 @@ class KafkaLook:
     # ------------------------------------------------------------------------------------------ brokers
 
     def broker(self) -> list[Finding]:
-        """An unreachable one is a finding, too."""
+        """Return findings about the brokers. Brokers that cannot be reached are a finding, too."""
         try:
             cluster = self._ask("describe cluster", lambda client: client.describe_cluster())
             version = self._ask("version", compat.broker_version)
@@ -114,7 +114,7 @@ class KafkaLook:
         wanted = f"{'.'.join(map(str, TESTED))} or newer"
         fine = version >= TESTED
         return [
-            Finding(level=Level.ok, what="broker", found=f"{len(nodes)} at {self._links.servers}"),
+            Finding(level=Level.ok, what="broker", found=f"{len(nodes)} at {self._clients.servers}"),
             Finding(
                 level=Level.ok if fine else Level.warning,
                 what="broker version",
@@ -162,16 +162,17 @@ class KafkaLook:
     # ------------------------------------------------------------------------------------------ topics
 
     def topic_differences(self, wanted: Mapping[str, TopicSettings]) -> dict[str, list[str]]:
+        """Return settings of topics that differ, as `ServerLook` says."""
         there = {name: settings for name, settings in wanted.items() if name in self._topics()}
         if not there:
             return {}
-        resources = [ConfigResource(ConfigResourceType.TOPIC, self._links.name(name)) for name in there]
+        resources = [ConfigResource(ConfigResourceType.TOPIC, self._clients.name(name)) for name in there]
         configs = self._ask(
             "describe topics", lambda client: client.describe_configs(resources, config_filter="all")
         ).get("topic", {})
         differences: dict[str, list[str]] = {}
         for name, settings in there.items():
-            found = configs.get(self._links.name(name), {})
+            found = configs.get(self._clients.name(name), {})
             expected: dict[str, str] = self._topic_options(settings)["configs"]
             wrong = [
                 f"{key} is {found[key]['value']}, expected {value}"
@@ -185,7 +186,8 @@ class KafkaLook:
     # ------------------------------------------------------------------------------------------ groups
 
     def members(self, groups: Collection[str]) -> dict[str, list[str]]:
-        names = {self._links.name(group): group for group in groups}
+        """Return the members of each group, as client id and host."""
+        names = {self._clients.name(group): group for group in groups}
         described = self._ask("describe groups", lambda client: client.describe_groups(sorted(names)))
         found = {
             names[name]: [f"{one['client_id']} at {str(one['client_host']).lstrip('/')}" for one in group["members"]]
@@ -194,21 +196,22 @@ class KafkaLook:
         return {group: members for group, members in found.items() if members}
 
     def delete_groups(self, groups: Collection[str]) -> list[str]:
-        names = [self._links.name(group) for group in groups]
+        """Delete groups as `ServerLook` says. TransportError if a group still has members."""
+        names = [self._clients.name(group) for group in groups]
         results = self._ask("delete groups", lambda client: client.delete_groups(names))
         deleted = []
         for name, said in dict(results).items():
             if said == "OK":
-                deleted.append(self._links.bare(name))
+                deleted.append(self._clients.bare(name))
             elif said != "GroupIdNotFoundError":
                 raise TransportError(
-                    f"delete group {name}: {said} from {self._links.servers}; is somebody in it still?"
+                    f"delete group {name}: {said} from {self._clients.servers}; is somebody in it still?"
                 )
         return deleted
 
 
 def _replication(settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
-    """With several brokers the loss of one must not be the loss of positions."""
+    """Return findings about replication: with several brokers, the loss of one must not lose positions."""
     if len(settings) < 3:
         return [
             Finding(

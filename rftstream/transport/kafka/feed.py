@@ -1,7 +1,8 @@
-"""What a Kafka consumer has fetched, held until it is asked for: fair over the partitions, bounded in bytes.
+"""The records that a Kafka consumer has fetched, held until they are asked for.
 
-The client gives one partition after the other and knows no limit in bytes; both are made up for here. It polls
-without ever blocking: fetching goes on in the client's own thread, which `wake_on_arrival` makes ring.
+The client gives one partition after the other, and knows no limit in bytes. Here the partitions are served fairly, and
+the bytes are bounded. Nothing here blocks: the client fetches in its own thread, and `wake_on_arrival` makes a bell
+ring when an answer comes.
 """
 
 from __future__ import annotations
@@ -26,24 +27,29 @@ from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 16 << 20
-"""Nothing more is fetched while so much is waiting to be delivered."""
+"""Bytes held from which on nothing more is fetched."""
 
 _RECORD_BYTES = 300
-"""What a small record takes in memory beside key and value."""
+"""Bytes that a small record takes in memory beside key and value."""
 
 _FIRST_STEP = 16
-"""Records, of one poll of the client."""
+"""Records of the first poll of the client in each `fill`."""
 
 _LOOK_S = 0.02
-"""While there is something to deliver the client is looked after this often."""
+"""Seconds between two polls of the client while there is something to deliver."""
 
 
 class Feed:
-    def __init__(self, links: KafkaClientFactory, consumer: KafkaConsumer, *, bodies: bool) -> None:
-        self._links = links
+    """The records that a consumer has fetched and that nobody has asked for yet.
+
+    KafkaReader and KafkaMember make one each. They call `seek` for each partition, `fill` to take what has arrived, and
+    `take` for records; `close` comes last and closes the consumer."""
+
+    def __init__(self, clients: KafkaClientFactory, consumer: KafkaConsumer, *, bodies: bool) -> None:
+        self._clients = clients
         self.consumer = consumer
         self._bodies = bodies
-        # Order of serving: who was served goes to the end.
+        # The keys are in the order of serving: a partition that was served goes to the end.
         self._held: dict[TopicPartition, deque[Record]] = {}
         self._num_bytes = 0
         self._paused: set[TopicPartition] = set()
@@ -57,14 +63,17 @@ class Feed:
     # ------------------------------------------------------------------------------------------ positions
 
     def seek(self, place: TopicPartition, offset: int) -> None:
+        """Make `offset` the next one to take. Records that are held of the partition are dropped."""
         self._drop(place)
         self._failure = None
-        partition = self._links.partition(place)
+        partition = self._clients.partition(place)
         self.consumer.seek(partition, offset)
         self._positioned.add(place)
         self._gate(place)
 
     def position(self, place: TopicPartition) -> int:
+        """Return the next offset to take. PositionMissing if the partition has no position, or went to another
+        member."""
         if place not in self._positioned:
             raise PositionMissing(
                 f"{place}: it has no position here, one was expected; seek it first, while it is owned"
@@ -72,27 +81,30 @@ class Feed:
         held = self._held.get(place)
         if held:
             return held[0].offset
-        position = compat.position(self.consumer, self._links.partition(place))
+        position = compat.position(self.consumer, self._clients.partition(place))
         if position is None:
             raise PositionMissing(f"{place}: went to another member, a position of an owned one was expected")
         return position
 
     def knows(self, place: TopicPartition) -> bool:
+        """Return whether the partition was positioned."""
         return place in self._positioned
 
     def forget(self, places: Collection[TopicPartition]) -> None:
-        """Lost, or new: no position, not paused, nothing held."""
+        """Forget the positions and records of partitions that are lost or new, and that they were paused."""
         for place in places:
             self._drop(place)
             self._positioned.discard(place)
             self._paused.discard(place)
 
     def pause(self, places: Collection[TopicPartition]) -> None:
+        """Give no records of these partitions until `resume`."""
         self._paused.update(places)
         for place in places:
             self._gate(place)
 
     def resume(self, places: Collection[TopicPartition]) -> None:
+        """Give records of these partitions again."""
         self._paused.difference_update(places)
         for place in places:
             self._gate(place)
@@ -102,8 +114,8 @@ class Feed:
             self._num_bytes -= _size(record)
 
     def _gate(self, place: TopicPartition) -> None:
-        """Fetched is what has a position, is not paused, and for what there is room."""
-        partition = self._links.partition(place)
+        """Let the client fetch a partition if it has a position, is not paused, and there is room."""
+        partition = self._clients.partition(place)
         fetched = place in self._positioned and place not in self._paused and not self._full
         with suppress(KeyError):  # It went to another member just now.
             (self.consumer.resume if fetched else self.consumer.pause)(partition)
@@ -111,17 +123,19 @@ class Feed:
     # ------------------------------------------------------------------------------------------ records
 
     def has_data(self) -> bool:
+        """Return whether `take` would return something or raise."""
         return self._failure is not None or any(place not in self._paused for place in self._held)
 
     def fill(self, *, due: bool = True) -> None:
-        """Takes what has arrived, and keeps the client's membership up."""
+        """Take what has arrived at the client, and keep its membership up. Unless it is `due`, this does nothing while
+        records are held and the last time is less than _LOOK_S ago."""
         now = time.monotonic()
         if not due and self.has_data() and now - self._filled_at < _LOOK_S:
             return
         self._filled_at = now
         self._mind_room()
         try:
-            # Few at first: what was fetched is small, but may unpack to much.
+            # The first step is small: what was fetched may unpack to much more.
             step = _FIRST_STEP
             compat.drop_used_up_fetch(self.consumer)
             while arrived := self.consumer.poll(timeout_ms=0, max_records=step):
@@ -135,13 +149,15 @@ class Feed:
         except kafka_errors.OffsetOutOfRangeError as error:
             self._mend_positions(error)
         except kafka_errors.NoOffsetForPartitionError:
-            pass  # a partition that was lost before it was positioned
+            pass  # the partition was lost before it was positioned
         except Exception as error:
             if not isinstance(error, kafka_errors.KafkaError | OSError):
                 raise
             self._bear(error)
 
     def take(self, max_records: int, max_bytes: int) -> list[Record]:
+        """Return held records, with a fair share for each partition that is not paused. An error that reading met is
+        raised here."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -172,7 +188,7 @@ class Feed:
         return found
 
     def wake_on_arrival(self, bell: threading.Event) -> None:
-        """The bell rings when one of the fetches under way is answered."""
+        """Let the bell ring when one of the fetches under way is answered."""
         under_way = compat.fetches_under_way(self.consumer)
         for fetch in under_way:
             if not any(fetch is other for other in self._rung):
@@ -180,6 +196,7 @@ class Feed:
         self._rung = under_way
 
     def close(self) -> None:
+        """Close the consumer."""
         try:
             self.consumer.close(autocommit=False, timeout_ms=3000)
         except Exception as error:  # Its session runs out instead.
@@ -188,7 +205,7 @@ class Feed:
     def _hold(self, arrived: dict[KafkaPartition, list[Any]]) -> int:
         num = 0
         for partition, records in arrived.items():
-            place = self._links.place(partition)
+            place = self._clients.place(partition)
             if place not in self._positioned:
                 continue
             held = self._held.setdefault(place, deque())
@@ -208,7 +225,8 @@ class Feed:
         return num
 
     def _mind_room(self) -> None:
-        """Bytes of paused partitions do not count: they must not keep the others from going on."""
+        """Stop fetching when enough is held, and begin again at half of that. Bytes of paused partitions do not count:
+        they must not keep the others from going on."""
         paused = sum(_size(record) for place in self._paused for record in self._held.get(place, ()))
         active = self._num_bytes - paused
         full = active >= MAX_HELD_BYTES if not self._full else active >= MAX_HELD_BYTES // 2
@@ -218,9 +236,10 @@ class Feed:
                 self._gate(place)
 
     def _mend_positions(self, error: kafka_errors.OffsetOutOfRangeError) -> None:
-        """Before the first record kept: go there. Beyond the end: the log is not the one that it was."""
+        """Deal with positions outside of the log. One before the first record kept is moved to that record; one beyond
+        the end is an error, since the log is not the one that it was."""
         for partition, offset in dict(error.args[0]).items():
-            place = self._links.place(partition)
+            place = self._clients.place(partition)
             try:
                 begin = self.consumer.beginning_offsets([partition])[partition]
                 end = self.consumer.end_offsets([partition])[partition]
@@ -236,11 +255,12 @@ class Feed:
                 )
 
     def _bear(self, error: BaseException) -> None:
+        """Log an error that may pass; keep any other for `take` to raise."""
         if not is_passing(error):
-            self._failure = self._links.reworded(error, "reading")
+            self._failure = self._clients.reworded(error, "reading")
         elif time.monotonic() - self._complained_at > 5.0:
             self._complained_at = time.monotonic()
-            log.warning("reading from %s: %s; going on trying", self._links.servers, error or type(error).__name__)
+            log.warning("reading from %s: %s; going on trying", self._clients.servers, error or type(error).__name__)
 
 
 def _body_size(record: Record) -> int:

@@ -30,20 +30,25 @@ from rftstream.transport.kafka.feed import Feed
 from rftstream.transport.sharing import share_out
 
 MIN_SESSION_S = 6.0
-"""Brokers take no shorter one. A member that is alive but does not poll is put out by its own client, in any time."""
+"""Shortest session time-out that brokers take, in seconds.
+
+A member that is alive but does not poll is put out by its own client, after any time."""
 
 HEARTBEAT_S = 0.5
-"""Members learn of a rebalance by their heartbeat."""
+"""Seconds between two heartbeats, by which members learn of a rebalance."""
 
 Committed = Callable[[str], Mapping[TopicPartition, Position] | None]
+"""Returns the positions of a group, or None while a commit of one is pending."""
 
 
 class KafkaReader:
-    def __init__(self, links: KafkaClientFactory, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
-        self._feed = Feed(links, links.consumer(), bodies=bodies)
+    """`Reader` on Kafka. `KafkaTransport.reader` makes it."""
+
+    def __init__(self, clients: KafkaClientFactory, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
+        self._feed = Feed(clients, clients.consumer(), bodies=bodies)
         self._places = frozenset(positions)
         if positions:
-            self._feed.consumer.assign([links.partition(place) for place in positions])
+            self._feed.consumer.assign([clients.partition(place) for place in positions])
         for place, offset in positions.items():
             self._feed.seek(place, offset)
 
@@ -52,7 +57,7 @@ class KafkaReader:
         return self._feed.take(max_records, max_bytes)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        self._feed.position(partition)  # Only what it was opened for.
+        self._feed.position(partition)  # Raises for a partition that the reader was not opened for.
         self._feed.seek(partition, offset)
 
     def position(self, partition: TopicPartition) -> int:
@@ -71,19 +76,27 @@ class KafkaReader:
 
     @property
     def feed(self) -> Feed:
+        """The records that were fetched."""
         return self._feed
 
     look_again_s = 0.25
+    """Longest wait between two looks, in seconds."""
 
     def has_data(self) -> bool:
+        """Return whether `poll` may have something. `KafkaTransport.wait` asks it."""
         self._feed.fill()
         return self._feed.has_data()
 
 
 class KafkaMember:
+    """`Member` of a group on Kafka. `KafkaTransport.member` makes it.
+
+    The client joins in its own thread, and learns there which partitions it gets. `poll` and `has_data` take that
+    over."""
+
     def __init__(
         self,
-        links: KafkaClientFactory,
+        clients: KafkaClientFactory,
         group: str,
         topics: Collection[str],
         *,
@@ -91,33 +104,29 @@ class KafkaMember:
         session_timeout_s: float,
         committed: Committed,
     ) -> None:
-        self._links = links
+        self._clients = clients
         self._group = group
-        self._name = name
+        self.name = name
         self._committed = committed
         assignor = Together(lambda: self._consumer.assignment())
-        self._consumer: KafkaConsumer = links.consumer(
+        self._consumer: KafkaConsumer = clients.consumer(
             client_id=name,
-            group_id=links.name(group),
+            group_id=clients.name(group),
             partition_assignment_strategy=[assignor],
             max_poll_interval_ms=int(session_timeout_s * 1000),
             session_timeout_ms=int(max(session_timeout_s, MIN_SESSION_S) * 1000),
             heartbeat_interval_ms=int(HEARTBEAT_S * 1000),
         )
         BackgroundJoin(self._consumer)
-        self._feed = Feed(links, self._consumer, bodies=True)
+        self._feed = Feed(clients, self._consumer, bodies=True)
         self._notes = _Notes(self._consumer)
         self._assignment: Mapping[TopicPartition, int] = {}
         self._num_assignments = 0
-        names = [links.name(topic) for topic in topics]
+        names = [clients.name(topic) for topic in topics]
         self._consumer.subscribe(names, listener=self._notes)
         for name_ in names:
             # Who shares partitions out before it knows how many there are has to do it again.
             self._consumer.partitions_for_topic(name_)
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def assignment(self) -> Mapping[TopicPartition, int]:
         return self._assignment
@@ -127,7 +136,7 @@ class KafkaMember:
         return self._feed.take(max_records, max_bytes) if max_records > 0 else []
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        check_owned(partition, self._assignment, group=self._group, member=self._name)
+        check_owned(partition, self._assignment, group=self._group, member=self.name)
         # What is owned is what the last poll said. It may be gone by now, which the next one tells.
         with contextlib.suppress(ValueError, KeyError):
             self._feed.seek(partition, offset)
@@ -156,18 +165,20 @@ class KafkaMember:
         self._feed.resume(set(partitions) & set(self._assignment))
 
     def snapshot(self) -> Snapshot:
-        """The generation first: the broker checks it, and not who owns a partition. Read after the assignment, it
-        could be a newer one, under which work of a partition that went away would be taken."""
+        """Return what is owned now, with the client's generation.
+
+        The generation is read first, since the broker checks it, and not who owns a partition. Read after the
+        assignment it could be a newer one, and a commit of work for a partition that went away would be accepted."""
         token = self._consumer.group_metadata()
         if token.generation_id < 0 or not token.member_id:
-            # Put out. The broker would take a commit without a generation from anybody.
+            # The member was put out. The broker would take a commit without a generation from anybody.
             return Snapshot(self._group, {}, token)
         alive = self._consumer.assignment()
-        unsure = {self._links.place(one) for _, partitions in list(self._notes.noted) for one in partitions}
+        unsure = {self._clients.place(one) for _, partitions in list(self._notes.noted) for one in partitions}
         owned = {
             place: number
             for place, number in self._assignment.items()
-            if self._links.partition(place) in alive and place not in unsure
+            if self._clients.partition(place) in alive and place not in unsure
         }
         return Snapshot(self._group, owned, token)
 
@@ -178,14 +189,17 @@ class KafkaMember:
 
     @property
     def feed(self) -> Feed:
+        """The records that were fetched."""
         return self._feed
 
     @property
     def look_again_s(self) -> float:
-        """Joining goes on only when it is looked after."""
+        """Longest wait between two looks, in seconds. It is shorter while the member joins, since joining goes on only
+        when somebody looks."""
         return 0.05 if self._consumer.group_metadata().state == MemberState.STABLE else 0.01
 
     def has_data(self) -> bool:
+        """Return whether `wait` should end: the assignment has changed, or there are records."""
         before = self._assignment
         self._look(due=True)
         return self._assignment is not before or self._feed.has_data()
@@ -198,7 +212,7 @@ class KafkaMember:
         # Taken one by one: the client's thread may add to them.
         noted = [self._notes.noted.popleft() for _ in range(len(self._notes.noted))]
         for owned, partitions in noted:
-            places = [self._links.place(partition) for partition in partitions]
+            places = [self._clients.place(partition) for partition in partitions]
             self._feed.forget(places)
             for place in places:
                 assignment.pop(place, None)
@@ -209,7 +223,7 @@ class KafkaMember:
 
 
 class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Runs in the client's thread."""
+    """Notes which partitions come and go. The client calls it in its own thread; KafkaMember takes the notes."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._consumer = consumer
@@ -230,8 +244,10 @@ class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 class Together(AbstractPartitionAssignor):  # type: ignore[misc]
-    """Sticky, balanced, partitions of one number in one hand (sharing.py), handed over in two rounds: who has to
-    give a partition away does so before anybody gets it (KIP-429)."""
+    """Shares partitions out by `share_out` (sharing.py). KafkaMember gives it to its client, which calls it.
+
+    Partitions are handed over in two rounds: a member that has to give one away does so before anybody gets it
+    (KIP-429)."""
 
     name = "rftstream"
     version = 1
@@ -240,9 +256,11 @@ class Together(AbstractPartitionAssignor):  # type: ignore[misc]
         self._owned = owned
 
     def supported_protocols(self) -> list[RebalanceProtocol]:
+        """Return the cooperative protocol alone."""
         return [RebalanceProtocol.COOPERATIVE]
 
     def metadata(self, topics: Collection[str]) -> Any:
+        """Return what this member tells the group's leader: its topics, and the partitions that it owns."""
         by_topic: dict[str, list[int]] = defaultdict(list)
         for partition in sorted(self._owned()):
             by_topic[partition.topic].append(partition.partition)
@@ -255,6 +273,7 @@ class Together(AbstractPartitionAssignor):  # type: ignore[misc]
         )
 
     def assign(self, cluster: Any, members: Collection[Any]) -> dict[str, Any]:
+        """Return what each member gets. Only the leader's client calls this."""
         ids = sorted(member.member_id for member in members)
         numbers = {member_id: number for number, member_id in enumerate(ids)}
         owners: dict[TopicPartition, int] = {}
@@ -279,4 +298,4 @@ class Together(AbstractPartitionAssignor):  # type: ignore[misc]
         }
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
-        pass
+        """Do nothing: the listener hears of the assignment."""

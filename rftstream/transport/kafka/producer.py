@@ -1,7 +1,8 @@
-"""Transactions on Kafka: begin, records, positions last, commit; every error is either certain or ends the producer.
+"""Transactions on Kafka. After an error, either it is certain that nothing is visible, or the producer is lost.
 
-An abort that the broker accepted makes it certain that nothing is visible: it takes none once a commit has begun.
-Whatever else goes wrong (fenced, timed out, no answer) leaves the producer of no more use; `start` makes a new one.
+The order is: begin, records, positions, commit. The broker accepts no abort once a commit has begun, so an accepted
+abort makes it certain that nothing is visible. After anything else (fenced, timed out, no answer) the producer is of no
+more use, and `start` makes a new one.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 log = logging.getLogger(__name__)
 
 DELIVERY_S = 30.0
+"""Seconds after which the client gives up a record that was not delivered."""
 WATCHDOG_S = 45.0
-"""For one transaction: the client's calls have no time limits of their own. What is not delivered within DELIVERY_S it
-has given up, so nothing is to be hoped for later; a broker that comes back then still finds everybody trying."""
+"""Seconds for one transaction, since the client's calls have no time limits of their own.
+
+After DELIVERY_S nothing is to be hoped for; until then a broker that comes back still finds everybody trying."""
 
 MAX_UNSENT_BYTES = 32 << 20
-"""The client would take any amount: `send` does not block. What is sent is waited for after so much."""
+"""Bytes after which delivery is waited for: `send` does not block, and the client would take any amount."""
 
 BATCH_BYTES = 512 << 10
-"""Less than what a topic takes above its largest record, so that no batch is refused (admin.OVERHEAD_BYTES)."""
+"""Size of a batch, in bytes. It is less than admin.OVERHEAD_BYTES, so that no batch is refused."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
@@ -54,17 +57,22 @@ _OF_THE_GROUP = (
 
 
 class KafkaProducer:
+    """`Producer` on Kafka. `KafkaTransport.producer` makes it; `start` makes the client.
+
+    The calls of a transaction run in a thread of their own, which is given up after `watchdog_s` seconds without a
+    result."""
+
     def __init__(
         self,
-        links: KafkaClientFactory,
+        clients: KafkaClientFactory,
         transactional_id: str,
         *,
         timeout_s: float,
         settings: Callable[[str], TopicSettings],
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
-        self._links = links
-        self._id = links.name(transactional_id)
+        self._clients = clients
+        self._id = clients.name(transactional_id)
         self._timeout_s = timeout_s
         self._settings = settings
         self._watchdog_s = watchdog_s
@@ -74,7 +82,7 @@ class KafkaProducer:
     def start(self) -> None:
         self.close()
         faults.at("before_start")
-        client = self._links.producer(
+        client = self._clients.producer(
             client_id=self._id,
             transactional_id=self._id,
             transaction_timeout_ms=int(self._timeout_s * 1000),
@@ -88,7 +96,7 @@ class KafkaProducer:
             client.init_transactions()
         except kafka_errors.KafkaError as error:
             _end(client)
-            raise self._links.reworded(error, f"producer {self._id}: could not start") from None
+            raise self._clients.reworded(error, f"producer {self._id}: could not start") from None
         self._client, self._hand = client, _Hand(self._id)
         faults.at("after_start")
 
@@ -111,10 +119,10 @@ class KafkaProducer:
             # Kafka knows no empty transaction that would tell whether this producer is fenced.
             return
         offsets = {
-            self._links.partition(place): OffsetAndMetadata(position.offset, position.metadata, -1)
+            self._clients.partition(place): OffsetAndMetadata(position.offset, position.metadata, -1)
             for place, position in (positions or {}).items()
         }
-        token: Any = snapshot.token if snapshot is not None else self._links.name(owner or "")
+        token: Any = snapshot.token if snapshot is not None else self._clients.name(owner or "")
         faults.at("before_commit")
         try:
             hand.do(lambda: self._transact(client, records, offsets, token), self._watchdog_s)
@@ -123,8 +131,8 @@ class KafkaProducer:
         except _Expired:
             self._lose()
             raise ProducerLost(
-                f"producer {self._id}: no answer from {self._links.servers} for {self._watchdog_s:g} s, the transaction"
-                f" may have been committed; look whether the broker is there, then read what is committed"
+                f"producer {self._id}: no answer from {self._clients.servers} for {self._watchdog_s:g} s, the"
+                f" transaction may have been committed; look whether the broker is there, then read what is committed"
             ) from None
         except (kafka_errors.KafkaError, OSError, ValueError, AssertionError) as error:
             self._give_up(client, hand, error, positions or {})
@@ -142,7 +150,7 @@ class KafkaProducer:
         compat.forget_refused_positions(client)
         client.begin_transaction()
         num_unsent = 0
-        name = self._links.name
+        name = self._clients.name
         for record in records:
             client.send(name(record.topic), record.value, record.key, list(record.headers), partition=record.partition)
             num_unsent += record.num_bytes
@@ -150,7 +158,7 @@ class KafkaProducer:
                 client.flush()
                 num_unsent = 0
         if records:
-            # What failed is known to the client's transaction, which then takes neither positions nor a commit.
+            # If a record failed, the client's transaction takes neither positions nor a commit.
             client.flush()
         if offsets:
             client.send_offsets_to_transaction(offsets, token)
@@ -159,14 +167,14 @@ class KafkaProducer:
         faults.at("after_commit")
 
     def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
-        """Aborts and says what is certain."""
+        """Abort the transaction, and raise the error that says what is certain."""
         forbidden = _forbidden(client, error)  # aborting forgets it
         try:
             hand.do(client.abort_transaction, self._watchdog_s)
         except (_Expired, kafka_errors.KafkaError, OSError, ValueError, AssertionError) as other:
             self._lose()
             if forbidden is not None:
-                raise self._links.reworded(forbidden, f"producer {self._id}: commit") from None
+                raise self._clients.reworded(forbidden, f"producer {self._id}: commit") from None
             raise ProducerLost(
                 f"producer {self._id}: {_named(error)}, and the abort failed: {_named(other)}; fenced or timed out:"
                 f" read `control` to see who took over, and what is committed"
@@ -177,7 +185,7 @@ class KafkaProducer:
                 f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned anew"
             ) from None
         if forbidden is not None:
-            raise self._links.reworded(forbidden, f"producer {self._id}: commit") from None
+            raise self._clients.reworded(forbidden, f"producer {self._id}: commit") from None
         if not is_passing(error):
             log.warning("producer %s: aborted by %s", self._id, _named(error))
         raise TransactionAborted(f"producer {self._id}: aborted by {_named(error)}; publish again") from None
@@ -192,7 +200,7 @@ class KafkaProducer:
     def _check(
         self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position], snapshot: Snapshot | None
     ) -> None:
-        """All that can be refused is refused here: a refusal by the broker would cost the producer."""
+        """Refuse here all that can be refused: a refusal by the broker would cost the producer."""
         known: dict[str, TopicSettings] = {}
         for record in records:
             settings = known.get(record.topic)
@@ -216,11 +224,11 @@ class KafkaProducer:
 
 
 class _Expired(Exception):
-    pass
+    """A call took longer than its limit."""
 
 
 class _Hand:
-    """A thread that does what may hang, so that somebody can look at the clock meanwhile."""
+    """A thread for calls that may hang, so that the caller can look at the clock meanwhile."""
 
     def __init__(self, name: str) -> None:
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -228,6 +236,7 @@ class _Hand:
         threading.Thread(target=self._work, name=f"hand of {name}", daemon=True).start()
 
     def do(self, what: Callable[[], None], limit_s: float) -> None:
+        """Run a call in the thread, and raise what it raises. _Expired after `limit_s` seconds."""
         self._todo.put(what)
         try:
             error = self._done.get(timeout=limit_s)
@@ -237,6 +246,7 @@ class _Hand:
             raise error
 
     def end(self) -> None:
+        """End the thread, once it is free."""
         self._todo.put(None)
 
     def _work(self) -> None:
@@ -253,7 +263,7 @@ def _end(client: Client | None) -> None:
     try:
         if client is not None:
             client.close(timeout=0.5)
-    except Exception as error:  # Nothing hangs on it: what was open runs into its time limit.
+    except Exception as error:  # It does no harm: what was open runs into its time limit.
         log.info("closing a producer: %s", error)
 
 
@@ -263,6 +273,7 @@ def _named(error: BaseException) -> str:
 
 
 def _forbidden(client: Client, error: Exception) -> BaseException | None:
-    """The missing right behind an error, if there is one: the client raises it, or only says that it has failed."""
+    """Return the missing right behind an error, or None. The client raises it, or says only that the transaction
+    failed."""
     causes = (error, compat.last_error(client))
     return next((cause for cause in causes if isinstance(cause, kafka_errors.AuthorizationError)), None)

@@ -1,10 +1,13 @@
-"""A run's log on Apache Kafka: for as many machines as there are. The traps of client and broker end in this folder:
+"""A run's log on Apache Kafka, for any number of machines.
+
+These modules deal with the traps of client and broker:
 
     connection.py  settings, names on the broker, errors
     feed.py        what a consumer has fetched: fair, bounded, without blocking
     member.py      readers and members of groups, and who gets which partitions
     producer.py    transactions
-    admin.py       topics, ends, positions, lag, retention
+    admin.py       topics, positions, lag, retention
+    ends.py        where partitions begin and end
     compat.py      all that reaches into private parts of kafka-python
 
 Nothing is connected before it is used, and nothing may be used across a fork.
@@ -17,8 +20,8 @@ import time
 from collections.abc import Collection, Mapping
 
 from rftstream.contracts.records import TopicPartition
-from rftstream.errors import ConfigError
 from rftstream.transport.base import Member, Reader
+from rftstream.transport.checks import own_sources
 from rftstream.transport.kafka.admin import KafkaAdmin
 from rftstream.transport.kafka.connection import CONNECT_S, KafkaClientFactory, Section
 from rftstream.transport.kafka.member import KafkaMember, KafkaReader
@@ -27,11 +30,14 @@ from rftstream.transport.kafka.producer import WATCHDOG_S, KafkaProducer
 __all__ = ["KafkaTransport"]
 
 _MARK = ".control"
-"""Every run has this topic."""
+"""The end of the name of a topic that every run has."""
 
 
 class KafkaTransport:
-    """`create=False` wants a run whose topics exist. `connect_s`: how long a broker may take to answer first."""
+    """`Transport` on Kafka, for one run.
+
+    With `create=False` the run's topics must exist already. `connect_s` is how long a broker may take for its first
+    answer, `watchdog_s` how long a transaction may take; both in seconds."""
 
     def __init__(
         self,
@@ -42,21 +48,21 @@ class KafkaTransport:
         connect_s: float = CONNECT_S,
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
-        self._links = KafkaClientFactory(run_id, section, connect_s=connect_s)
+        self._clients = KafkaClientFactory(run_id, section, connect_s=connect_s)
         self._watchdog_s = watchdog_s
-        self.admin: KafkaAdmin = KafkaAdmin(self._links, create=create)
+        self.admin: KafkaAdmin = KafkaAdmin(self._clients, create=create)
         self._opened: list[KafkaReader | KafkaMember | KafkaProducer] = []
         self._bell = threading.Event()
         self._closed = False
 
     @staticmethod
     def check(section: Section) -> None:
-        """ConfigError for settings that no broker has to be asked about."""
+        """Raise ConfigError for settings that are wrong whatever the broker says."""
         KafkaClientFactory("", section)
 
     @staticmethod
     def runs(section: Section) -> list[str]:
-        """Names of the runs that have topics at these servers."""
+        """Return the names of the runs that have topics at these servers."""
         admin = KafkaAdmin(KafkaClientFactory("", section))
         try:
             return sorted(name.removesuffix(_MARK) for name in admin.all_topics() if name.endswith(_MARK))
@@ -66,7 +72,7 @@ class KafkaTransport:
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> KafkaReader:
         for place in positions:
             self.admin.check_place(place)
-        reader = KafkaReader(self._links, positions, bodies=bodies)
+        reader = KafkaReader(self._clients, positions, bodies=bodies)
         self._opened.append(reader)
         return reader
 
@@ -74,7 +80,7 @@ class KafkaTransport:
         for topic in topics:
             self.admin.settings(topic)
         member = KafkaMember(
-            self._links,
+            self._clients,
             group,
             topics,
             name=name,
@@ -86,7 +92,7 @@ class KafkaTransport:
 
     def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> KafkaProducer:
         producer = KafkaProducer(
-            self._links,
+            self._clients,
             transactional_id,
             timeout_s=timeout_s,
             settings=self.admin.settings,
@@ -97,9 +103,9 @@ class KafkaTransport:
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        own = [self._own(source) for source in sources]
+        own: list[KafkaReader | KafkaMember] = own_sources(sources, KafkaReader, KafkaMember)
         while True:
-            # Quiet, then look, then sleep: what arrives after the look rings after the silence.
+            # Clear, then look, then sleep: what arrives after the look rings after the bell was cleared.
             self._bell.clear()
             # All of them are asked, for asking keeps a member alive.
             if True in [source.has_data() for source in own]:
@@ -118,8 +124,3 @@ class KafkaTransport:
         for each in reversed(self._opened):
             each.close()
         self.admin.close()
-
-    def _own(self, source: Reader | Member) -> KafkaReader | KafkaMember:
-        if isinstance(source, KafkaReader | KafkaMember):
-            return source
-        raise ConfigError(f"wait: got a {type(source).__name__} of another transport; wait where it was made")

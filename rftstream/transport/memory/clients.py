@@ -15,14 +15,14 @@ from rftstream.errors import (
     TransportError,
 )
 from rftstream.transport.base import Position, Snapshot
-from rftstream.transport.checks import check_metadata, check_owned, choose_positions
-from rftstream.transport.cursors import Cursors, PartitionBatch
+from rftstream.transport.checks import check_metadata, choose_positions
+from rftstream.transport.cursors import CursorMember, CursorReader, Cursors, PartitionBatch
 from rftstream.transport.memory.log import MemoryTransaction, Subscriber
 from rftstream.transport.memory.transactions import TransactionalLog
 
 
 class _View:
-    """The log as cursors read it."""
+    """The log in the form in which cursors read it."""
 
     def __init__(self, log: TransactionalLog, *, bodies: bool) -> None:
         self._log = log
@@ -52,39 +52,28 @@ class _View:
         return PartitionBatch(found, end if len(found) < max_records else found[-1].offset + 1, num_bytes)
 
 
-class MemoryReader:
+class MemoryReader(CursorReader):
+    """`Reader` of a log in memory. `MemoryTransport.reader` makes it."""
+
     def __init__(self, log: TransactionalLog, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
         for place in positions:
             log.check_place(place)
+        super().__init__(Cursors(positions))
         self._log = log
         self._view = _View(log, bodies=bodies)
-        self._cursors = Cursors(positions)
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
         with self._log.changed:
             return self._cursors.poll(self._view, max_records, max_bytes)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        self._cursors.position(partition)  # Only what it was opened for.
-        self._cursors.seek(partition, offset)
-
-    def position(self, partition: TopicPartition) -> int:
-        return self._cursors.position(partition)
-
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.pause(partitions)
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.resume(partitions)
-
-    def close(self) -> None:
-        pass
-
     def has_data(self) -> bool:
+        """Return whether `poll` may have something. `MemoryTransport.wait` asks it."""
         return self._cursors.ready(self._view)
 
 
-class MemoryMember:
+class MemoryMember(CursorMember):
+    """`Member` of a group on a log in memory. `MemoryTransport.member` makes it, and it joins at once."""
+
     def __init__(
         self,
         log: TransactionalLog,
@@ -97,38 +86,21 @@ class MemoryMember:
     ) -> None:
         for topic in topics:
             log.topic(topic)
+        super().__init__(Cursors({}), group=group, name=name)
         self._log = log
         self._process = process
-        self._group = group
-        self._name = name
         self._topics = frozenset(topics)
         self._session_timeout_s = session_timeout_s
         self._view = _View(log, bodies=True)
-        self._cursors = Cursors({})
-        self._assignment: Mapping[TopicPartition, int] = {}
         self._generation = -1
         self._closed = False
         with log.changed:
             self._join()
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def assignment(self) -> Mapping[TopicPartition, int]:
-        return self._assignment
-
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
         with self._log.changed:
             self._keep_alive()
             return self._cursors.poll(self._view, max_records, max_bytes)
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        check_owned(partition, self._assignment, group=self._group, member=self._name)
-        self._cursors.seek(partition, offset)
-
-    def position(self, partition: TopicPartition) -> int:
-        return self._cursors.position(partition)
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
         self._log.at("question", self._process)
@@ -137,15 +109,9 @@ class MemoryMember:
             found = self._log.group(self._group).positions
             return choose_positions(found, partitions, group=self._group)
 
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.pause(set(partitions) & set(self._assignment))
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        self._cursors.resume(partitions)
-
     def snapshot(self) -> Snapshot:
-        """As a client with a thread of its own: the generation is the newest, and what went away meanwhile is left
-        out, though `assignment` still names it."""
+        """Return what is owned now, in the way of a client that has a thread of its own. The generation is the newest
+        one, and partitions that went away meanwhile are left out, though `assignment` still names them."""
         self._log.at("snapshot", self._process)
         with self._log.changed:
             group = self._log.group(self._group)
@@ -165,6 +131,7 @@ class MemoryMember:
                 self._log.leave(self._group, self._member)
 
     def has_data(self) -> bool:
+        """Return whether `wait` should end: the assignment has changed, or there are records."""
         before = self._assignment
         self._keep_alive()
         return self._assignment is not before or self._cursors.ready(self._view)
@@ -192,6 +159,10 @@ class MemoryMember:
 
 
 class MemoryProducer:
+    """`Producer` of a log in memory. `MemoryTransport.producer` makes it.
+
+    A commit goes through the phases of transactions.py, and stops for faults between them."""
+
     def __init__(self, log: TransactionalLog, process: str, transactional_id: str, timeout_s: float) -> None:
         self._log = log
         self._process = process
@@ -222,7 +193,7 @@ class MemoryProducer:
         if snapshot is not None:
             _check_owned(snapshot, positions or {})
         if not records and not positions:
-            return  # As on Kafka: no transaction, so nothing tells whether this producer is fenced.
+            return  # As on Kafka, there is no empty transaction, so nothing tells whether this producer is fenced.
         self._log.at("before_commit", self._process)
         try:
             transaction = self._write(self._epoch, records, dict(positions or {}), owner, snapshot)
@@ -263,7 +234,7 @@ class MemoryProducer:
                 self._abort(transaction)
             raise
         except ProducerLost:
-            # Whether its word to commit still arrives is as good as drawn.
+            # Its request to commit may still arrive. The number of changes so far decides, which is as good as a draw.
             if self._log.num_changes % 2:
                 transaction.commits_at = self._log.clock() + self._timeout_s * (self._log.num_changes % 20) / 20
             raise
@@ -311,4 +282,5 @@ def _check_owned(snapshot: Snapshot, positions: Mapping[TopicPartition, Position
 
 
 def _without_body(record: Record) -> Record:
+    """Return the record without its value."""
     return Record(record.topic, record.partition, record.offset, record.timestamp_s, record.key, None, record.headers)

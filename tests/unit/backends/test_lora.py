@@ -95,8 +95,8 @@ def test_weights_do_not_depend_on_versions_seen_before(spec, grpo):
     early = tiny.policy(spec, versions[0])
     early.load(versions[1], tiny.name(1))
     early.load(versions[2], tiny.name(2))
-    for name, one in late._parameters.items():
-        assert torch.equal(one, early._parameters[name]), name
+    for name, one in late._model.parameters.items():
+        assert torch.equal(one, early._model.parameters[name]), name
 
 
 def test_the_reference_is_the_model_without_adapters(spec, grpo):

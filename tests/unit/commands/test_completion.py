@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from rftstream.commands import COMMANDS, cli
-from rftstream.commands.words import KINDS
+from rftstream.commands.param_types import KINDS
 from rftstream.config.registry import KINDS as PLUGINS
 from rftstream.contracts.topics import TOPICS
 from rftstream.queries.listing import plural_of

@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 
 from rftstream.config import loader
-from rftstream.contracts import codec
 from rftstream.contracts.control import Request, RunFinished
+from rftstream.contracts.messages import SPEC_OF
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import UnscorableReason
@@ -182,7 +182,7 @@ def test_drop_lists_no_more_and_deletes_nothing(run: Path) -> None:
     assert len(list(Log(opened.transport).read("dead"))) == 5
     by = [one.message for one in Log(opened.transport).messages("control") if one.message is not None]
     opened.transport.close()
-    assert {codec.CONTRACTS[type(one)] for one in by} - {"claim"} == {"request", "dead_dropped"}
+    assert {SPEC_OF[type(one)].contract for one in by} - {"claim"} == {"request", "dead_dropped"}
 
 
 # --------------------------------------------------------------------------------------------- rescore

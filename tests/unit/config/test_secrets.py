@@ -86,7 +86,7 @@ def test_what_is_written_names_it_and_clients_get_it(load: object, run_file: Pat
     # A worker: its environment is its parent's, its settings are those of the folder.
     again = read_config(folder)
     transport = open_transport(again, folder)
-    assert transport._links._options["sasl_plain_password"] == PASSWORD  # type: ignore[attr-defined]
+    assert transport._clients._options["sasl_plain_password"] == PASSWORD  # type: ignore[attr-defined]
     transport.close()
 
 

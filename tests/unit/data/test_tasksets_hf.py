@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftstream.config.loader import from_dict
@@ -207,11 +208,50 @@ def test_subsets_by_folders(tmp_path: Path) -> None:
         ("train/test.csv train/x.csv", {"train": 2}),
     ],
 )
-def test_splits_are_those_that_datasets_finds(names: str, splits: dict[str, int]) -> None:
-    """Each was compared with what `datasets` 5.2 made of such a folder."""
-    assert {split: len(files) for split, files in splits_by_names(names.split()).items()} == splits
+def test_splits_are_those_that_datasets_finds(names: str, splits: dict[str, int], tmp_path: Path) -> None:
+    from datasets import load_dataset_builder
+
+    assert {split: len(files) for split, files in splits_by_names(names.split(), "hf:x").items()} == splits
+    folder = tmp_path / "d"
+    for name in names.split():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("prompt\na\n")
+    found = load_dataset_builder(str(folder), cache_dir=str(tmp_path / "cache")).config.data_files
+    assert {str(split): len(files) for split, files in found.items()} == splits
 
 
+@pytest.mark.parametrize("pattern", ["/etc/*.json", "https://example.org/*.json", "zip://*.json::x.zip", "../*.json"])
+def test_a_card_names_no_files_outside_of_the_folder(tmp_path: Path, pattern: str) -> None:
+    jsonl(tmp_path / "outside.json", "a")
+    jsonl(tmp_path / "d" / "train.json", "b")
+    (tmp_path / "d" / "README.md").write_text(f"---\nconfigs:\n- config_name: a\n  data_files: '{pattern}'\n---\n")
+    assert "README.md names files for train that are not there; found train.json" in refusal(f"hf:{tmp_path}/d")
+
+
+@pytest.mark.parametrize(
+    ("data_files", "says"),
+    [
+        ("[{split: train}]", "README.md: data_files: Invalid format for data_files entry"),
+        ("[{split: a, path: x.csv}, {split: a, path: y.csv}]", "Some splits are duplicated in data_files: ['a', 'a']"),
+        ("3", "README.md: data_files: 'int' object is not iterable; mend it"),
+        ("a**.csv", "README.md: 'a**.csv': Invalid pattern"),
+    ],
+)
+def test_a_card_that_says_nothing_sensible(data_files: str, says: str) -> None:
+    card = f"---\nconfigs:\n- config_name: a\n  data_files: {data_files}\n---\n"
+    with pytest.raises(ConfigError) as error:
+        find_split(["x.csv"], card, Wanted(subset=None, split=None), "hf:x")
+    assert says in str(error.value)
+
+
+def test_without_datasets_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jsonl(tmp_path / "train.jsonl", "a")
+    monkeypatch.setitem(sys.modules, "datasets.data_files", None)
+    assert "needs the package datasets" in refusal(f"hf:{tmp_path}")
+    assert "pip install 'rftstream[data]'" in refusal(f"hf:{tmp_path}")
+
+
+@settings(deadline=None)  # the first one imports datasets
 @given(names=st.lists(st.text("train-est/0._of", min_size=1, max_size=12).map(lambda name: name + ".csv"), unique=True),
        card=st.text("-\n :[]configs_ame*{", max_size=40))  # fmt: skip
 def test_any_names_and_any_card_give_some_of_the_files_or_a_reason(names: list[str], card: str) -> None:

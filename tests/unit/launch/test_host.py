@@ -27,6 +27,7 @@ from rftstream.launch import host
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
 from rftstream.models.folder import prepare_model
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.create import write_config
 from rftstream.runs.folder import RunFolder, create_log, open_transport
 from rftstream.runs.manifest import check_worker, data_digests, digests_for, make_manifest
@@ -367,6 +368,6 @@ def test_threads_are_limited_for_libraries_loaded_later(monkeypatch: pytest.Monk
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
                  "TOKENIZERS_PARALLELISM"):  # fmt: skip
         monkeypatch.setenv(name, "64")
-    host.prepare_process(loader.load([run_file], sets=["trainer.threads=3"]), "trainer")
+    plan(loader.load([run_file], sets=["trainer.threads=3"]), Purpose.join, role="trainer")
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert str(run_file.parent) in sys.path

@@ -1,4 +1,4 @@
-"""Whole runs as processes, with parts that need no model; and which folder a run takes."""
+"""Whole runs as processes, with parts that need no model; and what comes before one begins or goes on."""
 
 from __future__ import annotations
 
@@ -26,37 +26,14 @@ from rftstream.launch import start
 from rftstream.preflight import folder_choice
 from rftstream.queries import listing
 from rftstream.runs import create
-from rftstream.runs.folder import RunFolder, create_log, open_transport, shown_path
+from rftstream.runs.folder import RunFolder, open_transport, shown_path
 from rftstream.service.control_view import read_control
-from rftstream.testing.played import played_records
-
-RUN_FILE = """
-[run]
-name = "tiny"
-steps = 4
-[model]
-path = "fake"
-[tasksets.sums]
-source = "arithmetic"
-[sampling]
-max_tokens = 8
-[feeder]
-groups_per_batch = 2
-group_size = 2
-[explorer]
-policy = "fake"
-[trainer]
-backend = "fake"
-[transport]
-partitions = 2
-"""
+from tests.unit.tiny_run import RUN_FILE, make_run, write_run_file
 
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(RUN_FILE)
-    return path
+    return write_run_file(tmp_path)
 
 
 def wait_for(ready: Callable[[], object], timeout_s: float = 120.0) -> None:
@@ -215,56 +192,6 @@ def test_unknown_parts_are_refused_before_anything_is_made(run_file: Path, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
-def make_run(folder: RunFolder, run_file: Path, *, finished: bool) -> None:
-    config = loader.load([run_file])
-    folder.path.mkdir(parents=True)
-    transport = open_transport(config, folder, create=True)
-    create_log(transport, config)
-    if finished:
-        end = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=4), finished_at=0.0)
-        producer = transport.producer("test")
-        producer.start()
-        producer.commit(played_records(transport, "tiny", [("control", 0, end)]))
-    transport.close()
-    start.write_config(config, folder)
-
-
-def test_the_folder_of_a_run_file(run_file: Path, tmp_path: Path) -> None:
-    config = loader.load([run_file])
-    runs = tmp_path / "runs"
-    assert folder_choice.choose_folder(config, None).path == runs / "tiny"
-    make_run(RunFolder(runs / "tiny"), run_file, finished=True)
-    assert folder_choice.choose_folder(config, None).path == runs / "tiny-2"
-    make_run(RunFolder(runs / "tiny-2"), run_file, finished=False)
-    with pytest.raises(ConfigError, match="rftstream resume"):
-        folder_choice.choose_folder(config, None)
-    with RunFolder(runs / "tiny-2").held(), pytest.raises(ConfigError, match="this run is live"):
-        folder_choice.choose_folder(config, None)
-
-
-def test_a_folder_that_was_named(run_file: Path, tmp_path: Path) -> None:
-    config = loader.load([run_file])
-    mine = tmp_path / "mine"
-    assert folder_choice.choose_folder(config, mine).path == mine
-    make_run(RunFolder(mine), run_file, finished=True)
-    for begin in (folder_choice.choose_folder, lambda config, mine: start.create(config, run_dir=mine)):
-        with pytest.raises(ConfigError, match=r"mine: a run has ended in this folder.*--run-dir.*resume.*delete"):
-            begin(config, mine)
-    assert not (tmp_path / "mine-2").exists()
-
-
-def test_the_number_of_a_run_is_after_the_newest(run_file: Path, tmp_path: Path) -> None:
-    """Also where one in between was deleted: the run file means the one with the highest number."""
-    config, runs = loader.load([run_file]), tmp_path / "runs"
-    for name in ("tiny-2", "tiny-9"):
-        make_run(RunFolder(runs / name), run_file, finished=True)
-    assert folder_choice.choose_folder(config, None).path == runs / "tiny-10"
-    own = loader.load([run_file], sets=["run.name=own-3"])
-    assert folder_choice.choose_folder(own, None).path == runs / "own-3"
-    make_run(RunFolder(runs / "own-3"), run_file, finished=True)
-    assert folder_choice.choose_folder(own, None).path == runs / "own-3-2"
-
-
 @pytest.mark.parametrize(("store", "refused"), [
     ("file://{place}/store", True), ("{place}/store", True), ("s3://bucket/x", True), ("file://weights", False),
     ("file://{place}/{{run}}", False), ("s3://bucket/{{run}}", False), ("weights", False),
@@ -279,16 +206,6 @@ def test_runs_do_not_share_a_store(run_file: Path, tmp_path: Path, store: str, r
         create.begin(transport, config, second)
     transport.close()
     assert second.exists() is not refused
-
-
-def test_a_name_that_ends_in_a_number_keeps_it(run_file: Path, tmp_path: Path) -> None:
-    """Its second run is one that its run file finds again."""
-    config = loader.load([run_file], sets=["run.name=tiny-2"], env={})
-    for name in ("tiny-2", "tiny-2-2", "tiny-2-3"):
-        chosen = folder_choice.choose_folder(config, None)
-        assert chosen.path == tmp_path / "runs" / name
-        make_run(chosen, run_file, finished=True)
-        assert folder_choice.newest_folder(config, None) == chosen
 
 
 def test_reopening_takes_back_the_end(run_file: Path, tmp_path: Path) -> None:

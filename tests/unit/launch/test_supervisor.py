@@ -43,6 +43,9 @@ class StandInSpawner:
     def __init__(self) -> None:
         self.children: dict[str, list[StandInChild]] = {}
 
+    def warm(self) -> None:
+        pass
+
     def spawn(self, command: WorkerCommand) -> Child:
         child = StandInChild()
         self.children.setdefault(command.process, []).append(child)
@@ -68,8 +71,8 @@ class Stage:
         commands = [
             (role, WorkerCommand(process=f"{role}-0", arguments=(), log=tmp_path / f"{role}-0.log")) for role in roles
         ]
-        self.supervisor = Supervisor(commands, self.spawner, report=self.said.append, deadline_s=30,
-                                     lock_holder=lock_holder, clock=lambda: self.now)  # fmt: skip
+        self.supervisor = Supervisor(self.spawner, report=self.said.append, deadline_s=30, clock=lambda: self.now)
+        self.supervisor.start(commands, lock_holder=lock_holder)
         self.poll()
 
     def poll(self, after_s: float = 0.0) -> None:
@@ -306,8 +309,8 @@ def test_children_of_a_dead_worker_are_ended_with_it(tmp_path: Path) -> None:
 
 
 def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    supervisor = Supervisor([("explorer", command(tmp_path, "stubborn"))], PlainSpawner(stand_in),
-                            report=lambda text: None, deadline_s=0.3)  # fmt: skip
+    supervisor = Supervisor(PlainSpawner(stand_in), report=lambda text: None, deadline_s=0.3)
+    supervisor.start([("explorer", command(tmp_path, "stubborn"))])
     supervisor.poll(ControlView(), 0)
     wait_for(lambda: "hello" in (tmp_path / "stubborn.log").read_text())
     pid = supervisor.slots[0].child.pid if supervisor.slots[0].child else None
@@ -430,3 +433,25 @@ def test_the_workers_of_a_run_file(tmp_path: Path) -> None:
     on_kafka = loader.replace(config, transport__kind="kafka", transport__servers="localhost:9092")
     commands = {command.process: command for _, command in worker_commands(on_kafka, RunFolder(tmp_path), model=None)}
     assert commands["trainer-0"].preload == ("workers.trainer", "rftstream.transport.kafka.transport", *parts)
+
+
+def test_what_parts_import_late_is_imported_before_workers_are_forked(tmp_path: Path) -> None:
+    config = loader.from_dict({
+        "run": {"name": "r", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
+        "explorer": {"policy": "hf"}, "trainer": {"backend": "torch"},
+    })  # fmt: skip
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    shared = ("torch", "transformers", "transformers.models.llama.modeling_llama",
+              "transformers.models.auto.modeling_auto")  # fmt: skip
+    wanted = {
+        "explorer-0": ("rftstream.policies.hf", *shared, "rftstream.policies.attention", "rftstream.policies.batch"),
+        "trainer-0": ("rftstream.backends.torch.backend", "rftstream.algorithms.grpo", *shared,
+                      "rftstream.backends.torch.critic", "rftstream.backends.torch.lora"),
+        "feeder-0": (),
+    }  # fmt: skip
+    commands = {command.process: command for _, command in worker_commands(config, RunFolder(tmp_path), model=tmp_path)}
+    for process, modules in wanted.items():
+        worker = f"workers.{process.removesuffix('-0')}"
+        assert commands[process].preload == (worker, "rftstream.transport.embedded.transport", *modules)
+    commands = {command.process: command for _, command in worker_commands(config, RunFolder(tmp_path), model=None)}
+    assert not [module for module in commands["trainer-0"].preload if module.startswith("transformers.models.llama")]

@@ -151,8 +151,8 @@ def policy(tmp_path):
     spec = tiny.make(tmp_path, seed=3)
     policy = tiny.policy(spec, tiny.backend(spec).served_tensors(), batch_size=16)
     policy.computed = []
-    compute = policy._compute
-    policy._compute = lambda prompts: (policy.computed.append(len(prompts)), compute(prompts))[1]
+    compute = policy._model.compute
+    policy._model.compute = lambda prompts: (policy.computed.append(len(prompts)), compute(prompts))[1]
     return policy
 
 
@@ -198,8 +198,8 @@ def test_prompts_are_computed_within_the_budget(tmp_path):
     spec = tiny.make(tmp_path, seed=3)
     policy = tiny.policy(spec, tiny.backend(spec).served_tensors(), batch_size=64, prefill_tokens=20)
     shapes = []
-    forward = policy._forward
-    policy._forward = lambda inputs: (shapes.append(tuple(inputs["input_ids"].shape)), forward(inputs))[1]
+    forward = policy._model.forward
+    policy._model.forward = lambda inputs: (shapes.append(tuple(inputs["input_ids"].shape)), forward(inputs))[1]
     for number in range(12):
         policy.submit(dataclasses.replace(tiny.request(number, [3 + number] * (1 + number)), max_tokens=30))
     policy.submit(tiny.request(12, [5] * 30))

@@ -23,12 +23,13 @@ from rftstream import errors
 from rftstream.config import loader
 from rftstream.config.sections import MakeModel, RunConfig
 from rftstream.errors import ConfigError, RftError, StoreRefused, StoreUnreachable, exit_code_of
-from rftstream.launch.session import RunResult, RunSession
+from rftstream.launch.result import RunResult
+from rftstream.launch.session import RunSession
 from rftstream.models.devices import check_device
 from rftstream.models.folder import check_complete, prepare_model
-from rftstream.preflight import readiness
 from rftstream.preflight.check import check
 from rftstream.preflight.doctor import examine
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder
 from rftstream.transport.findings import Level
 from rftstream.weights.store import ObjectStore
@@ -79,17 +80,18 @@ def refused_by_all(config: RunConfig, said: str) -> None:
 
 
 def test_what_can_start(config: RunConfig) -> None:
-    readiness.require(config)
-    assert [one.found for one in readiness.look(config) if one.error is not None] == []
+    planned = plan(config, Purpose.begin)
+    assert planned.looked
+    assert [problem.found for problem in planned.problems] == []
     assert list(Path(config.base).iterdir()) == [], "nothing is left behind"
 
 
 def test_a_gpu_that_is_not_there(config: RunConfig) -> None:
     refused_by_all(loader.replace(config, trainer__device=GPU), f"trainer.device: {GPU!r} is not there, torch sees ")
     with pytest.raises(ConfigError, match=r"explorer\.devices: .* is not there"):
-        readiness.require(loader.replace(config, explorer__devices=("cpu", GPU)))
-    readiness.require(loader.replace(config, evaluator__device=GPU))  # there are no evaluations
-    readiness.require(loader.replace(config, trainer__device=GPU), here=False)  # others start the workers
+        plan(loader.replace(config, explorer__devices=("cpu", GPU)), Purpose.begin)
+    plan(loader.replace(config, evaluator__device=GPU), Purpose.begin)  # there are no evaluations
+    plan(loader.replace(config, trainer__device=GPU), Purpose.make)  # others start the workers
 
 
 @pytest.mark.parametrize("device", ["cuda:x", "cuda:0,", GPU, f"cuda:0,{GPU[5:]}"])
@@ -117,12 +119,12 @@ def test_a_model_folder_without_weights(config: RunConfig, tmp_path: Path) -> No
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     config = loader.replace(config, model__path=str(folder), trainer__backend="torch")
-    readiness.require(config)
+    plan(config, Purpose.begin)
     weights.write_bytes(whole[:-100])
     refused_by_all(config, f"found {len(whole) - 100:,} bytes, expected {len(whole):,}: it was cut off")
     weights.unlink()
     refused_by_all(config, "has no weights, expected *.safetensors in it")
-    readiness.require(loader.replace(config, trainer__backend="fake"))  # it serves for tokens
+    plan(loader.replace(config, trainer__backend="fake"), Purpose.begin)  # it serves for tokens
 
 
 def test_a_model_folder_with_a_part_of_its_weights(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.arrays import Array
+from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.records import NewRecord, Record
-from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
 from rftstream.queries.inspect import record_to_json, record_to_text, select, to_plain
@@ -135,7 +135,7 @@ def test_values_that_json_lacks() -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_every_message_has_a_text_and_a_json(log: SyntheticLog, sample: str) -> None:
-    topic = next(name for name, topic in TOPICS.items() if contract_of(sample) in topic.messages)
+    topic = MESSAGES[contract_of(sample)].topic
     log.put(topic, SAMPLES[sample], partition=0)
     record = records(log, topic)[0]
     json.dumps(record_to_json(record), allow_nan=False)

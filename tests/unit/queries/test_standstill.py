@@ -159,7 +159,7 @@ def test_the_log_says_what_waits_for_the_trainer_and_which_version_sampled(log: 
     assert found.alive == {"trainer": 1, "explorer": 1}
     assert find_standstill(found).to_json()["text"] == (  # type: ignore[union-attr]
         "nothing has moved for 15 min: 1 batch waits for the trainer (1 alive); 4 tasks wait for an explorer (1 alive);"
-        " no feeder is alive; no buffer is alive; no verifier is alive; the trainer has published version 1, explorers"
+        " no feeder is alive; no verifier is alive; no buffer is alive; the trainer has published version 1, explorers"
         " are at 0 for 15 min since there is a newer one"
     )
 

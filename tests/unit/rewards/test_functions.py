@@ -17,9 +17,10 @@ from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.errors import ConfigError, RewardError
+from rftstream.rewards.arguments import find_convention
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegment
 from rftstream.rewards.child import score_items
-from rftstream.rewards.functions import FunctionReward, find_convention
+from rftstream.rewards.functions import FunctionReward
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import InlineScorer
 from rftstream.roles.verifier.step import reward_input

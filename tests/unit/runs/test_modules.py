@@ -10,9 +10,9 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
-from rftstream.launch.host import add_import_paths
+from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder
-from rftstream.runs.modules import changes_of_modules, find_modules, hidden_modules, write_modules
+from rftstream.runs.modules import changes_of_modules, find_modules, write_modules
 from tests.commands import call, called
 
 RUN: dict[str, Any] = {
@@ -43,8 +43,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(place: Path, **tasksets: Any) -> RunConfig:
     made = loader.from_dict({**RUN, "base": str(place), **({"tasksets": tasksets} if tasksets else {})})
-    add_import_paths(made)
+    plan(made, Purpose.join)
     return made
+
+
+def warnings_of(config: RunConfig) -> list[str]:
+    return [module.warning for module in find_modules(config) if module.warning is not None]
 
 
 def test_what_is_named_is_found_with_what_it_imports_and_nothing_is_imported(place: Path) -> None:
@@ -63,9 +67,9 @@ def test_what_is_named_is_found_with_what_it_imports_and_nothing_is_imported(pla
 
 
 def test_a_module_in_the_current_folder_that_hides_the_one_beside_the_run_file_is_told(place: Path) -> None:
-    assert hidden_modules(config(place)) == []
+    assert warnings_of(config(place)) == []
     (Path.cwd() / "own_rewards.py").write_text("def score(completion): return 0.0\n")
-    (line,) = hidden_modules(config(place))
+    (line,) = warnings_of(config(place))
     assert line == (
         f"own_rewards: taken from own_rewards.py, which hides {place / 'own_rewards.py'} beside the run file; remove "
         "or rename one of them"

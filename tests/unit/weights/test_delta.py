@@ -85,12 +85,12 @@ def pairs(draw: st.DrawFn) -> tuple[str, np.ndarray, np.ndarray]:
 
 @settings(max_examples=150, deadline=None)
 @given(pairs(), st.integers(1, 50))
-def test_any_bit_patterns_come_back(pair: tuple[str, np.ndarray, np.ndarray], lane_elements: int) -> None:
+def test_any_bit_patterns_come_back(pair: tuple[str, np.ndarray, np.ndarray], span_elements: int) -> None:
     dtype, old, new = pair
     before = {"w": RawTensor(dtype, old.shape, old.tobytes()), "z": RawTensor("U8", (1,), b"\0")}
     after = {"w": RawTensor(dtype, new.shape, new.tobytes()), "z": RawTensor("U8", (1,), b"\1")}
     state = ServedState(before, copy=True)
-    changes = delta.take(state, after, lane_elements=lane_elements)
+    changes = delta.take(state, after, span_elements=span_elements)
     assert plain(state.tensors) == plain(after)
     if changes.parts is None:
         return
@@ -103,7 +103,7 @@ def test_any_bit_patterns_come_back(pair: tuple[str, np.ndarray, np.ndarray], la
 
 
 @pytest.mark.parametrize("dtype", sorted(BITS))
-def test_many_elements_in_many_lanes(dtype: str) -> None:
+def test_many_elements_in_many_spans(dtype: str) -> None:
     chance = np.random.default_rng(1)
     old, new = {}, {}
     for name, size in (("a", 70_001), ("b", 1), ("c", 30_000)):
@@ -112,8 +112,8 @@ def test_many_elements_in_many_lanes(dtype: str) -> None:
         changed = bits + (chance.random(size) < 0.02).astype(bits.dtype) * chance.integers(1, 3)
         old[name] = RawTensor(dtype, (size,), bits.tobytes())
         new[name] = RawTensor(dtype, (size,), changed.astype(bits.dtype).tobytes())
-    data = encode(old, new, lane_elements=20_000)
-    assert data[200:] == encode(old, new, threads=1, lane_elements=20_000)[200:], "however many threads"
+    data = encode(old, new, span_elements=20_000)
+    assert data[200:] == encode(old, new, threads=1, span_elements=20_000)[200:], "however many threads"
     assert len(data) < sum(one.num_bytes for one in old.values()) / 30
     state = ServedState(old, copy=True)
     delta.apply(state, data, where="it")
@@ -134,7 +134,7 @@ def test_each_tensor_is_asked_for_once() -> None:
             asked.append(name)
             return super().__getitem__(name)
 
-    delta.take(ServedState(old, copy=True), Asked(new), lane_elements=100)
+    delta.take(ServedState(old, copy=True), Asked(new), span_elements=100)
     assert sorted([*asked, "e.empty"]) == sorted(new), "but for one in which nothing can change"
 
 

@@ -103,7 +103,7 @@ def test_masters_are_taken_as_what_is_served_of_them(dtype: str) -> None:
     found = []
     for tensors in (new, dict(new)):
         state = ServedState(old, copy=True, threads=2)
-        parts = delta.take(state, tensors, lane_elements=1000).parts
+        parts = delta.take(state, tensors, span_elements=1000).parts
         assert state.digest() == state_digest(new)
         assert parts is not None
         found.append([bytes(part) for _, part in parts])
@@ -164,7 +164,7 @@ def states_that_differ(shares: dict[str, float]) -> tuple[dict[str, RawTensor], 
 def test_no_more_is_held_than_is_said() -> None:
     """An eighth of old bits and a bit for each element; what changed more often is a stream at once."""
     old, new = states_that_differ({"a": 0.01, "b": 0.11, "c": 0.14, "d": 0.9})
-    changes = delta.take(ServedState(old, copy=True, threads=1), new, lane_elements=6400)
+    changes = delta.take(ServedState(old, copy=True, threads=1), new, span_elements=6400)
     assert [isinstance(one.how, Noted) for one in changes.taken] == [True, True, False, False]
     for one in changes.taken:
         if isinstance(one.how, Noted):
@@ -179,7 +179,7 @@ def test_sooner_or_later_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch, 
     found = []
     for noted in (-1.0, 1.0):
         monkeypatch.setattr(delta, "NOTED", noted)
-        changes = delta.take(ServedState(old, copy=True, threads=2), new, lane_elements=5000)
+        changes = delta.take(ServedState(old, copy=True, threads=2), new, span_elements=5000)
         assert {isinstance(one.how, Noted) for one in changes.taken} == {noted > 0}
         assert changes.parts is not None
         assert changes.taken == [], "and nothing is held twice"

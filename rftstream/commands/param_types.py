@@ -1,6 +1,6 @@
-"""What words on the command line can be: runs, run files, topics, roles, kinds, for shells to complete.
+"""The values of arguments, for shells to complete: runs, run files, topics, roles, kinds.
 
-Quick, and without heavy imports: a shell waits for it at every Tab.
+All of it is quick and imports nothing heavy, since a shell waits for it at every Tab.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ KINDS = ("transports", "policies", "backends", "algorithms", "rewards", "environ
 
 
 class AnyPath(click.Path):
-    """Of a file or a folder. An empty one, as of a shell variable that is not set, would mean the folder one is in."""
+    """The path of a file or a folder. An empty path is refused: it often comes from a shell variable that is not set,
+    and would mean the current folder."""
 
     def __init__(self, *, file_okay: bool = True) -> None:
         super().__init__(path_type=Path, file_okay=file_okay)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Fail if the text is empty."""
         if value == "":
             self.fail(
                 "got nothing, expected a path ('.' for this folder); is a variable of the shell not set?", param, ctx
@@ -30,21 +32,23 @@ class AnyPath(click.Path):
 
 
 class RunPath(AnyPath):
-    """A run folder or a run file."""
+    """The path of a run folder or a run file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return run folders and run files that begin so."""
         return [*_items(_run_folders(incomplete)), *_run_files(incomplete)]
 
 
 class RunFile(AnyPath):
-    """A run file."""
+    """The path of a run file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return run files that begin so."""
         return _run_files(incomplete)
 
 
 class Word(click.types.StringParamType):
-    """One of a few words. A wrong one is left to who uses it, since that error names the nearest."""
+    """One of a few words. Any text is taken: the code that uses it refuses a wrong word, and names the nearest."""
 
     name = "word"
 
@@ -52,13 +56,16 @@ class Word(click.types.StringParamType):
         self.words = words
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """Return the words to choose from."""
         return f"One of: {', '.join(self.words)}"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the words that begin so."""
         return _items(_beginning(self.words, incomplete))
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the topics that begin so."""
     from rftstream.contracts.topics import TOPICS
 
     return _beginning(TOPICS, incomplete)
@@ -73,7 +80,7 @@ def _items(paths: Iterable[str]) -> list[CompletionItem]:
 
 
 def _run_folders(incomplete: str) -> Iterator[str]:
-    """Run folders that begin so; by their name alone, those in ./runs, too."""
+    """Yield run folders that begin so. Those in ./runs are also found by their name alone."""
     head, slash, tail = incomplete.rpartition("/")
     places = [head + slash] if slash else ["", "runs/"]
     for place in places:
@@ -83,7 +90,7 @@ def _run_folders(incomplete: str) -> Iterator[str]:
 
 
 def _run_files(incomplete: str) -> list[CompletionItem]:
-    """TOML files; folders are left to the shell, so that one can go down into them."""
+    """Return TOML files that begin so. Folders are left to the shell, so that one can go down into them."""
     head, slash, tail = incomplete.rpartition("/")
     place = head + slash
     files = [

@@ -1,0 +1,175 @@
+"""The check of a whole message: the rules of its parts, and what follows from the types of their fields.
+
+It is put together once for each type, at import, and asked at every encode and decode. From the types it follows that
+every float is finite, except in `metrics`; every value of type Any is plain (None, bool, int, float, str, list, dict
+with string keys), not nested deeper than MAX_DEPTH, and none of its lists and maps is longer than MAX_ITEMS. Types and
+ranges of fields are checked elsewhere: by msgspec, when `codec` converts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.rules import RULES, Check, Violation, show
+
+MAX_DEPTH = 32
+"""The deepest nesting of lists and maps in a value of type Any; the types fix the depth of everything else."""
+
+MAX_ITEMS = 65_536
+"""The most items of one list or map. (Tokens are not lists but bytes.)"""
+
+
+def first_violation(message: object) -> Violation | None:
+    """Return the first promise that a message or a part of a message does not keep; None if it keeps all."""
+    check = _CHECKS[type(message)]
+    return None if check is None else check(message)
+
+
+@functools.cache
+def _check_part(cls: type) -> Check | None:
+    """Return the whole check of a message or part, found from its annotations; None if there is nothing to check."""
+    hints = get_type_hints(cls)
+    kinds = {field.name: _without_none(hints[field.name]) for field in dataclasses.fields(cls)}
+    inside = tuple((name, check) for name, kind in kinds.items() if name != "metrics" and (check := _check_of(kind)))
+    numbers = _check_floats(tuple(name for name, kind in kinds.items() if kind is float))
+    own = tuple(check for check in (numbers, RULES[cls].check if cls in RULES else None) if check is not None)
+    if not inside and len(own) < 2:
+        return own[0] if own else None
+
+    def check_part(part: object) -> Violation | None:
+        for check in own:
+            if (found := check(part)) is not None:
+                return found
+        for name, check in inside:
+            if (value := getattr(part, name)) and (found := check(value)) is not None:
+                return f".{name}{found[0]}", found[1]
+        return None
+
+    return check_part
+
+
+def _check_floats(names: tuple[str, ...]) -> Check | None:
+    """Return a check of numbers. Where all is well it takes two passes in C."""
+    if not names:
+        return None
+    get_floats = operator.attrgetter(*names, names[0])  # twice, so that it returns a tuple for one name, too
+
+    def check_floats(part: object) -> Violation | None:
+        try:
+            if math.isfinite(sum(get_floats(part))):
+                return None
+        except TypeError:  # None among them
+            pass
+        for name in names:
+            number = getattr(part, name)
+            if number is not None and not math.isfinite(number):
+                return f".{name}", f"got {number}, expected a finite number"
+        return None
+
+    return check_floats
+
+
+def _check_of(kind: Any) -> Check | None:
+    """Return the check of what is inside a value of this type; None if there is nothing to check."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _check_part(kind)  # type: ignore[arg-type]  # a class, as annotations hold no instances
+    if origin is dict and arguments[1] is Any:
+        return _plain
+    if origin is dict and arguments[1] is float:
+        return _finite_values
+    if origin is dict and (check := _check_of(arguments[1])) is not None:
+        return functools.partial(_each_value, check)
+    if origin is tuple and get_origin(arguments[0]) is dict:
+        return _plain
+    if origin is tuple and arguments[-1] is ... and (check := _check_of(arguments[0])) is not None:
+        return functools.partial(_each_item, check)
+    return None
+
+
+def _each_item(check: Check, parts: tuple[object, ...]) -> Violation | None:
+    for i, part in enumerate(parts):
+        if (found := check(part)) is not None:
+            return f"[{i}]{found[0]}", found[1]
+    return None
+
+
+def _each_value(check: Check, parts: dict[str, object]) -> Violation | None:
+    for name, part in parts.items():
+        if (found := check(part)) is not None:
+            return f"[{show(name)}]{found[0]}", found[1]
+    return None
+
+
+def _finite_values(numbers: dict[str, float]) -> Violation | None:
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            return f"[{show(name)}]", f"got {number}, expected a finite number"
+    return None
+
+
+def _plain(value: Any, depth: int = 0) -> Violation | None:
+    """Any is a place for data, not for objects: what comes back must be what went in."""
+    kind = type(value)
+    if kind is str or kind is int or kind is float or kind is bool or value is None:
+        return None
+    if kind is not list and kind is not tuple and kind is not dict:
+        return "", f"got {kind.__name__}, expected a plain value (none, bool, int, float, str, list, map)"
+    if depth == MAX_DEPTH:
+        return "", f"got more than {MAX_DEPTH} levels of lists and maps, expected at most that"
+    if len(value) > MAX_ITEMS:
+        return "", f"got {len(value)} items, expected at most {MAX_ITEMS}"
+    if kind is not dict:
+        for i, item in enumerate(value):
+            if (found := _plain(item, depth + 1)) is not None:
+                return f"[{i}]{found[0]}", found[1]
+        return None
+    for name, item in value.items():
+        if type(name) is not str:
+            return "", f"got a key of type {type(name).__name__}, expected str"
+        if (found := _plain(item, depth + 1)) is not None:
+            return f"[{show(name)}]{found[0]}", found[1]
+    return None
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (argument for argument in get_args(kind) if argument is not NoneType)
+    return kind
+
+
+def parts_of(classes: list[type]) -> list[type]:
+    """Return these dataclasses and every dataclass inside them, each once, in order of first use."""
+    return [cls for cls in types_of(classes) if dataclasses.is_dataclass(cls)]
+
+
+def types_of(classes: list[type]) -> list[type]:
+    """Return these dataclasses and every dataclass and enumeration inside them, each once, in order of first use."""
+    found: dict[type, None] = {}
+    queue = list(classes)
+    while queue:
+        cls = queue.pop(0)
+        if not isinstance(cls, type) or cls in found:
+            continue
+        if issubclass(cls, Enum):
+            found[cls] = None
+        elif dataclasses.is_dataclass(cls):
+            found[cls] = None
+            for hint in get_type_hints(cls).values():
+                queue.extend(_inside(hint))
+    return list(found)
+
+
+def _inside(hint: Any) -> list[Any]:
+    arguments = get_args(hint)
+    return [kind for argument in arguments for kind in _inside(argument)] if arguments else [hint]
+
+
+_CHECKS = {cls: _check_part(cls) for cls in parts_of([spec.type for spec in MESSAGES.values()])}

@@ -1,0 +1,71 @@
+"""How a run ended, as `run` and `resume` return it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.runs.folder import RunFolder, shown_path
+from rftstream.runs.observer import Observer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run stands or ended when `run` or `resume` returned. `result_of` makes it."""
+
+    run_dir: Path
+    steps: int
+    """Number of steps trained in all, also before a resume."""
+    version: int
+    reward_first: float | None
+    """Mean over the first tenth of the steps; None if nothing was scored."""
+    reward_last: float | None
+    wall_s: float
+    """Seconds that this command took, with the start of the processes."""
+    reason: str
+    """Why it ended: steps, hours, reward, taskset, ...; interrupted or failed."""
+    exit_code: int = 0
+    final: Path | None = None
+    """The trained model, an ordinary Hugging Face model folder."""
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, with paths as texts."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    def summary(self) -> str:
+        """Return what a person is told at the end."""
+        folder = shown_path(self.run_dir)
+        lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
+        if self.reward_first is not None and self.reward_last is not None:
+            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
+        if self.final is not None:
+            lines.append(f"the model is in {shown_path(self.final)}")
+        if not RunFolder(self.run_dir).exists():
+            lines.append(f"nothing was begun; the logs are in {folder}/logs")
+        elif self.reason == "interrupted" or self.exit_code:
+            lines.append(f"go on with: rftstream resume {folder}")
+        else:
+            lines.append(f"look closer with: rftstream audit {folder}")
+        return "\n".join(lines)
+
+
+def result_of(
+    folder: RunFolder, observer: Observer, reason: str, exit_code: int, began: float, error: str | None = None
+) -> RunResult:
+    """Return how a run ended, as its log says."""
+    curve, finished = observer.curve, observer.control.finished
+    return RunResult(
+        run_dir=folder.path,
+        steps=curve.num_steps,
+        version=curve.version,
+        reward_first=curve.reward_first(),
+        reward_last=curve.reward_last(),
+        wall_s=round(time.monotonic() - began, 3),
+        reason=reason,
+        exit_code=exit_code,
+        final=folder.final if finished is not None and folder.final.is_dir() else None,
+        error=error,
+    )

@@ -1,0 +1,112 @@
+"""The arguments that users' functions get, by their signature: ours, verl's or TRL's. Sources: see functions.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+from rftstream.rewards.base import RewardInput
+
+NOT_PASSED = ("num_prompt_messages", "segments")
+INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
+OF_TRL_ALONE = frozenset({"trainer_state", "environments"})
+OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"}) | OF_TRL_ALONE
+
+Convention = Literal["ours", "verl", "verl batch", "TRL"]
+
+
+class RewardArguments:
+    """Makes the arguments of a user's function from what is to be scored. `FunctionReward` makes it and asks it.
+
+    `names` are the function's parameters. `columns` maps our names to the source's; the function may use either.
+    """
+
+    def __init__(
+        self, convention: Convention, names: Sequence[str], options: Mapping[str, Any], columns: Mapping[str, str]
+    ) -> None:
+        self._convention = convention
+        self._names = names
+        self._options = options
+        self._aliases = {theirs: ours for ours, theirs in columns.items() if ours in ("answer", "data_source")}
+
+    def for_one(self, item: RewardInput) -> dict[str, Any]:
+        """Return the arguments of a function that scores one rollout, with the settings."""
+        return self._verl(item) if self._convention == "verl" else self._ours(item)
+
+    def for_list(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
+        """Return what this rollout adds to the lists that a function over many rollouts gets."""
+        return self._verl_row(item) if self._convention == "verl batch" else self._trl_row(item, conversational)
+
+    def _ours(self, item: RewardInput) -> dict[str, Any]:
+        known = {**self._columns(item), **self._options, **{name: getattr(item, name) for name in INPUT_FIELDS}}
+        return {**known, "completion_ids": item.completion_ids} if "completion_ids" in self._names else known
+
+    def _verl(self, item: RewardInput) -> dict[str, Any]:
+        """Return verl's four arguments, the settings, and the columns that the function names.
+
+        As with verl, a function that takes **kwargs gets no other column.
+        """
+        columns = self._columns(item)
+        named = {name: columns[name] for name in self._names if name in columns}
+        four = {
+            "data_source": item.data_source,
+            "solution_str": item.completion,
+            "ground_truth": _ground_truth(item),
+            "extra_info": _extra_info(item),
+        }
+        return {**named, **self._options, **{name: value for name, value in four.items() if value is not None}}
+
+    def _columns(self, item: RewardInput) -> dict[str, Any]:
+        return {**item.info, **{theirs: getattr(item, ours) for theirs, ours in self._aliases.items()}}
+
+    def _trl_row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
+        """Return every column of the dataset, as TRL does. The answer and data_source are there by our names, too."""
+        prompt = list(item.messages[: item.num_prompt_messages])
+        said = list(item.messages[item.num_prompt_messages :])
+        return {
+            "answer": item.answer,
+            "data_source": item.data_source,
+            **self._columns(item),
+            "prompts": prompt if conversational else item.prompt,
+            "completions": said if conversational else item.completion,
+            "completion_ids": item.completion_ids,
+        }
+
+    def _verl_row(self, item: RewardInput) -> dict[str, Any]:
+        row = {
+            "data_sources": item.data_source,
+            "solution_strs": item.completion,
+            "ground_truths": _ground_truth(item),
+            "extra_infos": _extra_info(item),
+        }
+        return {name: value for name, value in row.items() if value is not None}
+
+
+def find_convention(names: Collection[str]) -> Convention:
+    """Return whose signature a function has, by the names of its parameters."""
+    if "solution_strs" in names:
+        return "verl batch"
+    if "solution_str" in names:
+        return "verl"
+    if "completion" not in names and not OF_TRL.isdisjoint(names):
+        return "TRL"
+    return "ours"
+
+
+def is_conversation(item: RewardInput) -> bool:
+    """Return whether the rollout is more than one prompt message and one completion."""
+    return item.num_prompt_messages != 1 or len(item.messages) > 2
+
+
+def _ground_truth(item: RewardInput) -> Any:
+    """Return the answer. Without one, return `reward_model.ground_truth`, where verl's own data sets have it."""
+    nested = item.info.get("reward_model")
+    return nested.get("ground_truth") if item.answer is None and isinstance(nested, Mapping) else item.answer
+
+
+def _extra_info(item: RewardInput) -> dict[str, Any]:
+    """Return the column `extra_info`, else all columns, and add the number of turns as verl does."""
+    column = item.info.get("extra_info")
+    turns = sum(message.get("role") != "system" for message in item.messages)
+    return {**(column if isinstance(column, Mapping) else item.info), "num_turns": turns}

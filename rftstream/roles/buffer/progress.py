@@ -1,0 +1,88 @@
+"""How far the buffer has come: a view of `outcomes` and of the positions that it commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rftstream.contracts.batches import BatchManifest
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import TopicPartition
+from rftstream.roles.buffer.demonstrations import Cursor
+from rftstream.roles.buffer.groups import DecidedSequences
+from rftstream.roles.buffer.tally import Tally
+from rftstream.transport.base import Position
+
+
+class BufferProgress:
+    """What the buffer has decided, written and read so far. The step makes it at each recovery, calls `recall` for each
+    outcome on the log and `restore` for the committed positions. While it works it notes in `read` how far it has read,
+    asks `positions` for each transaction, and calls `batch_written` once a batch is on the log."""
+
+    def __init__(self) -> None:
+        self.decided = DecidedSequences()
+        """Groups that have an outcome, those of the next transaction included."""
+        self.tally = Tally()
+        """Rewards and lengths of what was decided since the last batch of rollouts."""
+        self.num_filtered = 0
+        """Filtered groups since the last batch of rollouts."""
+        self.next_batch = 0
+        """Sequence of the next batch."""
+        self.total_groups = 0
+        """Groups in all batches so far."""
+        self.is_last_written = False
+        """Whether the batch that was marked as the run's last is on the log."""
+        self.read: dict[TopicPartition, int] = {}
+        """The next offset of each partition of `verified`."""
+        self._read_before: dict[TopicPartition, int] = {}
+        """What `read` was when the positions were committed from which this process began."""
+
+    def recall(self, outcome: GroupOutcome) -> None:
+        """Take an outcome that stands on the log."""
+        if outcome.late:
+            return
+        self.decided.add(outcome.sequence)
+        if outcome.result is GroupResult.batched:
+            self.total_groups += 1
+            if self.next_batch != (outcome.batch_sequence or 0) + 1:
+                self.next_batch = (outcome.batch_sequence or 0) + 1
+                self.tally, self.num_filtered = Tally(), 0
+            return
+        self.num_filtered += outcome.result is GroupResult.filtered
+        self.tally.group(outcome.taskset, outcome.result, outcome.rollouts)
+
+    def restore(self, committed: Mapping[TopicPartition, Position]) -> Cursor:
+        """Begin to read at the committed positions. Return where the passes through the demonstrations stand."""
+        passes: tuple[int, ...] = ()
+        for place, position in committed.items():
+            self.read[place] = position.offset
+            read, next_batch, last, *numbers = map(int, (position.metadata or f"{position.offset} 0 0").split())
+            self._read_before[place] = read
+            self.next_batch = max(self.next_batch, next_batch)
+            self.is_last_written = self.is_last_written or bool(last)
+            passes = max(passes, tuple(numbers))
+        return Cursor.of(passes)
+
+    def is_new(self, place: TopicPartition, offset: int) -> bool:
+        """Whether a record of `verified` was not read before the committed positions were."""
+        return offset >= self._read_before.get(place, 0)
+
+    def positions(
+        self, low_waters: Mapping[TopicPartition, int], cursor: Cursor, *, next_batch: int, last: bool = False
+    ) -> dict[TopicPartition, Position]:
+        """Return the positions of all partitions that a transaction commits. `low_waters`: where the oldest open group
+        of a partition begins. `next_batch`, `last`: what holds once the transaction is on the log.
+
+        The metadata holds what outcomes do not tell: an empty last batch has none."""
+        passes = f" {cursor.to_text()}" if cursor.begun else ""
+        return {
+            place: Position(min(low_waters.get(place, read), read), f"{read} {next_batch} {int(last)}{passes}")
+            for place, read in self.read.items()
+        }
+
+    def batch_written(self, manifest: BatchManifest, *, of_rollouts: bool) -> None:
+        """Go on to the next batch: this one is on the log."""
+        self.next_batch += 1
+        self.total_groups = manifest.total_groups
+        self.is_last_written = manifest.last
+        if of_rollouts:
+            self.tally, self.num_filtered = Tally(), 0

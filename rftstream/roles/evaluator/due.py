@@ -1,0 +1,171 @@
+"""Which evaluation of which version is to be made next: what was asked for, every N versions, and the final one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from rftstream.clock import Clock
+from rftstream.config.loader import sampling_for
+from rftstream.config.sections import EvaluationSection, RunConfig
+from rftstream.contracts.control import Request, RequestKind, RunFinished
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced
+from rftstream.data.tasksets.base import Taskset
+from rftstream.models.rendering import Renderer
+from rftstream.service.role import Received
+from rftstream.weights.evaluated import EvalResults
+from rftstream.weights.follower import WeightsFollower
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A held-out set and how it is asked."""
+
+    name: str
+    section: EvaluationSection
+    taskset: Taskset
+    sampling: Sampling
+    renderer: Renderer | None = None
+    """The renderer, if the set has a chat template of its own."""
+
+    @property
+    def num_tasks(self) -> int:
+        """How many of its problems are asked."""
+        return min(len(self.taskset), self.section.num_tasks or len(self.taskset))
+
+
+def build_evaluation(
+    name: str, section: EvaluationSection, taskset: Taskset, config: RunConfig, renderer: Renderer | None = None
+) -> Evaluation:
+    """Return the evaluation of a section of the run file, with its sampling resolved."""
+    sampling = sampling_for(config, section.sampling, where=f"evaluations.{name}.sampling")
+    return Evaluation(name, section, taskset, sampling, renderer)
+
+
+@dataclass(frozen=True, slots=True)
+class DueEvaluation:
+    """An evaluation that is to be made of a version."""
+
+    evaluation: Evaluation
+    announced: WeightsAnnounced
+    """The version."""
+    request_id: str | None = None
+    """The request that it answers; None if it is due by itself."""
+
+
+class DueEvaluations:
+    """What is to be evaluated still. The evaluator's step makes it at each recovery and calls `absorb` for each record
+    that it reads. Whenever it is free it asks `next`; it calls `note` once the result is on the log, or `skip` if the
+    weights cannot be had."""
+
+    def __init__(
+        self,
+        evaluations: Mapping[str, Evaluation],
+        follower: WeightsFollower,
+        clock: Clock,
+        only: Collection[str] | None,
+    ) -> None:
+        """`follower`: knows which versions are in force. `only`: ids of the requests that are answered, and then
+        nothing is due by itself; None: all of them."""
+        self._evaluations = evaluations
+        self._follower = follower
+        self._clock = clock
+        self._only = only
+        self._results = EvalResults()
+        self._answered: set[str] = set()
+        """Requests that have a result, as request/evaluation."""
+        self._requests: dict[str, Request] = {}
+        self._best: dict[str, float] = {}
+        """Evaluation -> its best mean so far."""
+        self._finished: RunFinished | None = None
+        """The end of the run; None while it goes on."""
+        self._skipped: set[tuple[str, VersionName]] = set()
+        """Weights that were gone or damaged: nothing can be said of them."""
+
+    def answer_only(self, request_ids: Collection[str]) -> None:
+        """Let nothing be due but these requests."""
+        self._only = request_ids
+
+    def absorb(self, received: Received) -> None:
+        """Take a record of `weights`, `evals` or `control`."""
+        match received.message:
+            case WeightsAnnounced() as announced:
+                self._follower.announced(announced)
+            case EvalResult() as result:
+                self.note(result)
+            case RunFinished() as finished:
+                self._finished = finished
+            case Request(kind=RequestKind.evaluate) as request:
+                self._requests[request.request_id] = request
+            case None if received.record.key == b"finished":
+                self._finished = None
+
+    def note(self, result: EvalResult) -> None:
+        """Take a result that is on the log."""
+        self._results.note(result)
+        if result.request_id:
+            self._answered.add(f"{result.request_id}/{result.evaluation}")
+        mean = result.metrics.get("mean", -math.inf)
+        self._best[result.evaluation] = max(self._best.get(result.evaluation, -math.inf), mean)
+
+    def skip(self, due: DueEvaluation) -> None:
+        """Leave this evaluation of this version out."""
+        self._skipped.add((due.evaluation.name, due.announced.name))
+
+    def is_best(self, evaluation: str, mean: float) -> bool:
+        """Whether a mean is better than all before."""
+        return mean > self._best.get(evaluation, -math.inf)
+
+    def is_all_done(self) -> bool:
+        """Whether the run is finished, and nothing is due any more."""
+        newest = self._follower.newest()
+        reached = self._finished is not None and newest is not None and newest.name == self._finished.name
+        return reached and self.next() is None
+
+    def next(self) -> DueEvaluation | None:
+        """Return what is to be made next: what was asked for comes first, then versions from the oldest on."""
+        if (requested := self._requested()) is not None or self._only is not None:
+            return requested
+        for announced in self._follower.in_force():
+            for evaluation in self._evaluations.values():
+                is_last = self._finished is not None and announced.name == self._finished.name
+                if (announced.name.version % evaluation.section.every == 0 or is_last) and not self._has(
+                    evaluation, announced.name
+                ):
+                    return DueEvaluation(evaluation, announced)
+        return None
+
+    def _has(self, evaluation: Evaluation, name: VersionName) -> bool:
+        """Whether there is a result, or nothing to get one from."""
+        skipped = (evaluation.name, name) in self._skipped
+        return skipped or self._results.find(evaluation.name, name, self._follower) is not None
+
+    def _requested(self) -> DueEvaluation | None:
+        """Return the next evaluation that was asked for."""
+        for request in self._requests.values():
+            wanted = [
+                evaluation
+                for evaluation in self._evaluations.values()
+                if request.arguments.get("evaluation") in (None, evaluation.name)
+                and f"{request.request_id}/{evaluation.name}" not in self._answered
+            ]
+            not_ours = self._only is not None and request.request_id not in self._only
+            if not wanted or not_ours or request.expires_at < self._clock.now():
+                continue
+            announced = self._announced(request.arguments.get("version"))
+            if announced is None:
+                continue
+            for evaluation in wanted:
+                name = announced.name
+                again = bool(request.arguments.get("again")) and (evaluation.name, name) not in self._skipped
+                if again or not self._has(evaluation, name):
+                    return DueEvaluation(evaluation, announced, request.request_id)
+        return None
+
+    def _announced(self, version: object) -> WeightsAnnounced | None:
+        """Return the announcement in force of this version; of the newest if `version` is None."""
+        if version is None:
+            return self._follower.newest()
+        return next((found for found in self._follower.in_force() if found.name.version == version), None)

@@ -1,0 +1,93 @@
+"""The rollouts that an explorer has in hand: those that wait, and those that are being sampled."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection, Mapping
+
+from rftstream import metrics
+from rftstream.models.rendering import Renderer
+from rftstream.roles.explorer.turn_loop import TurnLoop
+from rftstream.roles.explorer.work import RolloutInHand
+from rftstream.service.role import Publish
+
+log = logging.getLogger(__name__)
+
+
+class RolloutsInHand:
+    """All tasks of an explorer from `start` until their rollouts are handed out or dropped. The step makes it once,
+    puts new ones into `waiting`, and decides which of them `begin`. A rollout that is active may be paused, and waits
+    again; it leaves when it has ended, is aborted or is dropped."""
+
+    def __init__(self, loop: TurnLoop, *, renderers: Mapping[str, Renderer], truncate: Collection[str]) -> None:
+        """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are
+        cut."""
+        self._loop = loop
+        self._renderers = renderers
+        self._truncate = frozenset(truncate)
+        self.waiting: deque[RolloutInHand] = deque()
+        """Rollouts that wait for weights or for a place, in order; some are paused in the middle."""
+        self.active: dict[int, RolloutInHand] = {}
+        """Rollouts that are being sampled, by the number of their item."""
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.active)
+
+    def begin(self, work: RolloutInHand) -> None:
+        """Have the rollout sampled: from the start, from what was saved, or from where it was paused."""
+        task, saved = work.task, work.saved
+        self.active[work.item.number] = work
+        if work.is_paused:
+            work.is_paused = False
+            self._loop.go_on(work.key)
+        else:
+            goes_on = self._loop.start(
+                work.key,
+                problem=task.problem,
+                sampling=task.sampling,
+                seed=task.seed,
+                environment=task.environment,
+                truncate=task.ids.taskset in self._truncate,
+                renderer=self._renderers.get(task.ids.taskset),
+                saved=saved,
+                name=task.ids.rollout_id,
+            )
+            if not goes_on and saved is not None:
+                work.begin_anew("its environment does not", saved.num_tokens)
+            elif saved is not None:
+                metrics.PARTIAL_TOKENS.labels("resumed").inc(saved.num_tokens)
+                log.info("%s: goes on from %d tokens", task.ids.rollout_id, saved.num_tokens)
+            work.saved = None
+        work.began_with = self._loop.num_sampled(work.key)
+
+    def pause(self, work: RolloutInHand) -> bool:
+        """Let an active rollout wait in the middle. Return False if it is about to finish, and goes on."""
+        if not self._loop.pause(work.key):
+            return False
+        del self.active[work.item.number]
+        work.is_paused = work.is_due = True
+        self.waiting.append(work)
+        return True
+
+    def abort(self, work: RolloutInHand) -> None:
+        """End what was begun of the rollout, and lose what is not saved of it."""
+        metrics.PARTIAL_TOKENS.labels("lost").inc(self._loop.num_unsaved(work.key))
+        self._loop.abort(work.key)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget the rollouts of these items."""
+        gone = set(numbers)
+        for work in self.waiting:
+            if work.is_paused and work.item.number in gone:
+                self.abort(work)
+        self.waiting = deque(work for work in self.waiting if work.item.number not in gone)
+        for number in gone & set(self.active):
+            self.abort(self.active.pop(number))
+
+    def next_piece(self, work: RolloutInHand, *, now: float, explorer: str) -> Publish | None:
+        """Return the record of what is new of the rollout since it was saved last; None if there is nothing that can be
+        saved."""
+        if not work.may_save or (new := self._loop.save(work.key)) is None:
+            return None
+        return work.next_piece(new, now=now, explorer=explorer)

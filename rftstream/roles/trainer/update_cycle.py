@@ -1,0 +1,146 @@
+"""The updates of the trainer, one at a time, and what each of them means for the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftstream.algorithms.base import spread_needed
+from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
+from rftstream.clock import Clock
+from rftstream.config.sections import RunConfig
+from rftstream.errors import StopRule
+from rftstream.roles.trainer.assembly import Batch
+from rftstream.roles.trainer.backend_thread import BackendThread
+from rftstream.roles.trainer.held_out import HeldOut
+from rftstream.roles.trainer.mismatch import MismatchWatch
+from rftstream.roles.trainer.pending_update import PendingUpdate
+from rftstream.roles.trainer.progress import TrainerProgress, too_many_skips
+from rftstream.roles.trainer.run_end import RunEnd
+from rftstream.roles.trainer.schedule import rate_at
+from rftstream.roles.trainer.signal_watch import SignalWatch
+from rftstream.roles.trainer.training import Training, check_made_for
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """A batch whose update has ended."""
+
+    update: PendingUpdate
+    """The update, with its batch."""
+    training: Training
+    """By what it was trained."""
+    progress: TrainerProgress
+    """What the trainer has come to by it."""
+    skipped: bool
+    """Whether the weights are as they were before."""
+    values: dict[str, float]
+    """Metrics of the step, so far without its times."""
+    step_s: float
+    """Seconds that the update took."""
+    ended_at: float
+    """When the update ended, by the clock."""
+    end_reason: str | None
+    """Why the run has come to its end by it; None if it goes on."""
+    stop: StopRule | None
+    """The rule by which the run is to end; None if it goes on."""
+
+    def metrics(self, *, held_up_s: float) -> dict[str, float]:
+        """Return all metrics of the step. `held_up_s`: seconds that training had to wait for the publishing."""
+        times = self.update.speeds(self.values, step_s=self.step_s, publish_s=held_up_s)
+        return self.values | times | self.training.speeds(self.values, self.step_s)
+
+
+class UpdateCycle:
+    """The updates that the backend computes, one at a time, in a thread of its own. The step makes it once and calls
+    `abandon` at each recovery. For each batch it calls `begin`, then `ends_within` until that is true, then `finish`.
+    It calls `rest` whenever the backend has nothing to do from then on."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        training: Training,
+        backend: BackendThread,
+        end: RunEnd,
+        held_out: HeldOut | None,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._training = training
+        self._backend = backend
+        self._end = end
+        self._held_out = held_out
+        self._clock = clock
+        self._mismatch = MismatchWatch(config)
+        self._signal = SignalWatch(config)
+        self._resting_since = clock.now()
+        self.pending: PendingUpdate | None = None
+        """The update that was begun last; None if nothing is computed."""
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds that the backend has had nothing to do."""
+        return self._clock.now() - self._resting_since
+
+    def rest(self) -> float:
+        """Note that the backend has nothing to do from now on. Return the time, by the clock."""
+        self._resting_since = self._clock.now()
+        return self._resting_since
+
+    def begin(self, batch: Batch, progress: TrainerProgress) -> None:
+        """Begin the update that makes a version of `batch` after `progress`. ConfigError if the batch was made for
+        another stage."""
+        self._backend.is_touched = True
+        stages = self._end.stages
+        stage, lr = stages.at(progress.version), rate_at(stages, progress.version)
+        if stages.named:
+            check_made_for(batch, stage)
+        self.pending = PendingUpdate(
+            batch,
+            progress,
+            lambda: self._training.at(stage).update(batch, lr),
+            compute=self._backend.executor,
+            clock=self._clock,
+            waited_s=self.idle_s,
+        )
+
+    def finish(self, pending: PendingUpdate) -> TrainedBatch:
+        """Return what came of the update; wait for it if need be. Raises what the update raised."""
+        update, values, step_s = pending.result()
+        self.pending = None
+        batch, before = pending.batch, pending.progress
+        self._mismatch.look(values, batch.experiences)
+        ended_at = self._clock.now()
+        stage = self._end.stages.at(before.version)
+        training = self._training.at(stage)
+        progress = before.after(
+            batch,
+            skipped=update.skipped,
+            rewards_kept=self._config.run.stop_reward_over,
+            without_signal=stage.takes_rollouts and is_without_signal(values, spread_needed(training.algorithm)),
+        )
+        if not self._config.without_tasks:
+            values[STEPS_WITHOUT_SIGNAL] = float(progress.steps_without_signal)
+        end_reason = self._end.reason(progress)
+        if self._end.stages.named:
+            values["stage"] = stage.number + 1.0
+        if self._held_out is not None and self._held_out.due(stage, progress.version, last=end_reason is not None):
+            values |= self._backend.asked(self._held_out.look)(stage)
+        no_signal = self._signal.look(values)
+        return TrainedBatch(
+            update=pending,
+            training=training,
+            progress=progress,
+            skipped=update.skipped,
+            values=values,
+            step_s=step_s,
+            ended_at=ended_at,
+            end_reason=end_reason,
+            stop=too_many_skips(self._config.trainer, progress, batch) or (no_signal if end_reason is None else None),
+        )
+
+    def abandon(self) -> None:
+        """Give up the update, if there is one. Nothing is computed any more afterwards."""
+        if self.pending is not None:
+            self.pending.abandon()
+            self.pending = None

@@ -1,0 +1,84 @@
+"""Where the partitions of a topic begin and end. Commits that are on their way are waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from kafka.admin import OffsetSpec
+from kafka.structs import TopicPartition as KafkaPartition
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import TransportError
+from rftstream.transport.kafka.admin_connection import PATIENCE_S, AdminConnection
+from rftstream.transport.kafka.connection import KafkaClientFactory
+
+SEEN_S = 0.002
+"""Seconds between two questions about something that is about to be visible."""
+
+
+class LogEnds:
+    """Asks for the first and the last offsets of partitions. `KafkaAdmin` makes it and asks it."""
+
+    def __init__(self, clients: KafkaClientFactory, connection: AdminConnection) -> None:
+        self._clients = clients
+        self._connection = connection
+
+    def begin(self, partitions: Collection[KafkaPartition]) -> dict[TopicPartition, int]:
+        """Return the first offset that each partition keeps."""
+        return self._offsets(partitions, OffsetSpec.EARLIEST)
+
+    def end(self, wanted: Collection[KafkaPartition], *, settled: bool = False) -> dict[TopicPartition, int]:
+        """Return where what is committed ends; `settled` as for `Admin.end_offsets`.
+
+        The broker answers a commit before it has marked it everywhere. So this waits for marks that are on their way,
+        but not for transactions that are still open."""
+        if not wanted:
+            return {}
+        written = self._offsets(wanted, OffsetSpec.LATEST, "read_uncommitted")
+        ends = self._offsets(wanted, OffsetSpec.LATEST)
+        until = time.monotonic() + PATIENCE_S
+        while behind := [
+            partition for partition in wanted if ends[(place := self._clients.place(partition))] < written[place]
+        ]:
+            if not self._is_committing(behind) or time.monotonic() > until:
+                # Ask once more: the mark may have been made between the two questions.
+                ends |= self._offsets(behind, OffsetSpec.LATEST)
+                break
+            time.sleep(SEEN_S)
+            ends |= self._offsets(behind, OffsetSpec.LATEST)
+        hidden = [place for partition in wanted if ends[place := self._clients.place(partition)] < written[place]]
+        if settled and hidden:
+            raise TransportError(
+                f"{', '.join(map(str, hidden))}: a transaction is open and hides what was committed after it began;"
+                f" ask again when it is through or its time is up"
+            )
+        return ends
+
+    def _is_committing(self, partitions: Collection[KafkaPartition]) -> bool:
+        producers = self._connection.ask("describe producers", lambda client: client.describe_producers(partitions))
+        ids = {
+            producer.producer_id
+            for state in producers.values()
+            for producer in state.active_producers
+            if producer.current_transaction_start_offset >= 0
+        }
+        if not ids:
+            return False
+        listed = self._connection.ask(
+            "list transactions",
+            lambda client: client.list_transactions(
+                producer_id_filters=sorted(ids), state_filters=["PrepareCommit", "PrepareAbort"]
+            ),
+        )
+        return any(listed.values())
+
+    def _offsets(
+        self, partitions: Collection[KafkaPartition], spec: Any, isolation: str = "read_committed"
+    ) -> dict[TopicPartition, int]:
+        found = self._connection.ask(
+            "ends of partitions",
+            lambda client: client.list_partition_offsets(dict.fromkeys(partitions, spec), isolation_level=isolation),
+        )
+        return {self._clients.place(partition): each.offset for partition, each in sorted(found.items())}

@@ -1,0 +1,119 @@
+"""What is prepared and looked at for each purpose, and that nobody does it beside `plan`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.preflight.plan import Purpose, plan
+from tests.unit.test_layers import called, calls_in, dotted, imports_of, source_files
+from tests.unit.tiny_run import write_run_file
+
+STARTS = (Purpose.begin, Purpose.resume)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return loader.load([write_run_file(tmp_path)])
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_own_modules_can_be_imported_whatever_the_purpose(config: RunConfig, purpose: Purpose, tmp_path: Path) -> None:
+    planned = plan(config, purpose, scratch=tmp_path / "scratch")
+    assert (planned.config, planned.purpose, planned.problems) == (config, purpose, ())
+    assert sys.path[-1] == str(tmp_path.resolve())
+    assert os.getcwd() in sys.path
+
+
+def test_unknown_parts_are_refused_before_they_are_used(config: RunConfig, tmp_path: Path) -> None:
+    wrong = loader.replace(config, trainer__algorithm="gpro")
+    for purpose in (*STARTS, Purpose.make, Purpose.build):
+        with pytest.raises(ConfigError, match=r"trainer\.algorithm: unknown 'gpro'"):
+            plan(wrong, purpose)
+    (problem,) = plan(wrong, Purpose.report, scratch=tmp_path / "scratch").problems
+    assert problem.found.startswith("trainer.algorithm: unknown 'gpro'")
+    assert plan(wrong, Purpose.join).looked == (), "it was looked at when the run was made"
+
+
+def test_what_only_workers_need_is_looked_at_where_they_start(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    wrong = loader.replace(config, weights__store=f"{tmp_path}/file/store", trainer__device="cuda:99")
+    for purpose in STARTS:
+        with pytest.raises(ConfigError, match=r"cuda:99(.|\n)*nothing can be made in"):
+            plan(wrong, purpose)
+    report = plan(wrong, Purpose.report, scratch=tmp_path / "scratch")
+    assert [problem.what for problem in report.problems] == ["cuda:99", "object store"]
+    assert {"cuda:99", "object store"}.isdisjoint(looked.what for looked in plan(wrong, Purpose.make).looked)
+    for purpose in (Purpose.build, Purpose.join):
+        assert plan(wrong, purpose).looked == ()
+
+
+def test_an_import_is_no_run_file(config: RunConfig) -> None:
+    imported = loader.replace(config, run__imported_from="elsewhere")
+    with pytest.raises(ConfigError, match=r"run\.imported_from: is for `rftstream rescore`"):
+        plan(imported, Purpose.begin)
+    plan(imported, Purpose.resume)
+
+
+def test_hidden_modules_are_told_to_who_starts(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for folder in (tmp_path, Path.cwd()):
+        (folder / "own_planned_reward.py").write_text("def score(completion): return 0.0\n")
+    own = loader.load([tmp_path / "tiny.toml"], sets=["tasksets.sums.reward=own_planned_reward:score"])
+    for purpose in (*STARTS, Purpose.report):
+        planned = plan(own, purpose, scratch=tmp_path / "scratch")
+        assert [module.name for module in planned.modules] == ["own_planned_reward"]
+        (note,) = planned.notes
+        assert note.startswith("own_planned_reward: taken from own_planned_reward.py, which hides ")
+    assert plan(own, Purpose.make).notes == ()
+
+
+def test_a_worker_that_is_planned_imports_nothing_that_only_a_start_needs(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom rftstream.config import loader\n"
+        "from rftstream.preflight.plan import Purpose, plan\n"
+        f"config = loader.load([Path({str(write_run_file(tmp_path))!r})])\n"
+        "before = set(sys.modules)\nplan(config, Purpose.join, role='trainer')\n"
+        "print(sorted(set(sys.modules) - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ nobody else
+
+PLAN = "rftstream.preflight.plan"
+OWN_PATHS = (PLAN, "rftstream.rewards.child")
+"""Who changes the import paths: a child that runs rewards is given those of its parent."""
+
+
+def test_only_the_plan_prepares_a_run() -> None:
+    wrong = []
+    for path in source_files("rftstream", "workers"):
+        module = dotted(path)
+        for call in calls_in(path):
+            name = called(call)
+            adds_paths = name in ("sys.path.append", "sys.path.insert", "sys.path.extend")
+            looks = name in ("readiness.look", "readiness.requirements", "check_part_names")
+            if (adds_paths and module not in OWN_PATHS) or (looks and module != PLAN):
+                wrong.append(f"{module}:{call.lineno} calls {name}")
+        for one in imports_of(path):
+            taken = one.name in (
+                "rftstream.config.part_names.check_part_names",
+                "rftstream.preflight.readiness.look",
+                "rftstream.preflight.readiness.requirements",
+            )
+            if taken and module != PLAN:
+                wrong.append(str(one))
+    assert not wrong, "\n".join(wrong)

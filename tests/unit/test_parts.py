@@ -1,0 +1,141 @@
+"""Parts are known by what they declare: read off the source, nobody outside of a part's folder asks for its name."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rftstream.config import registry
+from rftstream.trackers import TRACKERS
+
+ROOT = Path(__file__).parents[2]
+
+FOLDERS = {
+    "rftstream/transport": "transport",
+    "rftstream/policies": "policy",
+    "rftstream/backends": "backend",
+    "rftstream/algorithms": "algorithm",
+    "rftstream/rewards": "reward",
+    "rftstream/environments": "environment",
+    "rftstream/data/tasksets": "taskset",
+    "rftstream/trackers": "tracker",
+}
+"""Folder -> the kind whose names may be compared with literals in it."""
+
+ALL_NAMES = {kind: set(registry.table(kind)) for kind in registry.KINDS} | {"tracker": set(TRACKERS)}
+
+EXCEPTIONS = {
+    ("rftstream/config/aliases.py", "wandb"): "what a setting is called in other tools",
+    ("rftstream/config/aliases.py", "kafka"): "what a setting is called in other tools",
+    ("rftstream/config/aliases.py", "tensorboard"): "what a command is called in other tools",
+    ("rftstream/config/aliases.py", "sft"): "what a command is called in other tools",
+    ("rftstream/preflight/check_report.py", "memory"): "a key of the report: the estimate of memory",
+    ("rftstream/preflight/estimate.py", "exact"): "a made verdict, as large as those of a run",
+}
+"""File, name -> why it stands there as a key all the same."""
+
+
+def uses_of(names: set[str], tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name wherever one of the names decides something: in a comparison, as a key, as a case, or among
+    others in a collection."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Set | ast.Tuple | ast.List):
+            several = list(named(names, node.elts))
+            yield from several if len(several) > 1 else ()
+        else:
+            yield from named(names, deciding(node))
+
+
+def named(names: set[str], nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each literal among the nodes that is a name, or the scheme of a source with this name."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.rstrip(":/") in names:
+            yield node.lineno, node.value.rstrip(":/")
+
+
+def deciding(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the expressions by whose values this node decides something."""
+    if isinstance(node, ast.Compare):
+        yield from compared(node)
+    elif isinstance(node, ast.MatchValue):
+        yield node.value
+    elif isinstance(node, ast.Dict):
+        yield from (key for key in node.keys if key is not None)
+    elif isinstance(node, ast.Subscript) and not is_python_modules(node.value):
+        yield node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        methods = ("get", "pop", "startswith", "removeprefix", "resolve", "index", "count")
+        if node.func.attr in methods and not is_python_modules(node.func.value):
+            yield from node.args
+
+
+def is_python_modules(node: ast.AST) -> bool:
+    """Return whether it is `sys.modules`, whose keys are packages and not parts."""
+    return isinstance(node, ast.Attribute) and node.attr == "modules"
+
+
+def compared(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a comparison's operands and what is in them, but not what they look up or call with it."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.Subscript | ast.Call):
+            yield from compared(child)
+
+
+def sources() -> Iterator[tuple[str, set[str]]]:
+    """Yield each file with the names that it may not ask for."""
+    for path in sorted([*(ROOT / "rftstream").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]):
+        file = path.relative_to(ROOT).as_posix()
+        own = next((ALL_NAMES[kind] for folder, kind in FOLDERS.items() if file.startswith(f"{folder}/")), set())
+        yield file, set().union(*ALL_NAMES.values()) - own
+
+
+@functools.cache
+def found_uses() -> list[tuple[str, int, str]]:
+    found = []
+    for file, names in sources():
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), filename=file)
+        found += [(file, line, name) for line, name in dict.fromkeys(uses_of(names, tree))]
+    return found
+
+
+def test_no_part_is_asked_for_by_its_name() -> None:
+    """What others must know of a part stands in its record (rftstream/config/part_specs.py)."""
+    wrong = [f"{file}:{line} {name!r}" for file, line, name in found_uses() if (file, name) not in EXCEPTIONS]
+    assert not wrong, "compared with the name of a part; declare a capability instead:\n" + "\n".join(wrong)
+
+
+def test_every_exception_is_needed() -> None:
+    used = {(file, name) for file, _, name in found_uses()}
+    assert EXCEPTIONS.keys() <= used, f"not needed any more: {sorted(EXCEPTIONS.keys() - used)}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "kind == 'kafka'",
+        "'kafka' != section.kind",
+        "kind in ('torch', 'kafka')",
+        "(name := 'kafka') in names",
+        "KNOWN = {'kafka', 'torch'}",
+        "{'kafka': 1}[kind]",
+        "tables['kafka']",
+        "tables.get('kafka', {})",
+        "source.startswith('kafka:')",
+        "match kind:\n    case 'kafka': pass",
+        "match kind:\n    case 'torch' | 'kafka': pass",
+    ],
+)
+def test_the_scan_sees(code: str) -> None:
+    assert "kafka" in {name for _, name in uses_of({"kafka", "torch"}, ast.parse(code))}
+
+
+@pytest.mark.parametrize(
+    "code", ["kind: str = 'kafka'", "sys.modules.get('kafka')", "replace(kind='kafka')", "f'{name}: use kafka'"]
+)
+def test_the_scan_passes_over_defaults_and_words(code: str) -> None:
+    assert not list(uses_of({"kafka", "torch"}, ast.parse(code)))
