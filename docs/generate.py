@@ -40,6 +40,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "exit codes": operations.exit_codes,
     "metrics": operations.metrics,
     "part kinds": parts.kinds,
+    "capabilities": parts.capabilities,
     "measured algorithms": measured.algorithms,
     "measured staleness": measured.staleness,
     "measured trl": measured.beside_trl,

@@ -50,7 +50,7 @@ def sections() -> str:
 
 
 def part_settings() -> str:
-    parts = [(kind, _part(kind, name, where)) for kind in KINDS for name, where in registry.table(kind).items()]
+    parts = [(kind, _part(kind, name, spec.path)) for kind in KINDS for name, spec in registry.table(kind).items()]
     first = next(number for number, (kind, _) in enumerate(parts) if kind == "algorithm")
     texts = [text for _, text in parts]
     return "\n\n".join([*texts[:first], _shared(), *texts[first:]])

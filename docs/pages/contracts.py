@@ -9,7 +9,7 @@ from typing import Any
 import schemas
 from pages.source import field_docs, find_class, table, tree
 from rftstream.contracts import codec
-from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.messages import CONTRACTS_ON, MESSAGES
 from rftstream.contracts.topics import TOPICS
 from rftstream.roles import role_specs
 
@@ -50,6 +50,7 @@ HEADERS = {
     "resumed": "`1` for the record that a trainer starts with",
     "skipped": "`1` for a batch that gave a NaN",
 }
+"""Header -> its meaning. One that is not here has that of the message's field of its name."""
 
 
 def topics() -> str:
@@ -63,7 +64,7 @@ def topics() -> str:
             key, writers, readers = "see below", [*writers, "claims: every single role"], ["all"]
         twin = " + ".join(topic.twin) if topic.twin else "-"
         kind = f"{WIDTHS[topic.width]}{', compacted' if topic.compacted else ''}"
-        messages = ", ".join(f"[{name}](#{name})" for name in topic.messages)
+        messages = ", ".join(f"[{name}](#{name})" for name in CONTRACTS_ON[topic.name])
         rows.append(
             (
                 f"`{topic.name}`",
@@ -81,17 +82,20 @@ def topics() -> str:
 
 def headers() -> str:
     on: dict[str, set[str]] = {}
+    meanings = dict(HEADERS)
     for file in sorted(GOLDEN.glob("*.msgpack")):
         contract = file.name.partition(".")[0]
         message = codec.decode(file.read_bytes(), contract)
         for name, _ in codec.headers_of(message, "run"):
             on.setdefault(name, set()).add(contract)
-    if unknown := sorted(set(on) - set(HEADERS)):
+            if name in (fields := schemas.load(contract)["properties"]):
+                meanings.setdefault(name, fields[name]["description"])
+    if unknown := sorted(set(on) - set(meanings)):
         raise LookupError(f"docs/pages/contracts.py: no meaning for the headers {', '.join(unknown)}; add them")
     every = {contract for contracts in on.values() for contract in contracts}
     rows = [
-        (f"`{name}`", HEADERS[name], "all" if on[name] == every else ", ".join(sorted(on[name])))
-        for name in sorted(on, key=list(HEADERS).index)
+        (f"`{name}`", meanings[name], "all" if on[name] == every else ", ".join(sorted(on[name])))
+        for name in sorted(on, key=list(meanings).index)
     ]
     return table(("header", "meaning", "on"), rows)
 
@@ -99,13 +103,13 @@ def headers() -> str:
 def messages() -> str:
     shared: dict[str, Any] = {}
     parts = []
-    for contract in dict.fromkeys(name for topic in TOPICS.values() for name in topic.messages):
+    for contract in (name for names in CONTRACTS_ON.values() for name in names):
         schema = schemas.load(contract)
         shared |= schema.get("$defs", {})
         version = schema["x-contract-version"]
         parts.append(f"### {contract}\n\n`{contract}.v{version}`: {schema['description']}\n\n{_fields(schema)}")
     parts.append("## Parts of messages")
-    titles = {cls.__name__ for cls in MESSAGES.values()}
+    titles = {spec.type.__name__ for spec in MESSAGES.values()}
     for name, schema in sorted(shared.items()):
         if name == "Binary" or name in titles:
             continue
@@ -151,7 +155,7 @@ def _kind(field: dict[str, Any]) -> str:
 
 
 def _enum(name: str, schema: dict[str, Any]) -> str:
-    modules = {cls.__module__ for cls in MESSAGES.values()} | {"rftstream.contracts.arrays"}
+    modules = {spec.type.__module__ for spec in MESSAGES.values()} | {"rftstream.contracts.arrays"}
     found = next((cls for module in sorted(modules) if (cls := find_class(tree(module).body, name))), None)
     docs = field_docs(found.body) if found else {}
     return table(("value", "meaning"), [(f"`{value}`", docs.get(value, "")) for value in schema["enum"]])

@@ -1,14 +1,16 @@
-"""docs/extending.md: the kinds of parts, where their tables and protocols are."""
+"""docs/extending.md: the kinds of parts, where their tables and protocols are, and what parts declare."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
-from pages.source import table
+from pages.source import field_docs, find_class, table, tree
+from pages.types import toml
+from rftstream.config import part_specs, registry
+from rftstream.config.part_specs import PartSpec
 from rftstream.config.registry import KINDS
 from rftstream.queries.listing import SETTINGS
-
-FOLDERS = {"policy": "policies"}
 
 
 def kinds() -> str:
@@ -27,3 +29,30 @@ def kinds() -> str:
             )
         )
     return table(("kind", "named by", "built in", "what it must be", "one line in"), rows)
+
+
+def capabilities() -> str:
+    """What a record of each kind says beside the part's place, and which built-in parts differ from the default."""
+    rows = []
+    for kind in KINDS:
+        records = registry.table(kind)
+        spec_type = type(next(iter(records.values())))
+        found = find_class(tree(part_specs.__name__).body, spec_type.__name__)
+        docs = field_docs(found.body) if found is not None else {}
+        common = {field.name for field in dataclasses.fields(PartSpec)}
+        for field in dataclasses.fields(spec_type):
+            if field.name not in common:
+                rows.append(
+                    (kind, f"`{field.name}`", f"`{toml(field.default)}`", docs[field.name], _differing(records, field))
+                )
+    return table(("kind", "capability", "default", "meaning", "built-in parts that differ"), rows)
+
+
+def _differing(records: dict[str, PartSpec], field: dataclasses.Field[object]) -> str:
+    """The names, with their values where these are not just the other one of two."""
+    values = {name: getattr(record, field.name) for name, record in records.items()}
+    return ", ".join(
+        f"`{name}`" if isinstance(value, bool) else f"`{name}`: `{toml(value)}`"
+        for name, value in values.items()
+        if value != field.default
+    )

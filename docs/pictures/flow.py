@@ -18,7 +18,7 @@ LEFT, RIGHT = 86, 814
 ROW, STRIP = 66, 48
 """Heights of a role's row and of the strip of log between two of them."""
 GREY, LINE, PAPER, INK = "#78818b", "#8c959f", "#f3f5f8", "#1f2328"
-HOP = "runtime, codec, transport"
+HOP = "service, codec, transport"
 """What every message passes between two roles."""
 SANS = "-apple-system,'Segoe UI','Helvetica Neue','DejaVu Sans',Arial,sans-serif"
 MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -117,20 +117,20 @@ def draw() -> str:
     middle = {role.name: y + ROW / 2 for role, y in zip(ROLES, tops, strict=True)}
     strips = {role.out: y + ROW + STRIP / 2 for role, y in zip(ROLES, tops, strict=True) if role.out}
     parts = [
-        _text(LEFT + 4, 18, "a taskset's problem comes in here", size=11, colour=GREY),
-        _arrow([(LEFT + 56, 22), (LEFT + 56, top)]),
+        draw_text(LEFT + 4, 18, "a taskset's problem comes in here", size=11, colour=GREY),
+        draw_arrow([(LEFT + 56, 22), (LEFT + 56, top)]),
     ]
     for role, y in zip(ROLES, tops, strict=True):
-        parts += _row(role, y)
+        parts += draw_row(role, y)
         if role.out:
-            parts += _strip(role, y + ROW)
+            parts += draw_strip(role, y + ROW)
     parts += _back(
         "outcomes",
         [(LEFT, middle["buffer"]), (54, middle["buffer"]), (54, middle["feeder"] + 8), (LEFT, middle["feeder"] + 8)],
         54,
         strips["rollouts"] + 6,
     )
-    parts.append(_arrow([(54, middle["explorer"]), (LEFT, middle["explorer"])]))
+    parts.append(draw_arrow([(54, middle["explorer"]), (LEFT, middle["explorer"])]))
     parts += _back(
         "steps",
         [
@@ -173,41 +173,45 @@ def draw() -> str:
     )
 
 
-def _row(role: Role, y: float) -> list[str]:
+def draw_row(role: Role, y: float) -> list[str]:
+    """Draw a role with its modules from left to right."""
     parts = [
         f'<rect x="{LEFT}" y="{y}" width="{RIGHT - LEFT}" height="{ROW}" rx="10" fill="{role.colour}" '
         f'fill-opacity="0.10" stroke="{role.colour}" stroke-width="1.4"/>',
         f'<rect x="{LEFT + 10}" y="{y + 17}" width="92" height="32" rx="7" fill="{role.colour}"/>',
-        _text(LEFT + 56, y + 38, role.name, size=14, colour="#ffffff", anchor="middle", weight="600"),
+        draw_text(LEFT + 56, y + 38, role.name, size=14, colour="#ffffff", anchor="middle", weight="600"),
     ]
     x, gap = LEFT + 128.0, 16.0 if len(role.modules) > 5 else 20.0
     width = (RIGHT - 12 - x - gap * (len(role.modules) - 1)) / len(role.modules)
     width = min(width, 140.0)
     for number, (folder, name) in enumerate(role.modules):
         if number:
-            parts.append(_arrow([(x - gap + 2, y + ROW / 2), (x - 2, y + ROW / 2)], colour=role.colour))
+            parts.append(draw_arrow([(x - gap + 2, y + ROW / 2), (x - 2, y + ROW / 2)], colour=role.colour))
         parts += [
             f'<rect x="{x:g}" y="{y + 13}" width="{width:g}" height="40" rx="6" fill="{PAPER}" '
             f'stroke="{role.colour}" stroke-opacity="0.55"/>',
         ]
         if folder:
-            parts.append(_text(x + width / 2, y + 28, folder, size=10, colour=GREY, anchor="middle", mono=True))
+            parts.append(draw_text(x + width / 2, y + 28, folder, size=10, colour=GREY, anchor="middle", mono=True))
         parts.append(
-            _text(x + width / 2, y + (44 if folder else 37), name, size=11.5, colour=INK, anchor="middle", mono=True)
+            draw_text(
+                x + width / 2, y + (44 if folder else 37), name, size=11.5, colour=INK, anchor="middle", mono=True
+            )
         )
         x += width + gap
     return parts
 
 
-def _strip(role: Role, y: float) -> list[str]:
+def draw_strip(role: Role, y: float, *, hop: str = HOP) -> list[str]:
+    """Draw what leads from a role to the next one; `hop` stands at its right end."""
     centre, x = y + STRIP / 2, LEFT + 56
     return [
         f'<rect x="{LEFT}" y="{y + 11}" width="{RIGHT - LEFT}" height="{STRIP - 22}" fill="{LINE}" '
         'fill-opacity="0.16"/>',
-        _arrow([(x, y), (x, y + STRIP)], colour=role.colour),
-        *_pill(x, centre, role.out),
-        _text(LEFT + 128, centre + 4, role.said, size=12, colour=GREY),
-        _text(RIGHT - 12, centre + 4, HOP, size=11, colour=GREY, anchor="end", mono=True),
+        draw_arrow([(x, y), (x, y + STRIP)], colour=role.colour),
+        *draw_pill(x, centre, role.out),
+        draw_text(LEFT + 128, centre + 4, role.said, size=12, colour=GREY),
+        draw_text(RIGHT - 12, centre + 4, hop, size=11, colour=GREY, anchor="end", mono=True),
     ]
 
 
@@ -215,23 +219,23 @@ def _back(topic: str, points: Sequence[tuple[float, float]], x: float, y: float)
     """A topic that leads back, with its name written upwards beside the line."""
     width = 7.4 * len(topic) + 16
     return [
-        _arrow(points),
+        draw_arrow(points),
         f'<g transform="translate({x:g} {y:g}) rotate(-90)">'
         f'<rect x="{-width / 2:g}" y="-11" width="{width:g}" height="22" rx="11" fill="{PAPER}" stroke="{LINE}"/>'
-        f"{_text(0, 4, topic, size=12, colour=INK, anchor='middle', mono=True)}</g>",
+        f"{draw_text(0, 4, topic, size=12, colour=INK, anchor='middle', mono=True)}</g>",
     ]
 
 
-def _pill(x: float, y: float, topic: str) -> list[str]:
+def draw_pill(x: float, y: float, topic: str) -> list[str]:
     width = 7.4 * len(topic) + 20
     return [
         f'<rect x="{x - width / 2:g}" y="{y - 12:g}" width="{width:g}" height="24" rx="12" fill="{PAPER}" '
         f'stroke="{LINE}"/>',
-        _text(x, y + 4, topic, size=12, colour=INK, anchor="middle", mono=True),
+        draw_text(x, y + 4, topic, size=12, colour=INK, anchor="middle", mono=True),
     ]
 
 
-def _arrow(points: Sequence[tuple[float, float]], *, colour: str = LINE) -> str:
+def draw_arrow(points: Sequence[tuple[float, float]], *, colour: str = LINE) -> str:
     """A line through the points with rounded corners and a head at its end."""
     (x0, y0), (x1, y1) = points[-2], points[-1]
     length = abs(x1 - x0) + abs(y1 - y0)
@@ -251,7 +255,7 @@ def _toward(corner: tuple[float, float], other: tuple[float, float], radius: flo
     return f"{corner[0] + (other[0] - corner[0]) * share:g} {corner[1] + (other[1] - corner[1]) * share:g}"
 
 
-def _text(
+def draw_text(
     x: float,
     y: float,
     text: str,
