@@ -96,8 +96,8 @@ def evaluate(
             say("no evaluator is alive: evaluating here what is due")
             yield from _work(run, reader, None, say)
             return
-        standing, wanted = _sorted_out(run, names, versions, again)
-        yield from (Evaluated(result, new=False) for result in standing)
+        results, wanted = _sorted_out(run, names, versions, again)
+        yield from (Evaluated(result, new=False) for result in results)
         if not wanted:
             return
         _ask(run, wanted, timeout_s)
@@ -134,18 +134,18 @@ def _sorted_out(
     for received in Log(run.transport).messages("evals"):
         if isinstance(received.message, EvalResult):
             results.note(received.message)
-    standing: list[EvalResult] = []
+    on_log: list[EvalResult] = []
     wanted: list[_Wanted] = []
     for announced in _announced(published, versions):
         for name in names:
             found = None if again else results.find(name, announced.name, published.follower)
             if found is not None:
-                standing.append(found)
+                on_log.append(found)
             else:
                 wanted.append(_Wanted(name, announced, _request_id(name, announced, again), again))
     if wanted:  # the weights of these have to be there
         published.choose([one.announced.name.version for one in wanted], where="--versions")
-    return standing, wanted
+    return on_log, wanted
 
 
 def _announced(published: Published, versions: Versions) -> list[WeightsAnnounced]:

@@ -104,7 +104,7 @@ class OpenAiPolicy:
         """Number of requests on the way, aborted ones included."""
         self._num_lost = 0
         """Number of requests that were lost since the last answer."""
-        self._told: queue.SimpleQueue[tuple[_Call | None, _Told]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_AnswerEvent | _UpdateEvent] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(config.batch_size, thread_name_prefix="openai")
 
     @property
@@ -138,9 +138,9 @@ class OpenAiPolicy:
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
         if not request.token_ids:
-            self._told.put((call, without_tokens(request, "error", "the prompt is empty")))
+            self._events.put(_AnswerEvent(call, without_tokens(request, "error", "the prompt is empty")))
         elif room <= 0:
-            self._told.put((call, without_tokens(request, "length", None)))
+            self._events.put(_AnswerEvent(call, without_tokens(request, "length", None)))
         else:
             call.body = self._body(request, room)
             self._waiting.append(call)
@@ -164,25 +164,15 @@ class OpenAiPolicy:
         wait_s = STEP_S if self._works else 0.0
         while True:
             try:
-                call, told = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
+                event = self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()
             except queue.Empty:
                 self._go_on()
                 return done
             wait_s = 0.0
-            if call is not None and call.is_asked:
-                self._num_asked -= 1
-            if isinstance(told, VersionName):
-                self._updated(told)
-            elif isinstance(told, RetryableError):
-                assert call is not None
-                self._ask_again(call, told)
-            elif call is None or self._active.get(call.request.request_id) is call:
-                if isinstance(told, PolicyError):
-                    raise told
-                assert call is not None
-                del self._active[call.request.request_id]
-                self._num_lost = 0
-                done.append(told)
+            if isinstance(event, _UpdateEvent):
+                self._on_update(event)
+            elif (completion := self._on_answer(event)) is not None:
+                done.append(completion)
 
     def idle_s(self) -> float:
         """Return 0 while there is something to do, else infinity."""
@@ -204,22 +194,42 @@ class OpenAiPolicy:
 
     def _go_on(self) -> None:
         """Ask the server as much as may be asked now, or give it its next version."""
-        if self._sending is not None or self.version is None:
+        version = self.version
+        if self._sending is not None or version is None:
             return
         if self._next is None:
             while self._waiting and self._num_asked < self._config.batch_size:
                 call = self._waiting.popleft()
                 call.is_asked = True
                 self._num_asked += 1
-                self._threads.submit(self._sample, call)
-        elif not self._num_asked:
+                self._threads.submit(self._sample, call, version)
+        elif self._updates is not None and not self._num_asked:
             self._sending, self._sending_call = self._next, Call()
-            self._threads.submit(self._update, self._sending, self._sending_call)
+            self._threads.submit(self._update, self._updates, self._sending, self._sending_call)
 
-    def _updated(self, name: VersionName) -> None:
-        self._version, self._sending = name, None
-        if self._next == name:
+    def _on_update(self, event: _UpdateEvent) -> None:
+        """Note that the server has the version. Raise the error if it could not be given it."""
+        if event.error is not None:
+            raise event.error
+        self._version, self._sending = event.name, None
+        if self._next == event.name:
             self._next = None
+
+    def _on_answer(self, event: _AnswerEvent) -> Completion | None:
+        """Return the completion of a request that has finished. None if the request is asked again or was aborted."""
+        call, result = event.call, event.result
+        if call.is_asked:
+            self._num_asked -= 1
+        if isinstance(result, RetryableError):
+            self._ask_again(call, result)
+            return None
+        if self._active.get(call.request.request_id) is not call:
+            return None
+        if isinstance(result, PolicyError):
+            raise result
+        del self._active[call.request.request_id]
+        self._num_lost = 0
+        return result
 
     def _ask_again(self, call: _Call, error: RetryableError) -> None:
         """Put a lost request back in the queue. It is asked again when the server has its weights again."""
@@ -262,34 +272,27 @@ class OpenAiPolicy:
 
     # ------------------------------------------------------------------------------------------ in a thread each
 
-    def _sample(self, call: _Call) -> None:
-        version = self._version
-        assert version is not None
+    def _sample(self, call: _Call, version: VersionName) -> None:
         ask = self._server.ask if self._updates is None else self._server.ask_once
         try:
-            told: _Told = _completion(call.request, ask(call.body, call), version)
+            result: Completion | RetryableError | PolicyError = _completion(call.request, ask(call.body, call), version)
         except RetryableError as error:
-            told = without_tokens(call.request, "error", str(error)) if call.cancelled.is_set() else error
+            result = without_tokens(call.request, "error", str(error)) if call.cancelled.is_set() else error
         except Refused as error:
-            told = without_tokens(call.request, "error", str(error))
+            result = without_tokens(call.request, "error", str(error))
         except Unreachable as error:
-            told = PolicyError(f"policy openai: {error}")
+            result = PolicyError(f"policy openai: {error}")
         except Exception as error:  # of an answer that nobody thought of: else the rollout would wait for ever
-            told = without_tokens(call.request, "error", f"the server's answer: {type(error).__name__}: {error}")
-        self._told.put((call, told))
+            result = without_tokens(call.request, "error", f"the server's answer: {type(error).__name__}: {error}")
+        self._events.put(_AnswerEvent(call, result))
 
-    def _update(self, name: VersionName, call: Call) -> None:
-        assert self._updates is not None
+    def _update(self, updates: ServerUpdates, name: VersionName, call: Call) -> None:
         try:
-            self._updates.send(name, call)
+            updates.send(name, call)
         except Exception as error:  # else all would wait for ever
-            self._told.put((None, PolicyError(f"policy openai: {error}")))
+            self._events.put(_UpdateEvent(name, PolicyError(f"policy openai: {error}")))
         else:
-            self._told.put((None, name))
-
-
-_Told = Completion | VersionName | RetryableError | PolicyError
-"""What a thread puts into the queue for `step`."""
+            self._events.put(_UpdateEvent(name))
 
 
 class _Call(Call):
@@ -298,6 +301,22 @@ class _Call(Call):
         self.request = request
         self.is_asked = False
         self.body: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _AnswerEvent:
+    """The server has answered a request, or cannot. A thread puts it into the queue for `step`."""
+
+    call: _Call
+    result: Completion | RetryableError | PolicyError
+
+
+@dataclass(frozen=True, slots=True)
+class _UpdateEvent:
+    """The server has loaded a version, or cannot. A thread puts it into the queue for `step`."""
+
+    name: VersionName
+    error: PolicyError | None = None
 
 
 def _completion(request: SampleRequest, answer: Mapping[str, Any], version: VersionName) -> Completion:

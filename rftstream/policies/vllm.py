@@ -79,9 +79,9 @@ class VllmPolicy:
         self._active: dict[str, str] = {}
         """Request id -> the request's name in the engine. No name is used twice."""
         self._number = 0
-        self._told: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
-        self._engine = Engine(config, model, renderer, self._told)
+        self._engine = Engine(config, model, renderer, self._outcomes)
         self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
 
     @property
@@ -120,12 +120,12 @@ class VllmPolicy:
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
         if not request.token_ids or not all(0 <= one < self._vocab_size for one in request.token_ids):
             why = "the prompt is empty or has ids out of range"
-            self._told.put((unique, without_tokens(request, "error", why)))
+            self._outcomes.put((unique, without_tokens(request, "error", why)))
         elif request.num_sampled and remembers(request.sampling):
             why = "vllm cannot go on with tokens sampled elsewhere where stop strings or penalties look at them"
-            self._told.put((unique, without_tokens(request, "error", why)))
+            self._outcomes.put((unique, without_tokens(request, "error", why)))
         elif room <= 0:
-            self._told.put((unique, without_tokens(request, "length", None)))
+            self._outcomes.put((unique, without_tokens(request, "length", None)))
         elif self._version is None:
             self._held.append((unique, dataclasses.replace(request, max_tokens=room)))
         else:
@@ -153,11 +153,11 @@ class VllmPolicy:
         wait_s = STEP_S if self._active and self._version is not None else 0.0
         with contextlib.suppress(queue.Empty):
             while True:
-                told = self._told.get(timeout=wait_s) if wait_s else self._told.get_nowait()
+                outcome = self._outcomes.get(timeout=wait_s) if wait_s else self._outcomes.get_nowait()
                 wait_s = 0.0
-                if isinstance(told, RftError):
-                    raise told
-                unique, completion = told
+                if isinstance(outcome, RftError):
+                    raise outcome
+                unique, completion = outcome
                 if self._active.get(completion.request_id) == unique:
                     del self._active[completion.request_id]
                     done.append(completion)

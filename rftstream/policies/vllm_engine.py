@@ -67,12 +67,12 @@ class EngineSettings(Protocol):
 
 class Engine:
     """vLLM's engine. `VllmPolicy` makes it, then calls every method in the thread of the event loop: `start`, then
-    `load` and `begin`, `close` at the end. What finishes or fails goes into the queue `told`."""
+    `load` and `begin`, `close` at the end. What finishes or fails goes into the queue `outcomes`."""
 
     def __init__(
-        self, config: EngineSettings, model: ModelSpec, renderer: Renderer, told: queue.SimpleQueue[Any]
+        self, config: EngineSettings, model: ModelSpec, renderer: Renderer, outcomes: queue.SimpleQueue[Any]
     ) -> None:
-        self._config, self._model, self._renderer, self._told = config, model, renderer, told
+        self._config, self._model, self._renderer, self._outcomes = config, model, renderer, outcomes
         self._stop_ids = sorted(renderer.stop_token_ids)
         self._engine: Any = None
         self.started = False
@@ -101,9 +101,9 @@ class Engine:
                 await self._engine.collective_rpc("rftstream_prepare", args=(os.getpid(),))
                 self.started = True
             except RftError as error:
-                self._told.put(error)
+                self._outcomes.put(error)
             except Exception as error:
-                self._told.put(PolicyError(f"policy vllm: the engine did not start: {_short(error)}"))
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {_short(error)}"))
 
     def _open(self) -> Any:
         config, model = self._config, self._model
@@ -165,7 +165,7 @@ class Engine:
                 output = (await queued.get()).outputs[0]
                 reason = output.finish_reason
                 completion = _completion(request, output.token_ids, output.logprobs, output.weight_versions, reason)
-                self._told.put((unique, completion))
+                self._outcomes.put((unique, completion))
         except asyncio.CancelledError:
             if queued is not None and not self._engine.errored:
                 await self._engine.abort(queued.request_id, internal=True)
@@ -189,11 +189,11 @@ class Engine:
 
     def _tell_failure(self, unique: str, request: SampleRequest, error: Exception) -> None:
         if isinstance(error, PolicyError):
-            self._told.put(error)
+            self._outcomes.put(error)
         elif self._engine.errored:
-            self._told.put(PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above"))
+            self._outcomes.put(PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above"))
         else:
-            self._told.put((unique, without_tokens(request, "error", f"vllm: {_short(error)}")))
+            self._outcomes.put((unique, without_tokens(request, "error", f"vllm: {_short(error)}")))
 
     # ------------------------------------------------------------------------------------------ weights
 
@@ -222,7 +222,7 @@ class Engine:
                 (shared, label), self._newest = self._newest, None
                 await self._exchange(shared, label, mode="keep", clear_cache=True)
         except PolicyError as error:
-            self._told.put(error)
+            self._outcomes.put(error)
         finally:
             self._loading = None
             if self._newest is not None and self.started:

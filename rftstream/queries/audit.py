@@ -72,7 +72,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     def table(topic: str) -> TopicTable:
         return read_kept_table(log, topic, index)
 
-    def standing(topic: str) -> TopicTable:
+    def table_in_force(topic: str) -> TopicTable:
         """Return the topic's table without groups that are through, since more of their records may be deleted at any
         time."""
         return table(topic).where(lambda rows: (rows["sequence"] < 0) | (rows["sequence"] >= said.sequence))
@@ -89,10 +89,10 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     batches_table = batches_in_force(log, batches_table, said)
     batches, shares = ledger.rows_of("batches", batches_table), ledger.shares_of(batches_table)
     uses = ledger.uses_of(batches_table)
-    verified = ledger.rows_of("verified", standing("verified"), done_by_buffer)
-    rollouts = ledger.rows_of("rollouts", standing("rollouts"), done_by_verifiers)
-    partials = ledger.rows_of("partials", standing("partials"))
-    tasks = ledger.rows_of("tasks", standing("tasks"), done_by_explorers)
+    verified = ledger.rows_of("verified", table_in_force("verified"), done_by_buffer)
+    rollouts = ledger.rows_of("rollouts", table_in_force("rollouts"), done_by_verifiers)
+    partials = ledger.rows_of("partials", table_in_force("partials"))
+    tasks = ledger.rows_of("tasks", table_in_force("tasks"), done_by_explorers)
     rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback")]
     rest.append(ledger.rows_of("weights", announcements_in_force(log, table("weights"))))
 

@@ -23,7 +23,7 @@ from rftstream.queries.formatting import columns, duration, moment, number, plur
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
 from rftstream.queries.origin import Origin, origin_of
 from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
-from rftstream.queries.worker_words import health_sentence
+from rftstream.queries.worker_status_text import health_sentence
 from rftstream.queries.workers import WorkerStatus, ask_workers
 from rftstream.roles.feeder import FEEDER
 from rftstream.runs.ending import Ending, read_ending

@@ -235,16 +235,16 @@ def test_without_room_a_transaction_is_refused_whole(folder: Path, start: Start,
     transport.close()
 
 
-def test_the_bell_of_a_killed_reader_is_taken_away(folder: Path, start: Start) -> None:
-    bells = folder / "bells" / "topic-a"
+def test_the_pipe_of_a_killed_reader_is_taken_away(folder: Path, start: Start) -> None:
+    pipes = folder / "bells" / "topic-a"
     waiter, pipe = start(wait_for_ever, folder)
     told(pipe)
-    assert len(list(bells.iterdir())) == 1
+    assert len(list(pipes.iterdir())) == 1
     waiter.kill()
     waiter.join()
     transport = EmbeddedTransport(folder)
     commit_text(transport, "a")
-    assert list(bells.iterdir()) == []
+    assert list(pipes.iterdir()) == []
     transport.close()
 
 
@@ -267,8 +267,8 @@ def test_a_killed_member_is_replaced_before_its_session_runs_out(folder: Path, s
     assert list((folder / "bells" / "group-g").iterdir()) == []
 
 
-def test_records_without_a_bell_are_found_soon(folder: Path) -> None:
-    """As if the writer had died between its commit and the bell."""
+def test_records_without_a_wake_up_are_found_soon(folder: Path) -> None:
+    """As if the writer had died between its commit and the byte in the pipe."""
     transport, other = EmbeddedTransport(folder), EmbeddedTransport(folder)
     reader = transport.reader({A0: 0})
     transport.wait([reader], 0.0)

@@ -18,7 +18,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
 from rftstream.launch.result import RunResult
 from rftstream.metrics import REGISTRY
-from rftstream.queries.worker_words import NOT_USUAL, SHOWN_ELSEWHERE, WORDS
+from rftstream.queries.worker_status_text import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUAL_TEXTS
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
@@ -147,4 +147,4 @@ def test_every_field_of_health_has_its_words(tmp_path: Path) -> None:
 
     simulation.run(until=ask)
     assert set(asked) >= {"feeder", "explorer", "verifier", "buffer", "trainer"}
-    assert set().union(*asked.values()) <= {*WORDS, *NOT_USUAL, *SHOWN_ELSEWHERE}
+    assert set().union(*asked.values()) <= {*FIELD_TEXTS, *UNUSUAL_TEXTS, *SHOWN_ELSEWHERE}

@@ -75,14 +75,14 @@ class EmbeddedAdmin:
             )
 
     def members(self, groups: Collection[str]) -> dict[str, list[str]]:
-        """Return the names of the living members of each group. A member lives if somebody listens to its bell; without
-        a bell, if its last heartbeat is not older than its session time-out."""
+        """Return the names of the living members of each group. A member lives if somebody listens to its pipe; without
+        a pipe, if its last heartbeat is not older than its session time-out."""
         now_s = self._store.clock()
         found: dict[str, list[str]] = {group: [] for group in groups}
-        for group, name, bell, heartbeat_s, timeout_s in self._store.select(
+        for group, name, pipe, heartbeat_s, timeout_s in self._store.select(
             "SELECT group_name, name, bell, heartbeat_s, session_timeout_s FROM members ORDER BY id"
         ):
-            alive = not is_dead(bell) if bell else abs(now_s - heartbeat_s) <= timeout_s
+            alive = not is_dead(pipe) if pipe else abs(now_s - heartbeat_s) <= timeout_s
             if alive and group in found:
                 found[group].append(name)
         return found

@@ -169,7 +169,7 @@ class EmbeddedProducer:
                 )
             faults.at("in_commit")
         faults.at("after_commit")
-        self._store.wakeup.ring_topics({record.topic for record in records})
+        self._store.wakeup_pipes.wake_topics({record.topic for record in records})
 
     def close(self) -> None:
         self._epoch = None

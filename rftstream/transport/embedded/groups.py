@@ -3,7 +3,7 @@
 Nobody coordinates: each member writes a heartbeat now and then, and in that same small transaction puts out those
 whose heartbeat is older than their session time-out. Whoever joins, leaves or puts out shares the partitions out
 anew in the same transaction; a partition that changes hands gets its assignment number plus one. A member that was
-killed is seen earlier, by its bell that nobody listens to any more.
+killed is seen earlier, by its pipe that nobody listens to any more.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class GroupState:
 
     generation: int
     """The generation in which the group is."""
-    peer_bells: Mapping[int, str]
-    """Paths of the bells of all members, this one included, by member number."""
+    peer_pipes: Mapping[int, str]
+    """Paths of the pipes of all members, this one included, by member number."""
     assignment: Mapping[TopicPartition, int]
     """What this member owns, with the numbers of the assignments."""
 
 
-def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, bell: str) -> int:
+def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, pipe: str) -> int:
     """Add a member to the group, share the partitions out anew, and return the member's number."""
     now_s = store.clock()
     with store.write() as db:
@@ -42,10 +42,10 @@ def join(store: Store, *, group: str, name: str, topics: Collection[str], sessio
         member = db.execute(
             "INSERT INTO members(group_name, name, topics, heartbeat_s, session_timeout_s, bell)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (group, name, msgspec.msgpack.encode(sorted(topics)), now_s, session_timeout_s, bell),
+            (group, name, msgspec.msgpack.encode(sorted(topics)), now_s, session_timeout_s, pipe),
         ).lastrowid
         _share_out_anew(db, group)
-    store.wakeup.ring_group(group)
+    store.wakeup_pipes.wake_group(group)
     assert member is not None
     return member
 
@@ -59,14 +59,14 @@ def put_out(store: Store, group: str, members: Iterable[int], *, timeout_s: floa
     """Take members out of the group, share the partitions out anew, and wake the others. `timeout_s` limits the wait
     for the write lock; None: the store's own limit."""
     with store.write(timeout_s=timeout_s) as db:
-        bells = [
+        pipes = [
             row[0]
             for member in members
             for row in db.execute("DELETE FROM members WHERE id = ? RETURNING bell", (member,)).fetchall()
         ]
-        if bells:
+        if pipes:
             _share_out_anew(db, group)
-    _note_gone(store, group, bells)
+    _note_gone(store, group, pipes)
 
 
 def beat(store: Store, group: str, member: int, *, timeout_s: float) -> bool:
@@ -75,19 +75,19 @@ def beat(store: Store, group: str, member: int, *, timeout_s: float) -> bool:
     now_s = store.clock()
     with store.write(timeout_s=timeout_s) as db:
         alive = db.execute("UPDATE members SET heartbeat_s = ? WHERE id = ?", (now_s, member)).rowcount == 1
-        bells = _remove_expired(db, group, now_s) if alive else []
-        if bells:
+        pipes = _remove_expired(db, group, now_s) if alive else []
+        if pipes:
             _share_out_anew(db, group)
-    _note_gone(store, group, bells)
+    _note_gone(store, group, pipes)
     return alive
 
 
-def _note_gone(store: Store, group: str, bells: Collection[str]) -> None:
-    """Wake the rest of the group if members are gone, and remove the bells of those."""
-    if bells:
-        store.wakeup.ring_group(group)
-        for bell in bells:
-            remove_dead(bell)
+def _note_gone(store: Store, group: str, pipes: Collection[str]) -> None:
+    """Wake the rest of the group if members are gone, and remove the pipes of those."""
+    if pipes:
+        store.wakeup_pipes.wake_group(group)
+        for pipe in pipes:
+            remove_dead(pipe)
 
 
 def generation(store: Store, group: str) -> int:
@@ -100,13 +100,13 @@ def group_state(store: Store, group: str, member: int) -> GroupState:
     """Return the state of the group as this member sees it, all from one state of the log."""
     with store.read():
         current = generation(store, group)
-        bells = dict(store.select("SELECT id, bell FROM members WHERE group_name = ?", (group,)))
+        pipes = dict(store.select("SELECT id, bell FROM members WHERE group_name = ?", (group,)))
         owned = store.select(
             "SELECT partition_id, number FROM assignments WHERE group_name = ? AND owner = ?", (group, member)
         )
         places = ((store.place(partition_id), number) for partition_id, number in owned)
         assignment = {place: number for place, number in places if place is not None}
-    return GroupState(current, bells, dict(sorted(assignment.items())))
+    return GroupState(current, pipes, dict(sorted(assignment.items())))
 
 
 def check_ownership(
@@ -129,7 +129,7 @@ def check_ownership(
 
 
 def _remove_expired(db: sqlite3.Connection, group: str, now_s: float) -> list[str]:
-    """Remove the members that gave no sign for their session time-out, and return their bells. A heartbeat from the
+    """Remove the members that gave no sign for their session time-out, and return their pipes. A heartbeat from the
     future comes from a clock that was set back, and counts for nothing."""
     return [
         row[0]

@@ -59,8 +59,8 @@ class EmbeddedMember(CursorMember):
         try:
             groups.leave(self._store, self._group, self._member)
         finally:
-            if self.bell is not None:
-                self.bell.close()
+            if self.pipe is not None:
+                self.pipe.close()
 
     def has_data(self) -> bool:
         """Return whether `wait` should end: the assignment has changed, or there are records."""
@@ -80,7 +80,7 @@ class EmbeddedMember(CursorMember):
             pass
 
     def _join(self) -> None:
-        self.bell = self._store.wakeup.of_member(self._group)
+        self.pipe = self._store.wakeup_pipes.of_member(self._group)
         try:
             self._member = groups.join(
                 self._store,
@@ -88,12 +88,12 @@ class EmbeddedMember(CursorMember):
                 name=self.name,
                 topics=self.topics,
                 session_timeout_s=self._session_timeout_s,
-                bell=self.bell.path if self.bell is not None else "",
+                pipe=self.pipe.path if self.pipe is not None else "",
             )
         except BaseException:
-            if self.bell is not None:
-                self.bell.close()
-                self.bell = None
+            if self.pipe is not None:
+                self.pipe.close()
+                self.pipe = None
             raise
         self._next_beat_s = self._store.clock() + self._session_timeout_s / _BEATS_PER_SESSION
         self._last_beat_s = self._store.clock()
@@ -106,8 +106,8 @@ class EmbeddedMember(CursorMember):
     def _join_again(self) -> None:
         """Join as a new member, with new assignment numbers. Called when this member was away too long and was put
         out."""
-        if self.bell is not None:
-            self.bell.close()
+        if self.pipe is not None:
+            self.pipe.close()
         self._join()
 
     def _beat_if_due(self) -> None:
@@ -127,7 +127,7 @@ class EmbeddedMember(CursorMember):
         if time.monotonic() < self._next_look_s:
             return
         self._next_look_s = time.monotonic() + _LOOK_AT_PEERS_S
-        dead = [peer for peer, bell in self._peers.items() if peer != self._member and bell and is_dead(bell)]
+        dead = [peer for peer, pipe in self._peers.items() if peer != self._member and pipe and is_dead(pipe)]
         if dead:
             groups.put_out(self._store, self._group, dead, timeout_s=_LONGEST_TURN_S)
 
@@ -138,8 +138,8 @@ class EmbeddedMember(CursorMember):
         if groups.generation(self._store, self._group) != self._generation:
             state = groups.group_state(self._store, self._group, self._member)
             self._generation = state.generation
-            self._peers = state.peer_bells
-            if self._member not in state.peer_bells:
+            self._peers = state.peer_pipes
+            if self._member not in state.peer_pipes:
                 self._join_again()
                 return
             if state.assignment != self._assignment:

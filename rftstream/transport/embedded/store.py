@@ -22,7 +22,7 @@ from rftstream.errors import ConfigError, ContractError, LogFull, TransactionAbo
 from rftstream.transport.base import TopicSettings
 from rftstream.transport.cursors import PartitionBatch
 from rftstream.transport.embedded.lock import LockHolder, WriteLock, describe_holder
-from rftstream.transport.embedded.wakeup import WakeupPipe
+from rftstream.transport.embedded.wakeup import WakeupPipes
 
 FORMAT_VERSION = 1
 OFFSET_BITS = 40
@@ -105,7 +105,7 @@ class Store:
             raise ConfigError(f"{self.path}: no log there, an existing one was expected; check the run folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.wakeup = WakeupPipe(folder / "bells")
+            self.wakeup_pipes = WakeupPipes(folder / "bells")
             self._lock = WriteLock(folder / "log.writer")
         except OSError as error:
             raise TransportError(
@@ -124,7 +124,7 @@ class Store:
     def close(self) -> None:
         """Close the file. The last process to close it copies the WAL into the file, so this waits for writers, for at
         most 1 s."""
-        self.wakeup.close()
+        self.wakeup_pipes.close()
         locked = self._lock.acquire(min(1.0, self._busy_timeout_s))
         try:
             self._db.close()

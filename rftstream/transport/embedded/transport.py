@@ -27,14 +27,14 @@ from rftstream.transport.embedded.clients import EmbeddedProducer, EmbeddedReade
 from rftstream.transport.embedded.lock import LockHolder
 from rftstream.transport.embedded.member import EmbeddedMember
 from rftstream.transport.embedded.store import Store
-from rftstream.transport.embedded.wakeup import Bell
+from rftstream.transport.embedded.wakeup import WakeupPipe
 
 __all__ = ["EmbeddedTransport", "LockHolder"]
 
 _LOOK_AGAIN_S = 0.5
-"""Seconds after which a waiting process looks at the log though no bell rang.
+"""Seconds after which a waiting process looks at the log though its pipe is empty.
 
-A writer may die between its commit and the bell."""
+A writer may die between its commit and the byte in the pipe."""
 
 
 class EmbeddedTransport:
@@ -74,20 +74,20 @@ class EmbeddedTransport:
         deadline = time.monotonic() + timeout_s
         own: list[EmbeddedReader | EmbeddedMember] = own_sources(sources, EmbeddedReader, EmbeddedMember)
         while True:
-            # Drain, then look, then sleep: whoever commits after the look rings after the drain.
-            bells = self._bells(own)
-            for bell in bells.values():
-                bell.drain()
+            # Drain, then look, then sleep: whoever commits after the look writes after the drain.
+            pipes = self._pipes(own)
+            for pipe in pipes.values():
+                pipe.drain()
             # All of them are asked, for asking keeps a member alive.
             if True in [source.has_data() for source in own]:
                 return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
-            ring = select.poll()
-            for fd in self._bells(own):
-                ring.register(fd, select.POLLIN)
-            ring.poll(max(1.0, min(left_s, _LOOK_AGAIN_S) * 1000))
+            poll = select.poll()
+            for fd in self._pipes(own):
+                poll.register(fd, select.POLLIN)
+            poll.poll(max(1.0, min(left_s, _LOOK_AGAIN_S) * 1000))
 
     def lock_holder(self) -> LockHolder | None:
         """Return which process has the write lock now, and since when. A supervisor asks it, and ends a process that is
@@ -105,10 +105,11 @@ class EmbeddedTransport:
                 member.close()
         self._store.close()
 
-    def _bells(self, sources: Collection[EmbeddedReader | EmbeddedMember]) -> dict[int, Bell]:
-        """Return the bells to listen to for these sources, by file descriptor."""
-        bells: list[Bell | None] = [
-            self._store.wakeup.of_topic(topic) for topic in {topic for source in sources for topic in source.topics}
+    def _pipes(self, sources: Collection[EmbeddedReader | EmbeddedMember]) -> dict[int, WakeupPipe]:
+        """Return the pipes to listen to for these sources, by file descriptor."""
+        pipes: list[WakeupPipe | None] = [
+            self._store.wakeup_pipes.of_topic(topic)
+            for topic in {topic for source in sources for topic in source.topics}
         ]
-        bells += [source.bell for source in sources if isinstance(source, EmbeddedMember)]
-        return {bell.fd: bell for bell in bells if bell is not None}
+        pipes += [source.pipe for source in sources if isinstance(source, EmbeddedMember)]
+        return {pipe.fd: pipe for pipe in pipes if pipe is not None}

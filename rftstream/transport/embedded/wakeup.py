@@ -1,8 +1,8 @@
-"""Bells: how a process that has committed wakes those that wait.
+"""Wake-up pipes: how a process that has committed wakes those that wait.
 
 A waiting process keeps a named pipe in the folder of each topic it waits for; who has committed writes a byte into
-every pipe there. No daemon and no polling, and a pipe whose reader has died says so when it is opened. A bell is a
-hint only: the log is the truth, and who waits looks at it again from time to time.
+every pipe there. No daemon and no polling, and a pipe whose reader has died says so when it is opened. Such a byte
+is a hint only: the log is the truth, and who waits looks at it again from time to time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 
-class Bell:
-    """A named pipe that this process listens to. WakeupPipe makes it; `EmbeddedTransport.wait` waits on its `fd`."""
+class WakeupPipe:
+    """A named pipe that this process listens to. WakeupPipes makes it; `EmbeddedTransport.wait` waits on its `fd`."""
 
     def __init__(self, folder: Path) -> None:
         name = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -28,11 +28,11 @@ class Bell:
         # This process keeps a write end, too: without any writer, a pipe is at its end and looks readable for ever.
         self._write_fd = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.path = str(folder / name)
-        # It gets its name only now that it has a reader: a ringer takes a pipe without one for that of a dead process.
+        # It gets its name only now that it has a reader: a writer takes a pipe without one for that of a dead process.
         os.rename(hidden, self.path)
 
     def drain(self) -> None:
-        """Read away the rings so far."""
+        """Read away what was written so far."""
         try:
             while len(os.read(self.fd, 65536)) == 65536:
                 pass
@@ -46,49 +46,49 @@ class Bell:
         os.close(self._write_fd)
 
 
-class WakeupPipe:
-    """The bells of one log, and those of them that this process listens to. Store makes it and closes it."""
+class WakeupPipes:
+    """The pipes of one log, and those of them that this process listens to. Store makes it and closes it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._topics: dict[str, Bell | None] = {}
+        self._topics: dict[str, WakeupPipe | None] = {}
 
-    def of_topic(self, topic: str) -> Bell | None:
-        """Return this process's bell of a topic, which is made at the first call. None where the file system has no
+    def of_topic(self, topic: str) -> WakeupPipe | None:
+        """Return this process's pipe of a topic, which is made at the first call. None where the file system has no
         named pipes: the process then only looks at the log from time to time."""
         if topic not in self._topics:
             self._topics[topic] = self._made(topic_place(topic))
         return self._topics[topic]
 
-    def of_member(self, group: str) -> Bell | None:
-        """Make a new bell for a member, which the caller closes. As long as it is open, others see that the member
+    def of_member(self, group: str) -> WakeupPipe | None:
+        """Make a new pipe for a member, which the caller closes. As long as it is open, others see that the member
         lives."""
         return self._made(group_place(group))
 
-    def ring_topics(self, topics: Iterable[str]) -> None:
-        """Wake the processes that wait for one of these topics, and remove the bells of dead ones."""
+    def wake_topics(self, topics: Iterable[str]) -> None:
+        """Wake the processes that wait for one of these topics, and remove the pipes of dead ones."""
         for topic in topics:
-            self._ring(topic_place(topic), unlink_dead=True)
+            self._wake(topic_place(topic), unlink_dead=True)
 
-    def ring_group(self, group: str) -> None:
+    def wake_group(self, group: str) -> None:
         """Wake the members of a group."""
         # Pipes of dead members stay, for they are how the others see the death.
-        self._ring(group_place(group), unlink_dead=False)
+        self._wake(group_place(group), unlink_dead=False)
 
     def close(self) -> None:
-        """Close the bells of topics."""
-        for bell in self._topics.values():
-            if bell is not None:
-                bell.close()
+        """Close the pipes of topics."""
+        for pipe in self._topics.values():
+            if pipe is not None:
+                pipe.close()
         self._topics.clear()
 
-    def _made(self, place: str) -> Bell | None:
+    def _made(self, place: str) -> WakeupPipe | None:
         try:
-            return Bell(self._folder / place)
+            return WakeupPipe(self._folder / place)
         except OSError:
             return None
 
-    def _ring(self, place: str, *, unlink_dead: bool) -> None:
+    def _wake(self, place: str, *, unlink_dead: bool) -> None:
         folder = f"{self._folder}/{place}"
         try:
             names = os.listdir(folder)
@@ -107,23 +107,23 @@ class WakeupPipe:
             try:
                 os.write(fd, b"!")
             except OSError:
-                pass  # Full of rings not yet heard, or the reader died just now.
+                pass  # Full of bytes that are not read yet, or the reader died just now.
             finally:
                 os.close(fd)
 
 
 def topic_place(topic: str) -> str:
-    """Return the name of the folder that holds a topic's bells."""
+    """Return the name of the folder that holds a topic's pipes."""
     return "topic-" + quote(topic, safe="")
 
 
 def group_place(group: str) -> str:
-    """Return the name of the folder that holds the bells of a group's members."""
+    """Return the name of the folder that holds the pipes of a group's members."""
     return "group-" + quote(group, safe="")
 
 
 def is_dead(path: str) -> bool:
-    """Return whether nobody listens to this bell any more."""
+    """Return whether nobody listens to this pipe any more."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -133,7 +133,7 @@ def is_dead(path: str) -> bool:
 
 
 def remove_dead(path: str) -> None:
-    """Remove a bell if nobody listens to it."""
+    """Remove a pipe if nobody listens to it."""
     if path and is_dead(path):
         _unlink(path)
 

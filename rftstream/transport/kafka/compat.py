@@ -153,9 +153,9 @@ def fetches_under_way(consumer: KafkaConsumer) -> list[Any]:
     return list(consumer._fetcher._fetch_futures)
 
 
-def wake_on_answer(fetch: Any, bell: threading.Event) -> None:
-    """Set the bell when a fetch of `fetches_under_way` is answered or has failed."""
-    fetch.add_both(lambda *_: bell.set())
+def wake_on_answer(fetch: Any, answered: threading.Event) -> None:
+    """Set the event when a fetch of `fetches_under_way` is answered or has failed."""
+    fetch.add_both(lambda *_: answered.set())
 
 
 def drop_used_up_fetch(consumer: KafkaConsumer) -> None:

@@ -1,8 +1,8 @@
 """The records that a Kafka consumer has fetched, held until they are asked for.
 
 The client gives one partition after the other, and knows no limit in bytes. Here the partitions are served fairly, and
-the bytes are bounded. Nothing here blocks: the client fetches in its own thread, and `wake_on_arrival` makes a bell
-ring when an answer comes.
+the bytes are bounded. Nothing here blocks: the client fetches in its own thread, and `wake_on_arrival` sets an
+event when an answer comes.
 """
 
 from __future__ import annotations
@@ -187,12 +187,12 @@ class Feed:
                 self._held[place] = self._held.pop(place)
         return found
 
-    def wake_on_arrival(self, bell: threading.Event) -> None:
-        """Let the bell ring when one of the fetches under way is answered."""
+    def wake_on_arrival(self, answered: threading.Event) -> None:
+        """Set the event when one of the fetches under way is answered."""
         under_way = compat.fetches_under_way(self.consumer)
         for fetch in under_way:
             if not any(fetch is other for other in self._rung):
-                compat.wake_on_answer(fetch, bell)
+                compat.wake_on_answer(fetch, answered)
         self._rung = under_way
 
     def close(self) -> None:

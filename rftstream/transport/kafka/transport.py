@@ -52,7 +52,7 @@ class KafkaTransport:
         self._watchdog_s = watchdog_s
         self.admin: KafkaAdmin = KafkaAdmin(self._clients, create=create)
         self._opened: list[KafkaReader | KafkaMember | KafkaProducer] = []
-        self._bell = threading.Event()
+        self._answered = threading.Event()
         self._closed = False
 
     @staticmethod
@@ -105,8 +105,8 @@ class KafkaTransport:
         deadline = time.monotonic() + timeout_s
         own: list[KafkaReader | KafkaMember] = own_sources(sources, KafkaReader, KafkaMember)
         while True:
-            # Clear, then look, then sleep: what arrives after the look rings after the bell was cleared.
-            self._bell.clear()
+            # Clear, then look, then sleep: what arrives after the look sets the event after it was cleared.
+            self._answered.clear()
             # All of them are asked, for asking keeps a member alive.
             if True in [source.has_data() for source in own]:
                 return
@@ -114,8 +114,8 @@ class KafkaTransport:
             if left_s <= 0:
                 return
             for source in own:
-                source.feed.wake_on_arrival(self._bell)
-            self._bell.wait(min([left_s, 1.0, *(source.look_again_s for source in own)]))
+                source.feed.wake_on_arrival(self._answered)
+            self._answered.wait(min([left_s, 1.0, *(source.look_again_s for source in own)]))
 
     def close(self) -> None:
         if self._closed:

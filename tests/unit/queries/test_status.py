@@ -25,7 +25,7 @@ from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.session import notes_file
 from rftstream.queries.history import read_history
 from rftstream.queries.status import Status, read_status
-from rftstream.queries.worker_words import health_sentence
+from rftstream.queries.worker_status_text import health_sentence
 from rftstream.runs.ending import noting_failure
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log

@@ -185,13 +185,13 @@ def test_the_position_is_that_of_the_next_record(consumer):
 
 
 def test_an_answered_fetch_rings(consumer):
-    fetch, bell = Future(), threading.Event()
+    fetch, answered = Future(), threading.Event()
     consumer._fetcher._fetch_futures.append(fetch)
     assert compat.fetches_under_way(consumer) == [fetch]
-    compat.wake_on_answer(fetch, bell)
-    assert not bell.is_set()
+    compat.wake_on_answer(fetch, answered)
+    assert not answered.is_set()
     fetch.success(None)
-    assert bell.is_set()
+    assert answered.is_set()
 
 
 def test_a_used_up_fetch_is_dropped_and_another_is_kept(consumer):

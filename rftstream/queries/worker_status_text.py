@@ -1,4 +1,4 @@
-"""Puts a worker's answer on /health into words: what the worker is doing, with what, and since when it does nothing."""
+"""The text of a worker's answer on /health: what the worker is doing, with what, and since when it does nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from rftstream.queries.formatting import duration, plural, size
 
-Word = Callable[[Any], str]
+FieldText = Callable[[Any], str]
 
 
-def _of(thing: str, after: str = "") -> Word:
+def _of(thing: str, after: str = "") -> FieldText:
     return lambda count: f"{plural(count, thing)}{after}"
 
 
-WORDS: dict[str, Word] = {
+FIELD_TEXTS: dict[str, FieldText] = {
     "version": lambda version: "no weights yet" if version is None else f"version {version:,}",
     # explorers and verifiers
     "in_hand": _of("record", " in hand"),
@@ -43,7 +43,7 @@ WORDS: dict[str, Word] = {
 }
 """Field -> what is said of its value, in this order."""
 
-NOT_USUAL: dict[str, Word] = {
+UNUSUAL_TEXTS: dict[str, FieldText] = {
     "paused": _of("rollout", " set aside"),
     "weights_refused": lambda count: f"{plural(count, 'time')} weights were refused",
     "rejected": _of("task", " rejected"),
@@ -66,9 +66,9 @@ def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:
         return "does not answer"
     state = health.get("state")
     said = [str(state)] if state not in (None, "running") else []
-    said += [word(health[name]) for name, word in WORDS.items() if name in health]
-    said += [word(health[name]) for name, word in NOT_USUAL.items() if health.get(name)]
-    known = {*WORDS, *NOT_USUAL, *SHOWN_ELSEWHERE}
+    said += [text(health[name]) for name, text in FIELD_TEXTS.items() if name in health]
+    said += [text(health[name]) for name, text in UNUSUAL_TEXTS.items() if health.get(name)]
+    known = {*FIELD_TEXTS, *UNUSUAL_TEXTS, *SHOWN_ELSEWHERE}
     said += [f"{name.replace('_', ' ')} {value}" for name, value in health.items() if name not in known]
     at = health.get("last_progress_at")
     if isinstance(at, int | float) and now - at >= QUIET_S:
