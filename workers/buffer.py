@@ -20,6 +20,6 @@ def build(context: RoleContext) -> Role:
         clock=context.clock,
         imported=config.run.imported_from is not None,
         stages=stages,
-        experts=demonstrations(context),
+        demonstrations=demonstrations(context),
     )
     return Role(spec=BUFFER, step=step)

@@ -71,7 +71,7 @@ def demonstrations(context: RoleContext) -> DemonstrationQueue | None:
         return None  # or its batches are there already
     spec = model_spec(context)
     renderer = open_renderer(spec)
-    passes = section.passes or (1 if config.experts_alone else None)
+    passes = section.passes or (1 if config.demonstrations_alone else None)
     return DemonstrationQueue(
         section,
         seed=config.run.seed,

@@ -102,25 +102,25 @@ class Denominators:
     """Rows with at least one unmasked token."""
     num_groups: float = 0.0
     """Groups that have such a row."""
-    num_expert_tokens: float = 0.0
+    num_demonstration_tokens: float = 0.0
     """Unmasked tokens of rows whose addition `expert` is 1."""
-    num_expert_rows: float = 0.0
+    num_demonstration_rows: float = 0.0
 
     @staticmethod
     def of(rows: Sequence[TrainingRow], minibatches: int = 1) -> Denominators:
         """Return the denominators of each of `minibatches` mini-batches that the rows are cut into."""
         kept = [row for row in rows if row.loss_mask.any()]
-        experts = [row for row in kept if is_expert(row)]
+        demonstrations = [row for row in kept if is_demonstration(row)]
         return Denominators(
             num_tokens=float(sum(row.loss_mask.sum() for row in kept)) / minibatches,
             num_rows=float(len(kept)) / minibatches,
             num_groups=float(len({row.group for row in kept})) / minibatches,
-            num_expert_tokens=float(sum(row.loss_mask.sum() for row in experts)) / minibatches,
-            num_expert_rows=float(len(experts)) / minibatches,
+            num_demonstration_tokens=float(sum(row.loss_mask.sum() for row in demonstrations)) / minibatches,
+            num_demonstration_rows=float(len(demonstrations)) / minibatches,
         )
 
 
-def is_expert(row: TrainingRow) -> bool:
+def is_demonstration(row: TrainingRow) -> bool:
     """Return whether the row's addition `expert` is 1: it belongs to a demonstration beside rollouts."""
     return "expert" in row.additions and bool(row.additions["expert"].any())
 

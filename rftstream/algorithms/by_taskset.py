@@ -141,7 +141,7 @@ class ByTaskset:
             part, places = self.parts[number], (numbers_B == number).nonzero()[:, 0]
             own = _select(rows, places)
             loss, sums = part.algorithm.loss(
-                policy_logprobs_BT[places], own, denominators if number == 0 else _without_experts(denominators)
+                policy_logprobs_BT[places], own, denominators if number == 0 else _without_demonstrations(denominators)
             )
             losses.append(loss)
             if own.entropy_BT is not None:
@@ -220,12 +220,12 @@ def _select(rows: MicroBatch, places: Tensor) -> MicroBatch:
     return replace(rows, **{one.name: some(getattr(rows, one.name)) for one in fields(rows)})
 
 
-def _without_experts(denominators: Denominators) -> Denominators:
+def _without_demonstrations(denominators: Denominators) -> Denominators:
     """Demonstrations are another algorithm's, which sets them apart from its rollouts."""
     return replace(
         denominators,
-        num_tokens=denominators.num_tokens - denominators.num_expert_tokens,
-        num_rows=denominators.num_rows - denominators.num_expert_rows,
+        num_tokens=denominators.num_tokens - denominators.num_demonstration_tokens,
+        num_rows=denominators.num_rows - denominators.num_demonstration_rows,
     )
 
 

@@ -52,9 +52,9 @@ class Mix:
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         """Return GRPO's rows, then those of the demonstrations, whose weights stand in the place of advantages."""
-        experts = demonstration_rows(batch)
+        demonstrations = demonstration_rows(batch)
         if reference_logprobs is not None:  # those of GRPO's rows, which come first
-            reference_logprobs = reference_logprobs[: len(reference_logprobs) - len(experts)]
+            reference_logprobs = reference_logprobs[: len(reference_logprobs) - len(demonstrations)]
         usual, metrics = self._grpo.prepare([one for one in batch if not one.expert], reference_logprobs)
         num_groups = 1 + max((row.group for row in usual), default=-1)
         mu = self.mu(batch[0].batch_sequence) if batch else 0.0
@@ -70,10 +70,10 @@ class Mix:
                     "mu": _all(row, mu),
                 },
             )
-            for flag, first_group, some in ((0.0, 0, usual), (1.0, num_groups, experts))
+            for flag, first_group, some in ((0.0, 0, usual), (1.0, num_groups, demonstrations))
             for row in some
         )
-        return rows, {**metrics, "num_demonstrations": float(len({row.group for row in experts})), "mu": mu}
+        return rows, {**metrics, "num_demonstrations": float(len({row.group for row in demonstrations})), "mu": mu}
 
     def loss(
         self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
@@ -81,9 +81,9 @@ class Mix:
         """Return the micro-batch's share of both terms, with the metrics of each."""
         from rftstream.core.imitation import imitation_loss, phi_weights
 
-        expert_BT, mu = rows.additions["expert"], rows.additions["mu"].max()
-        usual_BT, own_BT = rows.loss_mask_BT * (1 - expert_BT), rows.loss_mask_BT * expert_BT
-        num_tokens, num_rows = denominators.num_expert_tokens, denominators.num_expert_rows
+        demonstration_BT, mu = rows.additions["expert"], rows.additions["mu"].max()
+        usual_BT, own_BT = rows.loss_mask_BT * (1 - demonstration_BT), rows.loss_mask_BT * demonstration_BT
+        num_tokens, num_rows = denominators.num_demonstration_tokens, denominators.num_demonstration_rows
         explored, metrics = self._grpo.loss(
             policy_logprobs_BT,
             replace(rows, loss_mask_BT=usual_BT),

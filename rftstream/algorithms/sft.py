@@ -66,10 +66,10 @@ class Sft:
 
 def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
     """Return the rows of all demonstrations in the batch, each demonstration a group of its own."""
-    experts = [one for one in batch if one.expert and one.loss_kind is LossKind.sft]
+    demonstrations = [one for one in batch if one.expert and one.loss_kind is LossKind.sft]
     return tuple(
         replace(row, behavior_logprobs=np.zeros_like(row.behavior_logprobs))
-        for group, one in enumerate(experts)
+        for group, one in enumerate(demonstrations)
         for row in (training_row(segment, one.weight, 1.0, group, 0, stratum_of(one)) for segment in one.segments)
     )
 

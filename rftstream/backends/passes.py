@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow, is_expert
+from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow, is_demonstration
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network
@@ -201,7 +201,7 @@ def micro_inputs(
 def minibatch_rows(rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> list[list[TrainingRow]]:
     """Return the rows of each mini-batch. Rows without unmasked tokens are left out."""
     rows = [row for row in rows if row.loss_mask.any()]
-    names = [(is_expert(row), row.stratum) for row in rows] if plan.stratified else [(False, "")] * len(rows)
+    names = [(is_demonstration(row), row.stratum) for row in rows] if plan.stratified else [(False, "")] * len(rows)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     groups_N, strata_N, rollouts_N = (
         np.asarray(one, dtype=np.int64)

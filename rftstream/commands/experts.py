@@ -66,14 +66,14 @@ def load(
     Each is rendered with the run's template first: an error names the line, and then nothing is written. The passes
     that begin from now on have them.
     """
-    from rftstream.config.loader import experts_source
-    from rftstream.config.sections import ExpertsSection
+    from rftstream.config.loader import demonstrations_source
+    from rftstream.config.sections import DemonstrationsSection
     from rftstream.preflight.plan import Purpose, plan
-    from rftstream.runs.load_demonstrations import load_experts
+    from rftstream.runs.load_demonstrations import load_demonstrations
 
     options = {name: value for name, value in (("split", split), ("subset", subset)) if value is not None}
-    section = ExpertsSection(
-        source=experts_source(source, Path()),
+    section = DemonstrationsSection(
+        source=demonstrations_source(source, Path()),
         columns=_columns(columns),
         system=system,
         options=options,
@@ -85,7 +85,7 @@ def load(
 
     with opened_run(run) as opened:
         plan(opened.config, Purpose.join)
-        loaded = load_experts(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
+        loaded = load_demonstrations(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
     print_out(loaded.to_json() if as_json else loaded.to_text())
 
 

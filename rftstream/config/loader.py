@@ -302,7 +302,7 @@ def _absolute(config: RunConfig) -> RunConfig:
 
     experts = config.experts
     if experts is not None:
-        sources = [source(experts_source(one, base)) for one in experts.sources]
+        sources = [source(demonstrations_source(one, base)) for one in experts.sources]
         experts = dataclasses.replace(experts, source=sources[0] if len(sources) == 1 else tuple(sources) or None)
     return dataclasses.replace(
         config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"), experts=experts
@@ -315,7 +315,7 @@ def location_kind(scheme: str) -> Location:
     return "path" if scheme == PLAIN_FILE else "name" if spec is None else spec.location
 
 
-def experts_source(text: str, base: Path) -> str:
+def demonstrations_source(text: str, base: Path) -> str:
     """Return KIND:LOCATION for a path alone, judged by what lies there, else by its ending."""
     scheme = text.partition(":")[0]
     spec = registry.built_in(TasksetSpec).get(scheme)

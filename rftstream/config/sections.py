@@ -141,7 +141,7 @@ class TasksetSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsSection:
+class DemonstrationsSection:
     """Demonstrations or preference pairs, for algorithms that take them: `mix` and `chord` beside rollouts, `sft` and
     `dpo` alone."""
 
@@ -291,7 +291,7 @@ class RunConfig:
     model: ModelSection
     tasksets: dict[SectionName, TasksetSection] = field(default_factory=dict)
     evaluations: dict[SectionName, EvaluationSection] = field(default_factory=dict)
-    experts: ExpertsSection | None = None
+    experts: DemonstrationsSection | None = None
     sampling: Sampling = field(default_factory=Sampling)
     feeder: FeederSection = field(default_factory=FeederSection)
     explorer: ExplorerSection = field(default_factory=ExplorerSection)
@@ -319,7 +319,7 @@ class RunConfig:
         return not self.tasksets
 
     @property
-    def experts_alone(self) -> bool:
+    def demonstrations_alone(self) -> bool:
         """Whether the run is as long as its demonstrations last."""
         return self.without_tasks and not self.stages
 

@@ -12,13 +12,13 @@ from itertools import accumulate
 
 from rftstream.config import registry
 from rftstream.config.role_sections import StageSection, TrainerSection
-from rftstream.config.sections import ExpertsSection, RunConfig, name_of_algorithm
+from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_algorithm
 from rftstream.contracts.batches import LossKind
 from rftstream.errors import ConfigError
 
 OF_TRAINER = ("lr", "lr_schedule", "warmup_steps", "min_lr_share", "minibatches", "updates_per_batch")
 """Settings of [trainer] that a stage may have for itself."""
-FROM_EXPERTS = frozenset({LossKind.sft, LossKind.dpo})
+FROM_DEMONSTRATIONS = frozenset({LossKind.sft, LossKind.dpo})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class Stage:
     kind: LossKind | None = None
     """Kind of the demonstrations that it takes; None: it takes none, or, in a run without stages, those of the
     algorithm."""
-    expert_ratio: float = 0.0
+    demonstration_ratio: float = 0.0
     """Demonstrations beside the rollouts of a batch, relative to their number."""
-    experts_per_batch: int = 0
+    demonstrations_per_batch: int = 0
     """Demonstrations or pairs in a batch without rollouts."""
 
     @property
@@ -70,13 +70,13 @@ class Stages:
     @staticmethod
     def of(config: RunConfig) -> Stages:
         """Make the stages of a run. ConfigError if an algorithm cannot be found, or takes both chats and pairs."""
-        experts = config.experts or ExpertsSection()
+        demonstrations = config.experts or DemonstrationsSection()
         common = Stage(
             trainer=config.trainer,
             steps=config.run.steps,
             takes_rollouts=not config.without_tasks,
-            expert_ratio=experts.ratio if config.experts is not None else 0.0,
-            experts_per_batch=experts.per_batch,
+            demonstration_ratio=demonstrations.ratio if config.experts is not None else 0.0,
+            demonstrations_per_batch=demonstrations.per_batch,
         )
         if not config.stages:
             return Stages((common,), named=False)
@@ -134,7 +134,7 @@ def _stage(config: RunConfig, number: int, section: StageSection, first: int, co
     where = f"stages.{number}.algorithm" if section.algorithm is not None else "trainer.algorithm"
     name = name_of_algorithm(config.algorithms_named()[where], where)
     kinds = loss_kinds(name, where)
-    if len(from_experts := kinds & FROM_EXPERTS) > 1:
+    if len(from_demonstrations := kinds & FROM_DEMONSTRATIONS) > 1:
         raise ConfigError(f"{where}: {name!r} learns from chats and from pairs, expected one of them in a stage")
     own = {key: value for key in OF_TRAINER if (value := getattr(section, key)) is not None}
     return replace(
@@ -146,10 +146,10 @@ def _stage(config: RunConfig, number: int, section: StageSection, first: int, co
         where=where,
         trainer=replace(config.trainer, **own),
         takes_rollouts=LossKind.rl in kinds,
-        kind=next(iter(from_experts), None),
+        kind=next(iter(from_demonstrations), None),
         own_reference=number > 0 and section.reference == "stage",
-        expert_ratio=common.expert_ratio if section.experts_ratio is None else section.experts_ratio,
-        experts_per_batch=section.experts_per_batch or common.experts_per_batch,
+        demonstration_ratio=common.demonstration_ratio if section.experts_ratio is None else section.experts_ratio,
+        demonstrations_per_batch=section.experts_per_batch or common.demonstrations_per_batch,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -194,7 +194,7 @@ class Replay:
         """Return the config that the new run was begun with, or None if it is new. ConfigError if the folder or the log
         is another's."""
         begun = None
-        with _opened(derive_config(self._source, self._folder, sets), self._folder, create=False) as transport:
+        with _opened(derive_config(self._source, self._folder, sets), self._folder) as transport:
             manifest = read_control(transport).manifest if transport is not None else None
         if manifest is not None:
             begun = loader.from_toml(manifest.config)
@@ -223,8 +223,7 @@ class Replay:
             theirs = read_control(self._source.transport).manifest
             if theirs is not None:
                 check_same_run(theirs, config, digests)
-            with _opened(config, folder, create=True) as transport:
-                assert transport is not None
+            with closing(open_transport(config, folder, create=True)) as transport:
                 create_log(transport, config)
                 store = CheckpointStore(open_store(config, folder))
                 copy = BatchImport(
@@ -274,14 +273,11 @@ def _check_same(begun: RunConfig, config: RunConfig, folder: RunFolder) -> None:
 
 
 @contextmanager
-def _opened(config: RunConfig, folder: RunFolder, *, create: bool) -> Iterator[Transport | None]:
+def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
     """Open the transport. Yield None if there is no log yet."""
     is_there = folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config)
-    if not create and not is_there:
+    if not is_there:
         yield None
         return
-    transport = open_transport(config, folder, create=create)
-    try:
+    with closing(open_transport(config, folder, create=False)) as transport:
         yield transport
-    finally:
-        transport.close()

@@ -27,7 +27,7 @@ from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.runs.create import begin, say_aside, write_config
 from rftstream.runs.folder import RunFolder, find_run, open_store, open_transport, read_config, shown_path
 from rftstream.runs.init_from import fetch_initial
-from rftstream.runs.load_demonstrations import load_experts
+from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
 from rftstream.runs.modules import changes_of_modules, write_modules
 from rftstream.runs.observer import Observer
@@ -156,8 +156,7 @@ def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult |
     try:
         observer.catch_up()
         control = observer.control
-        assert control.finished is not None
-        if nothing_more(control.finished, observer.curve.version, before, config) is None:
+        if control.finished is None or nothing_more(control.finished, observer.curve.version, before, config) is None:
             return None
         delete_leftovers(transport, config, folder)
         return result_of(folder, observer, control.finished.reason, control.finished.exit_code, began)
@@ -231,7 +230,7 @@ def reopen(
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
     if config.experts is not None and config.experts.source is not None:
-        load_experts(transport, config, folder, config.experts, say=say_aside)
+        load_demonstrations(transport, config, folder, config.experts, say=say_aside)
     imported = config.run.imported_from is not None
     if imported and control.ended is None:
         raise ConfigError(

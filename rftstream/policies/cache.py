@@ -44,7 +44,7 @@ class RowCache:
     def add(self, states: LayerStates, which_U: np.ndarray) -> None:
         """Add rows at the end. New row u is row `which_U[u]` of the given states, and ends in the newest column."""
         if not self._layers:
-            self._layers = [_Layer() for _ in states]
+            self._layers = [_Layer(keys, values) for keys, values in states]
             self.for_model = Cache(layers=[*self._layers])
         which = torch.from_numpy(which_U).to(states[0][0].device)
         for layer, (keys, values) in zip(self._layers, states, strict=True):
@@ -64,10 +64,12 @@ class RowCache:
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer: columns `start` to `end` of the first `num_rows` rows of two larger tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        """A layer without rows, for keys and values of this dtype, device and shape."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.lazy_initialization(keys, values)
         self.num_rows = self.start = self.end = 0
-        self._rooms: tuple[Tensor, Tensor] | None = None
+        self._rooms = (keys.new_empty((0, *keys.shape[1:])), values.new_empty((0, *values.shape[1:])))
 
     def get_seq_length(self) -> int:
         """Return the number of columns in use; the model asks for it."""
@@ -75,7 +77,6 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append columns to all rows, and return all columns in use. The model calls it."""
-        assert self._rooms is not None
         count = key_states.shape[2]
         assert count <= SPARE_COLUMNS
         if self.end + count > self._rooms[0].shape[2]:
@@ -88,9 +89,6 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def add(self, keys: Tensor, values: Tensor, which: Tensor, max_rows: int) -> None:
         """Add rows as `RowCache.add` does. The tensors grow if there is no room."""
-        if self._rooms is None:
-            self.lazy_initialization(keys, values)
-            self._rooms = (keys.new_empty((0, *keys.shape[1:])), values.new_empty((0, *values.shape[1:])))
         first, last, length = self.num_rows, self.num_rows + len(which), keys.shape[2]
         if last > self._rooms[0].shape[0] or length > self.end:
             places = self._rooms[0].shape[0]
@@ -108,7 +106,6 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     def keep(self, num_rows: int, sources: Tensor, targets: Tensor) -> None:
         """Move and drop rows as `RowCache.keep` does."""
         if len(sources):
-            assert self._rooms is not None
             for room in self._rooms:
                 columns = room[:, :, self.start : self.end]
                 columns[targets] = columns[sources]
@@ -116,7 +113,6 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def _moved(self, places: int, width: int) -> tuple[Tensor, Tensor]:
         """Return two new tensors with the columns in use at the right end of their first `width` columns."""
-        assert self._rooms is not None
         used = self.end - self.start
         moved = []
         for room in self._rooms:

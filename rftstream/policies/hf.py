@@ -183,12 +183,13 @@ class HfPolicy:
             requests, which = by_block.setdefault(block, ([], []))
             requests.append(request)
             which.append(number)
-        if by_block and batch is None:
+        if not by_block:
+            return
+        if batch is None:
             batch = self._batch = DecodingBatch(
                 self._renderer, self._stop_ids, self._model.device, self._config.batch_size
             )
         for block, (requests, which) in by_block.items():
-            assert batch is not None
             batch.join(requests, block, np.asarray(which))
 
     def _choose(self, free: int, may_compute: bool) -> list[tuple[SampleRequest, Block, int]]:

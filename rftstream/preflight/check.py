@@ -29,7 +29,7 @@ from rftstream.models.folder import for_section, prepare_model
 from rftstream.models.rendering import GIVEN, SPECIAL_NAMES, Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.advice import find_warnings
-from rftstream.preflight.check_demonstrations import experts_line
+from rftstream.preflight.check_demonstrations import demonstrations_line
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
 from rftstream.preflight.check_rewards import check_columns
 from rftstream.preflight.estimate import DiskEstimate, estimate_disk
@@ -70,7 +70,9 @@ def check(config: RunConfig) -> CheckReport:
             report.context = rendering.context
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
         with collect("experts"):
-            report.experts = experts_line(config, report.model, rendering.show if rendering is not None else str)
+            report.demonstrations = demonstrations_line(
+                config, report.model, rendering.show if rendering is not None else str
+            )
         with collect("disk"):
             report.disk = _estimate(config, report)
         with collect("memory"):

@@ -12,15 +12,15 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import taken_kinds
 from rftstream.contracts.rollouts import Segment
 from rftstream.models.spec import ModelSpec
-from rftstream.runs.load_demonstrations import Loaded, check_experts, look_at_experts
+from rftstream.runs.load_demonstrations import Loaded, check_demonstrations, look_at_demonstrations
 
 Show = Callable[[int], str]
 """Function that returns the text of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsLine:
-    """What was found of a run file's demonstrations. `experts_line` makes it; the report shows it."""
+class DemonstrationsLine:
+    """What was found of a run file's demonstrations. `demonstrations_line` makes it; the report shows it."""
 
     source: str
     loaded: Loaded
@@ -44,16 +44,16 @@ class ExpertsLine:
         return lines
 
 
-def experts_line(config: RunConfig, spec: ModelSpec | None, show: Show) -> ExpertsLine | None:
+def demonstrations_line(config: RunConfig, spec: ModelSpec | None, show: Show) -> DemonstrationsLine | None:
     """Return what was found of the demonstrations, or None if the run file names none. ConfigError names the first row
     that is no good, or says that the algorithm cannot learn from what there is."""
-    check_experts(config)
+    check_demonstrations(config)
     section = config.experts
     if section is None or section.source is None or spec is None:
         return None
-    loaded, sides = look_at_experts(section, spec, taken_kinds(config))
+    loaded, sides = look_at_demonstrations(section, spec, taken_kinds(config))
     first = {side or "": [part for one in segments for part in _parts(one, show)] for side, segments in sides.items()}
-    return ExpertsLine(source=", ".join(section.sources), loaded=loaded, first=first)
+    return DemonstrationsLine(source=", ".join(section.sources), loaded=loaded, first=first)
 
 
 def _parts(segment: Segment, show: Show) -> list[tuple[bool, str]]:

@@ -9,7 +9,7 @@ from rftstream.config.stages import Stage
 from rftstream.contracts.batches import LossKind
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.models.spec import ModelSpec
-from rftstream.preflight.check_demonstrations import ExpertsLine
+from rftstream.preflight.check_demonstrations import DemonstrationsLine
 from rftstream.preflight.estimate import DiskEstimate
 from rftstream.preflight.memory import MemoryEstimate, memory_lines
 from rftstream.queries.formatting import columns, plural, size
@@ -85,7 +85,7 @@ class CheckReport:
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
-    experts: ExpertsLine | None = None
+    demonstrations: DemonstrationsLine | None = None
     disk: DiskEstimate | None = None
     memory: MemoryEstimate | None = None
     warnings: list[str] = field(default_factory=list)
@@ -153,7 +153,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
             }
             for stage in report.stages
         ],
-        "experts": None if report.experts is None else report.experts.to_json(),
+        "experts": None if report.demonstrations is None else report.demonstrations.to_json(),
         "disk": None if report.disk is None else report.disk.to_json(),
         "memory": None if report.memory is None else report.memory.to_json(),
         "warnings": list(report.warnings),
@@ -174,8 +174,8 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", *_taskset_lines(line)]
     if report.stages:
         lines += ["", "stages:", *columns([_stage_row(stage) for stage in report.stages], left=4, indent="  ")]
-    if report.experts is not None:
-        lines += ["", *report.experts.to_lines()]
+    if report.demonstrations is not None:
+        lines += ["", *report.demonstrations.to_lines()]
     if report.disk is not None:
         lines += ["", *_disk_lines(report.disk)]
     if report.memory is not None:
@@ -192,7 +192,9 @@ def _stage_row(stage: Stage) -> tuple[str, ...]:
     if stage.kind is not None:
         what = "pairs" if stage.kind is LossKind.dpo else "demonstrations"
         taken.append(
-            f"{stage.expert_ratio:g} {what} for each" if taken else f"{stage.experts_per_batch:,} {what} a batch"
+            f"{stage.demonstration_ratio:g} {what} for each"
+            if taken
+            else f"{stage.demonstrations_per_batch:,} {what} a batch"
         )
     steps = plural(stage.steps or 0, "step")
     return f"stages.{stage.number}", stage.name, f"{steps}, versions {stage.first:,} to {stage.end:,}", ", ".join(taken)

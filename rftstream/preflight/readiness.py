@@ -26,7 +26,7 @@ from rftstream.models.folder import check_complete, prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.init_from import fetch_initial
-from rftstream.runs.load_demonstrations import check_experts
+from rftstream.runs.load_demonstrations import check_demonstrations
 from rftstream.trackers import check_trackers
 from rftstream.weights.store import place_on_disk
 
@@ -92,7 +92,7 @@ def requirements(
         yield Requirement("algorithm", lambda where=where, named=named: _algorithm(config, where, named))  # type: ignore[misc]
     yield Requirement("algorithm", lambda: _demands(config))
     yield Requirement("lora", lambda: _lora(config))
-    yield Requirement("experts", lambda: check_experts(config))
+    yield Requirement("experts", lambda: check_demonstrations(config))
     yield Requirement("trackers", lambda: check_trackers(config))
     for where, device in devices(config) if here else ():
         yield Requirement(device, lambda where=where, device=device: check_device(device, where=where))  # type: ignore[misc]

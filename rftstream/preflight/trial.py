@@ -27,6 +27,8 @@ class TriedRollout:
     """One rollout of a trial. `try_run` makes it."""
 
     verified: VerifiedRollout
+    rollout: Rollout
+    """The rollout as the explorer made it."""
     prompt_pieces: Pieces
     """The prompt as the policy saw it first, with special tokens, cut where the run would cut it."""
     num_prompt_tokens: int
@@ -37,12 +39,6 @@ class TriedRollout:
     def prompt(self) -> str:
         """Return the prompt as text."""
         return joined(self.prompt_pieces)
-
-    @property
-    def rollout(self) -> Rollout:
-        """Return the rollout as the explorer made it."""
-        assert self.verified.rollout is not None, "its task was made by a feeder"
-        return self.verified.rollout
 
     @property
     def is_scored(self) -> bool:
@@ -168,7 +164,7 @@ def _quiet() -> Iterator[None]:
 
 def _tried(verified: VerifiedRollout, rendering: Rendering) -> TriedRollout:
     rollout = verified.rollout
-    assert rollout is not None
+    assert rollout is not None, "its task was made by a feeder"
     token_ids: list[int] = []
     if rollout.segments:
         first = rollout.segments[0]
@@ -178,6 +174,7 @@ def _tried(verified: VerifiedRollout, rendering: Rendering) -> TriedRollout:
             token_ids = list(rendering.renderer.render(rollout.problem.messages, rollout.problem.tools))
     return TriedRollout(
         verified=verified,
+        rollout=rollout,
         prompt_pieces=rendering.renderer.pieces(token_ids),
         num_prompt_tokens=len(token_ids),
         turns=tuple(pieces_of_turns(rendering.renderer, rollout.turns, rollout.segments)),

@@ -18,7 +18,7 @@ from rftstream.contracts.control import Trimmed
 from rftstream.contracts.topics import TOPICS
 from rftstream.queries import ledger
 from rftstream.queries.balance import STAGES, AuditReport, Balance, Lengths
-from rftstream.queries.demonstration_counts import count_experts
+from rftstream.queries.demonstration_counts import count_demonstrations
 from rftstream.queries.foreign import announcements_in_force, batches_in_force
 from rftstream.queries.formatting import plural
 from rftstream.queries.index import Index, read_kept_table
@@ -113,7 +113,9 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         *_outcomes_against_batches(log, outcomes, batches, said.version),
         *_batches_against_steps(steps, outcomes, shares, said, num_shares=len(log.ends("batches"))),
     ]
-    experts, more = count_experts(log, rest[0], uses, shares, steps.version, num_shares=len(log.ends("batches")))
+    demonstrations, more = count_demonstrations(
+        log, rest[0], uses, shares, steps.version, num_shares=len(log.ends("batches"))
+    )
     contradictions += more
     if ended is not None and fates.groups.admitted < ended.admitted:
         found = plural(fates.groups.admitted, "group")
@@ -123,7 +125,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         version=steps.version,
         rollouts=fates.rollouts,
         groups=fates.groups,
-        experts=experts,
+        demonstrations=demonstrations,
         deleted_groups=said.sequence,
         deleted_rollouts=sum(said.rollouts.values()),
         earliest_version=said.version,
@@ -135,7 +137,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         balanced=fates.rollouts.balanced
         and fates.groups.balanced
         and not contradictions
-        and (experts is None or experts.balanced),
+        and (demonstrations is None or demonstrations.balanced),
     )
 
 

@@ -75,7 +75,7 @@ class AuditReport:
     """Completion lengths by outcome, pending included."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
     """Topic -> records without id headers, which belong to nobody."""
-    experts: Balance | None = None
+    demonstrations: Balance | None = None
     """Demonstrations, counted once for each pass that took them; None where there are none."""
     deleted_groups: int = 0
     """Admitted groups whose records may be gone. They count as the log says."""
@@ -102,7 +102,7 @@ class AuditReport:
             "version": self.version,
             "rollouts": self.rollouts.to_json(),
             "groups": self.groups.to_json(),
-            **({"experts": self.experts.to_json()} if self.experts is not None else {}),
+            **({"experts": self.demonstrations.to_json()} if self.demonstrations is not None else {}),
             "twins": dict(self.twins),
             "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
             "unreadable": dict(self.unreadable),
@@ -124,8 +124,8 @@ def _text(report: AuditReport) -> list[str]:
     law = "admitted = pending + trained + expired + filtered + dead"
     names = ("admitted", "pending", "trained", "expired", "filtered", "dead")
     both: tuple[tuple[str, Balance], ...] = (("groups", report.groups), ("rollouts", report.rollouts))
-    if report.experts is not None:
-        both += (("demonstrations", report.experts),)
+    if report.demonstrations is not None:
+        both += (("demonstrations", report.demonstrations),)
     lines = [
         f"balanced: {law}" if report.balanced else f"NOT BALANCED: expected {law}",
         f"version {report.version} in force (trainer epoch {report.trainer_epoch})",

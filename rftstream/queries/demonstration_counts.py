@@ -14,7 +14,7 @@ from rftstream.service.role import Log
 NUM_EXAMPLES = 3
 
 
-def count_experts(
+def count_demonstrations(
     log: Log, loaded: RolloutRows, uses: Uses, shares: Shares, version: int, *, num_shares: int
 ) -> tuple[Balance | None, list[str]]:
     """None where none were loaded or used; and each broken promise in a sentence. Uses in batches that retention
@@ -23,14 +23,14 @@ def count_experts(
     admitted = as many as the newest manifest counts, and those that went to `dead` instead."""
     there = Counter(batch for _, batch in shares.announced)
     newest = max((batch for batch, count in there.items() if count == num_shares), default=-1)
-    total, num_loaded = shares.experts.get(newest, 0), loaded.num_keyed
+    total, num_loaded = shares.demonstrations.get(newest, 0), loaded.num_keyed
     if not num_loaded and not len(uses.group_U):
         return None, []
     dead = sum((record.header("id") or b"").startswith(b"buffer/experts/") for record in log.read("dead", bodies=False))
-    first = min(shares.experts, default=0)  # what was before it is deleted, and was trained
-    before = shares.experts.get(first, 0) - int(np.sum(uses.batch_U == first))
+    first = min(shares.demonstrations, default=0)  # what was before it is deleted, and was trained
+    before = shares.demonstrations.get(first, 0) - int(np.sum(uses.batch_U == first))
     found = before + int(np.sum(uses.batch_U <= newest))
-    trained = shares.experts.get(version - 1, before)
+    trained = shares.demonstrations.get(version - 1, before)
     sentences = []
     if found != total:
         sentences.append(

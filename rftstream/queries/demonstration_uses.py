@@ -11,7 +11,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ConfigError
 from rftstream.queries.lineage import Headers, Node, header, last_line, number
 
-EXPERTS = "experts/"
+DEMONSTRATION_IDS = "experts/"
 """Prefix of ids that come from demonstrations: `experts/pass/number/0`."""
 
 Uses = Callable[[int, int | None], list[Node]]
@@ -23,15 +23,22 @@ def trace_demonstration(headers: Headers, text: str, uses: Uses, wanted: int | s
     places = headers.places("experts")
     if isinstance(wanted, int):
         places = [TopicPartition("experts", wanted % len(places))]
-    found = next((one for one in headers.scan(places) if wanted in (number(one, "number"), header(one, "id"))), None)
+    numbered = ((number(record, "number"), record) for record in headers.scan(places))
+    found = next(
+        (
+            (count, record)
+            for count, record in numbered
+            if count is not None and wanted in (count, header(record, "id"))
+        ),
+        None,
+    )
     if found is None:
         raise ConfigError(
             f"trace: {text}: no such demonstration on experts; `rftstream inspect RUN experts` lists them"
         )
-    count = number(found, "number")
-    assert count is not None
-    node = Node(kind="demonstration", name=header(found, "id") or "", record=found, facts=_facts(headers, found))
-    node.children += _letters(headers, found)
+    count, record = found
+    node = Node(kind="demonstration", name=header(record, "id") or "", record=record, facts=_facts(headers, record))
+    node.children += _letters(headers, record)
     node.children += uses(count, taken) or [Node(kind="batch", name="", facts={"is": "not yet"})]
     return node
 

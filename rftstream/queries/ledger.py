@@ -18,7 +18,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ContractError
 from rftstream.queries.rows import (
-    EXPERT,
+    DEMONSTRATION,
     LATE,
     MANIFEST,
     NAMED,
@@ -123,7 +123,7 @@ class Shares:
     """Experiences on the topic."""
     announced: dict[tuple[int, int], int] = field(default_factory=dict)
     """Experiences as the manifest says."""
-    experts: dict[int, int] = field(default_factory=dict)
+    demonstrations: dict[int, int] = field(default_factory=dict)
     """By batch sequence: demonstrations up to it, as the manifest says."""
 
 
@@ -160,7 +160,7 @@ class Uses:
 
 
 def uses_of(table: TopicTable) -> Uses:
-    rows = table.rows[table.rows["kind"] == EXPERT]
+    rows = table.rows[table.rows["kind"] == DEMONSTRATION]
     groups, first = np.unique(rows["group"], return_index=True)
     places = np.unique(rows[["group", "number"]])
     return Uses(groups, rows["count"][first].astype(np.int64), rows["number"][first], len(places) - len(groups))

@@ -10,7 +10,8 @@ from typing import Any
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.records import Record
-from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.models.rendering import Pieces
 from rftstream.queries.formatting import number
 from rftstream.queries.inspect import select
@@ -69,16 +70,14 @@ def read_samples(log: Log, reader: CompletionReader) -> list[ShownSample]:
     records = {str(record): record for record in first[:NUM_SAMPLES]}
     records |= {str(record): record for record in select(log, "verified", last=NUM_SAMPLES)}
     found = [
-        _shown(message, reader)
+        _shown(message.rollout, message.verdict, reader)
         for _, message in log.rule.messages(records.values())
         if isinstance(message, VerifiedRollout) and message.verdict is not None and message.rollout is not None
     ]
     return sorted(found, key=lambda sample: sample.version)
 
 
-def _shown(verified: VerifiedRollout, reader: CompletionReader) -> ShownSample:
-    rollout, verdict = verified.rollout, verified.verdict
-    assert rollout is not None and verdict is not None
+def _shown(rollout: Rollout, verdict: Verdict, reader: CompletionReader) -> ShownSample:
     versions = [span.version for segment in rollout.segments for span in segment.versions]
     asked = rollout.problem.messages if rollout.problem is not None else ()
     said = zip(rollout.turns, reader.turns(rollout.turns, rollout.segments), strict=True)
@@ -87,7 +86,7 @@ def _shown(verified: VerifiedRollout, reader: CompletionReader) -> ShownSample:
         *((turn.role, pieces) for turn, pieces in said),
     ]
     return ShownSample(
-        rollout_id=verified.ids.rollout_id,
+        rollout_id=rollout.ids.rollout_id,
         version=min(versions, default=0),
         reward=f"reward {number(verdict.reward)}",
         turns=tuple((who, cut(pieces, SHOWN_CHARACTERS)) for who, pieces in turns),

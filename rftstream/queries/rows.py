@@ -27,7 +27,7 @@ from rftstream.service.role import Log
 
 RowArray = npt.NDArray[np.void]
 
-UNREADABLE, KEYED, ROLLOUT, MANIFEST, OUTCOME, NAMED, EXPERT = range(7)
+UNREADABLE, KEYED, ROLLOUT, MANIFEST, OUTCOME, NAMED, DEMONSTRATION = range(7)
 """Kinds of rows: without id headers; with a twin key only; of a rollout; a batch manifest; an outcome; a rollout that
 the outcome before it names; an experience from a demonstration."""
 
@@ -46,7 +46,7 @@ ROW = np.dtype(
         ("partition", "<i4"),
         ("share", "<i4"),
         ("count", "<i4"),  # on batches; count: as a manifest says; tokens of NAMED ones, -1 if unsampled;
-        # the number of an EXPERT's demonstration
+        # the number of the demonstration of a DEMONSTRATION
         ("kind", "u1"),
         ("code", "u1"),
         ("", "V2"),
@@ -229,7 +229,7 @@ def _record_encoder(topic: str) -> Callable[[Record], bytes]:
         if kind == MANIFEST:
             place = (record.offset, max(0, integer(headers.get("total_experts"))), record.partition)
         elif "expert" in headers and kind == ROLLOUT:
-            kind, count = EXPERT, integer((group_id or b"").rpartition(b"/")[0].rpartition(b"/")[2])
+            kind, count = DEMONSTRATION, integer((group_id or b"").rpartition(b"/")[0].rpartition(b"/")[2])
         return _pack(rollout, group, key, number, *place, share, count, kind, 0)
 
     return encode

@@ -10,7 +10,7 @@ from __future__ import annotations
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
-from rftstream.queries.demonstration_uses import EXPERTS, trace_demonstration
+from rftstream.queries.demonstration_uses import DEMONSTRATION_IDS, trace_demonstration
 from rftstream.queries.index import Index
 from rftstream.queries.lineage import (
     FORMS,
@@ -58,7 +58,7 @@ class _Tracer:
         match target.kind:
             case "demonstration":
                 return trace_demonstration(self._headers, text, self._batches.uses, target.demonstration)
-            case "rollout" | "group" if target.group_id.startswith(EXPERTS):
+            case "rollout" | "group" if target.group_id.startswith(DEMONSTRATION_IDS):
                 taken, number_ = map(int, target.group_id.split("/")[1:3])
                 return trace_demonstration(self._headers, text, self._batches.uses, number_, taken)
             case "rollout" | "group":

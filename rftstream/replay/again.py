@@ -170,82 +170,51 @@ def _train_again(
     save: Path | None = None,
 ) -> ReplayReport:
     began = time.monotonic()
-    again = _Again(run, recorded, device)
+    backends = _RecordedBackends(run, recorded, device)
     try:
-        progress, checkpoint = again.begin(first)
+        again = _begin(run, recorded, backends, first)
+        checkpoint = again.checkpoint
         found = ReplayReport(
             run=run.run_id,
             first=first,
             last=last,
-            start=progress.version,
+            start=again.progress.version,
             checkpoint=f"{checkpoint.trainer_epoch}/{checkpoint.version}" if checkpoint else None,
         )
-        again.go_on(progress, found, report)
-        found.not_promised = again.why_not_equal()
+        again.go_on(found, report)
+        found.not_promised = backends.why_not_equal()
         if save is not None:
             again.save(save)
     finally:
-        again.close()
+        backends.close()
     found.wall_s = round(time.monotonic() - began, 3)
     return found
 
 
 class _Again:
-    """Trains recorded batches with one backend at a time, under the settings that the trainer of each version had.
-    `_train_again` makes it and calls `begin`, `go_on`, `why_not_equal`, perhaps `save`, and `close`, in this order."""
+    """Trains recorded batches, each under the settings that its trainer had. `_begin` makes it; `_train_again` calls
+    `go_on` and perhaps `save`."""
 
-    def __init__(self, run: OpenRun, recorded: Recorded, device: str | None) -> None:
+    def __init__(
+        self,
+        run: OpenRun,
+        recorded: Recorded,
+        backends: _RecordedBackends,
+        in_use: _BackendInUse,
+        progress: TrainerProgress,
+        checkpoint: VersionName | None,
+    ) -> None:
+        """`in_use` holds the state that training goes on from, and `progress` and `checkpoint` tell which one."""
+        self.progress = progress
+        self.checkpoint = checkpoint
         self._run = run
         self._recorded = recorded
-        self._device = device
-        self._training: Training | None = None
-        self._config: RunConfig | None = None
-        self._said: dict[str, Mapping[str, str]] = {}
-        """What the trainers that are replayed said of their libraries, by device and threads to be used."""
-        self._here: dict[str, str] = {}
+        self._backends = backends
+        self._in_use = in_use
 
-    def begin(self, first: int) -> tuple[TrainerProgress, VersionName | None]:
-        """Open the backend with the newest good checkpoint in force at or before `first`, or with the model if there is
-        none. Return the state that training goes on from, and the name of the checkpoint. ConfigError if batches that
-        are needed were deleted."""
-        checkpoints = CheckpointStore(self._run.store())
-        begins = [offset for _, offset in sorted(self._run.transport.admin.begin_offsets("batches").items())]
-
-        def usable(name: VersionName) -> bool:
-            return name.version <= first and self._recorded.in_force(name)
-
-        found = checkpoints.newest(usable)
-        if found is None or _deleted(TrainerProgress.from_state(found[1]).positions, begins):
-            if any(begins):
-                raise ConfigError(self._earliest(checkpoints, begins, first))
-            self._use(1)
-            return TrainerProgress(positions=tuple(begins)), None
-        name, state = found
-        self._use(name.version + 1)
-        assert self._training is not None
-        with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
-            checkpoints.read(name, Path(scratch))
-            self._training.backend.load(Path(scratch))
-        return TrainerProgress.from_state(state), name
-
-    def _earliest(self, checkpoints: CheckpointStore, begins: list[int], first: int) -> str:
-        """Return the text of the error for a start whose batches are deleted."""
-        versions = []
-        for name in checkpoints.names():
-            if self._recorded.in_force(name):
-                state = checkpoints.newest(lambda one, name=name: one == name)  # type: ignore[misc]
-                if state is not None and not _deleted(TrainerProgress.from_state(state[1]).positions, begins):
-                    versions.append(name.version)
-        advice = (
-            f"replay with --from {min(versions)}" if versions else "there is no checkpoint that it could begin with"
-        )
-        return (
-            f"{self._run.run_id}: the batches before {begins} are deleted, expected those after version {first}; "
-            f"{advice}"
-        )
-
-    def go_on(self, progress: TrainerProgress, found: ReplayReport, report: Report) -> None:
+    def go_on(self, found: ReplayReport, report: Report) -> None:
         """Train up to the last version and compare each version with its record."""
+        progress = self.progress
         self._compare_weights(progress.version, None, found)
         batches = RecordedBatches(self._run.transport, progress.positions, progress.version)
         try:
@@ -260,7 +229,7 @@ class _Again:
                     )
                     found.complete = False
                     return
-                self._use(version)
+                self._in_use = self._backends.use(version)
                 self._step(version, batch, found)
                 report(version, found.last, len(found.different_versions))
         finally:
@@ -268,14 +237,12 @@ class _Again:
 
     def save(self, folder: Path) -> None:
         """Write the backend's state into `folder`, as a checkpoint has it."""
-        assert self._training is not None
-        self._training.backend.save(folder)
+        self._in_use.training.backend.save(folder)
 
     def _step(self, version: int, batch: Batch, found: ReplayReport) -> None:
-        assert self._training is not None and self._config is not None
         record = self._recorded.steps.get(version)
-        stages = Stages.of(self._config)
-        training = self._training.at(stages.at(version - 1))
+        stages = Stages.of(self._in_use.config)
+        training = self._in_use.training.at(stages.at(version - 1))
         lr = rate_at(stages, version - 1)
         update, values = self._update(training, batch, lr, skip=record is not None and record.skipped)
         found.num_batches += 1
@@ -316,11 +283,10 @@ class _Again:
         return update, values
 
     def _compare_weights(self, version: int, batch: int | None, found: ReplayReport) -> None:
-        assert self._training is not None
         digests = self._recorded.digests(version)
         if not digests:
             return
-        replayed = state_digest(self._training.backend.served_tensors())
+        replayed = state_digest(self._in_use.training.backend.served_tensors())
         for _, recorded in digests:
             found.num_digests += 1
             if recorded != replayed:
@@ -344,43 +310,99 @@ class _Again:
                     )
                 )
 
-    # ------------------------------------------------------------------------------------------ the parts
 
-    def _use(self, version: int) -> None:
-        """Make sure that the backend works by the settings of the trainer that made the version."""
+@dataclass(frozen=True, slots=True)
+class _BackendInUse:
+    """The backend that is open, and the settings that it works by. `_RecordedBackends.use` makes it."""
+
+    config: RunConfig
+    training: Training
+
+
+class _RecordedBackends:
+    """Opens one backend at a time, under the settings that the trainer of a version had. `_train_again` makes it, has
+    `use` called for each version, asks `why_not_equal`, and calls `close`."""
+
+    def __init__(self, run: OpenRun, recorded: Recorded, device: str | None) -> None:
+        self._run = run
+        self._recorded = recorded
+        self._device = device
+        self._in_use: _BackendInUse | None = None
+        self._said: dict[str, Mapping[str, str]] = {}
+        """What the trainers that are replayed said of their libraries, by device and threads to be used."""
+        self._here: dict[str, str] = {}
+
+    def use(self, version: int) -> _BackendInUse:
+        """Return a backend that works by the settings of the trainer that made the version. It goes on from the state
+        of the backend before."""
         anchor = self._recorded.anchors.get(self._recorded.epoch_of(version))
         config = settings_of(anchor, self._run.config)
         said = anchor.computed_with if anchor is not None else {}
         self._said[repr(sorted(said.items()))] = said
-        before, self._config = self._config, config
-        if self._training is not None and before is not None and _trains_alike(before, config):
-            self._training = _as_recorded(self._training, said)
-            return
+        old = self._in_use
+        if old is not None and _trains_alike(old.config, config):
+            self._in_use = _BackendInUse(config, _as_recorded(old.training, said))
+            return self._in_use
         settings = config.trainer
         device = self._device or settings.device
         spec = prepare_model(
             config.model, self._run.folder.model, config.run.seed, device=device, threads=settings.threads
         )
-        old, self._training = self._training, _as_recorded(build_training(config, spec), said)
+        self._in_use = new = _BackendInUse(config, _as_recorded(build_training(config, spec), said))
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
             if old is not None:  # a resumed trainer gets this state from its checkpoint
-                old.backend.save(Path(scratch))
-                old.backend.close()
-            self._training.backend.open()
+                old.training.backend.save(Path(scratch))
+                old.training.backend.close()
+            new.training.backend.open()
             if old is not None:
-                self._training.backend.load(Path(scratch))
+                new.training.backend.load(Path(scratch))
         self._here = computed_with(device, settings.threads)
+        return new
 
     def why_not_equal(self) -> list[str]:
-        # the replay uses the recorded numbers of threads, so the last trainer's number says nothing of the others
         """Return the reasons why equality bit for bit cannot be expected on this machine; none if it can."""
+        # the replay uses the recorded numbers of threads, so the last trainer's number says nothing of the others
         here = {name: value for name, value in self._here.items() if name != "threads"}
         return why_not_equal(list(self._said.values()), here)
 
     def close(self) -> None:
         """Close the backend, if one is open."""
-        if self._training is not None:
-            self._training.backend.close()
+        if self._in_use is not None:
+            self._in_use.training.backend.close()
+
+
+def _begin(run: OpenRun, recorded: Recorded, backends: _RecordedBackends, first: int) -> _Again:
+    """Open a backend with the newest good checkpoint in force at or before `first`, or with the model if there is
+    none. ConfigError if batches that are needed were deleted."""
+    checkpoints = CheckpointStore(run.store())
+    begins = [offset for _, offset in sorted(run.transport.admin.begin_offsets("batches").items())]
+
+    def usable(name: VersionName) -> bool:
+        return name.version <= first and recorded.in_force(name)
+
+    found = checkpoints.newest(usable)
+    if found is None or _deleted(TrainerProgress.from_state(found[1]).positions, begins):
+        if any(begins):
+            raise ConfigError(_earliest(run, recorded, checkpoints, begins, first))
+        return _Again(run, recorded, backends, backends.use(1), TrainerProgress(positions=tuple(begins)), None)
+    name, state = found
+    in_use = backends.use(name.version + 1)
+    with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
+        checkpoints.read(name, Path(scratch))
+        in_use.training.backend.load(Path(scratch))
+    return _Again(run, recorded, backends, in_use, TrainerProgress.from_state(state), name)
+
+
+def _earliest(run: OpenRun, recorded: Recorded, checkpoints: CheckpointStore, begins: list[int], first: int) -> str:
+    """Return the text of the error for a start whose batches are deleted."""
+    versions = []
+    for name in checkpoints.names():
+        if recorded.in_force(name):
+            state = checkpoints.newest(lambda one, name=name: one == name)  # type: ignore[misc]
+            if state is not None and not _deleted(TrainerProgress.from_state(state[1]).positions, begins):
+                versions.append(name.version)
+    advice = f"replay with --from {min(versions)}" if versions else "there is no checkpoint that it could begin with"
+    return f"{run.run_id}: the batches before {begins} are deleted, expected those after version {first}; {advice}"
 
 
 def _as_recorded(training: Training, said: Mapping[str, str]) -> Training:

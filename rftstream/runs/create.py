@@ -14,7 +14,7 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import RunFolder, create_log, naming, sharing_store, shown_path
-from rftstream.runs.load_demonstrations import load_experts
+from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.runs.modules import write_modules
 from rftstream.transport.base import Transport
 
@@ -40,7 +40,7 @@ def begin(
     _check_unused(transport, config, folder)
     create_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
-        load_experts(transport, config, folder, config.experts, say=say)
+        load_demonstrations(transport, config, folder, config.experts, say=say)
     write_modules(config, folder)
     write_config(config, folder)
 

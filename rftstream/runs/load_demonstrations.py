@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rftstream.config.sections import ExpertsSection, RunConfig, name_of_algorithm
-from rftstream.config.stages import FROM_EXPERTS, Stages, loss_kinds, taken_kinds
+from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_algorithm
+from rftstream.config.stages import FROM_DEMONSTRATIONS, Stages, loss_kinds, taken_kinds
 from rftstream.contracts import codec
 from rftstream.contracts.batches import LossKind
 from rftstream.contracts.records import NewRecord
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True)
 class Loaded:
-    """What became of the rows of a load. `load_experts` and `look_at_experts` make and return it."""
+    """What became of the rows of a load. `load_demonstrations` and `look_at_demonstrations` make and return it."""
 
     rows: int
     new: int = 0
@@ -77,7 +77,7 @@ class Loaded:
         return f"{text}\n{self.total:,} on `experts` {'then' if self.dry_run else 'now'}"
 
 
-def check_experts(config: RunConfig) -> None:
+def check_demonstrations(config: RunConfig) -> None:
     """Check that the algorithms can learn from what the run has. ConfigError if they cannot."""
     for where, named in config.algorithms_named().items():
         own = name_of_algorithm(named, where)
@@ -87,7 +87,7 @@ def check_experts(config: RunConfig) -> None:
         _check_stages(config)
         return
     name, kinds, experts = config.trainer.algorithm, taken_kinds(config), config.experts
-    from_experts = kinds & FROM_EXPERTS
+    from_demonstrations = kinds & FROM_DEMONSTRATIONS
     if experts is None:
         if LossKind.rl not in kinds:
             raise ConfigError(
@@ -95,7 +95,7 @@ def check_experts(config: RunConfig) -> None:
                 "experts.source"
             )
         return
-    if not from_experts:
+    if not from_demonstrations:
         raise ConfigError(
             f"experts: trainer.algorithm {name!r} takes none, expected mix or chord beside tasksets, sft or dpo alone"
         )
@@ -129,7 +129,9 @@ def _check_stages(config: RunConfig) -> None:
         raise ConfigError("experts: no stage takes any, expected one with sft, dpo, mix or chord, or no [experts]")
 
 
-def look_at_experts(section: ExpertsSection, spec: ModelSpec, kinds: frozenset[LossKind]) -> tuple[Loaded, Sides]:
+def look_at_demonstrations(
+    section: DemonstrationsSection, spec: ModelSpec, kinds: frozenset[LossKind]
+) -> tuple[Loaded, Sides]:
     """Return what a load into a new run would find, and the first row's tokens. ConfigError names the first bad row."""
     rows, renderer = Demonstrations(section), open_renderer(spec)
     loaded = Loaded(rows=len(rows), dry_run=True)
@@ -139,11 +141,11 @@ def look_at_experts(section: ExpertsSection, spec: ModelSpec, kinds: frozenset[L
     return loaded, tokenise(rows[0].demonstration, renderer)
 
 
-def load_experts(
+def load_demonstrations(
     transport: Transport,
     config: RunConfig,
     folder: RunFolder,
-    section: ExpertsSection,
+    section: DemonstrationsSection,
     *,
     say: Say,
     dry_run: bool = False,
@@ -181,7 +183,7 @@ def _choose(
     rows: Demonstrations,
     known: set[bytes],
     loaded: Loaded,
-    section: ExpertsSection,
+    section: DemonstrationsSection,
     renderer: Renderer,
     context: int | None,
     kinds: frozenset[LossKind],
@@ -202,7 +204,7 @@ def _choose(
             loaded.known += 1
             continue
         kind = kind_of(one)
-        if kinds & FROM_EXPERTS and kind not in kinds:
+        if kinds & FROM_DEMONSTRATIONS and kind not in kinds:
             found, expected = ("a chat", "a pair") if kind is LossKind.sft else ("a pair", "a chat")
             raise ConfigError(
                 f"{where}: {found}, expected {expected}, as the run's algorithm takes; load another file, or train by "

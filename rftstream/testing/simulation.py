@@ -213,7 +213,7 @@ class Simulation(MemoryRun):
             except RftError as error:
                 self._failed(process, error)
         if process.service is not None:
-            self._look_at_end(process)
+            self._look_at_end(process, process.service)
         self._wake()
         if self.watch is not None:
             self.watch()
@@ -234,18 +234,17 @@ class Simulation(MemoryRun):
         except TransportError:
             process.wake_at = self.clock.now() + 1.0
 
-    def _look_at_end(self, process: SimulatedProcess) -> None:
-        assert process.service is not None
+    def _look_at_end(self, process: SimulatedProcess, service: Service) -> None:
         leaving = process.leave_by is not None
-        if process.service.done:
-            process.service.close()
+        if service.done:
+            service.close()
             # a process that leaves because the run is finished is not started again, told to leave or not
-            if leaving and process.service.finished is None:
+            if leaving and service.finished is None:
                 self.end(process)
             else:
                 process.service, process.exit_code = None, 0
         elif process.leave_by is not None and self.clock.now() > process.leave_by:
-            process.service.close()
+            service.close()
             self.end(process)
 
     def end(self, process: SimulatedProcess) -> None:

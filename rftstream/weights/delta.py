@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -226,9 +226,16 @@ def _take_span(state: ServedState, span: StreamSpan, news: list[_New]) -> _Taken
 # ------------------------------------------------------------------------------------------ the file
 
 
-def head_of(changes: Changes, state: ServedState, *, model: str, name: VersionName, parent: VersionName) -> bytes:
+def head_of(
+    changes: Changes,
+    parts: Sequence[ByteRange],
+    state: ServedState,
+    *,
+    model: str,
+    name: VersionName,
+    parent: VersionName,
+) -> bytes:
     """Return the bytes before the parts in the file of the changes that made this state."""
-    assert changes.parts is not None
     digests = state.digests()
     header = {
         "model": model,
@@ -240,7 +247,7 @@ def head_of(changes: Changes, state: ServedState, *, model: str, name: VersionNa
             [key, tensor.dtype, list(tensor.shape), changes.old_digests[key][:SHORT], digests[key][:SHORT]]
             for key, tensor in state.tensors.items()
         ],
-        "parts": [[part.dtype, part.num_elements, part.tensor, part.num_bytes] for part, _ in changes.parts],
+        "parts": [[part.dtype, part.num_elements, part.tensor, part.num_bytes] for part in parts],
     }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     packed = zstandard.compress(text, 19)
@@ -294,7 +301,7 @@ def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
         if part.tensor is None:
             streams.append(stream)
         else:
-            _put_whole(state, part, stream, where)
+            _put_whole(state, part.tensor, stream, where)
     try:
         spans = list(cut(header.tensors, ((p.dtype, p.num_elements) for p in header.parts if p.tensor is None)))
     except ValueError as error:
@@ -314,16 +321,15 @@ def _apply_span(state: ServedState, span: StreamSpan, stream: np.ndarray) -> lis
     return kernels.apply(arrays, FORMS[span.dtype], stream)
 
 
-def _put_whole(state: ServedState, part: ByteRange, stream: np.ndarray, where: str) -> None:
-    assert part.tensor is not None
-    array = state.arrays[part.tensor]
+def _put_whole(state: ServedState, tensor: str, stream: np.ndarray, where: str) -> None:
+    array = state.arrays[tensor]
     try:
         found = _unpack(stream.data, len(array))
     except zstandard.ZstdError as error:
-        raise _damaged(where, f"tensor {part.tensor!r} that cannot be unpacked ({error})", "zstd") from None
+        raise _damaged(where, f"tensor {tensor!r} that cannot be unpacked ({error})", "zstd") from None
     if len(found) != len(array):
-        raise _damaged(where, f"tensor {part.tensor!r} of {len(found)} bytes", f"{len(array)}")
-    state.touched([part.tensor])
+        raise _damaged(where, f"tensor {tensor!r} of {len(found)} bytes", f"{len(array)}")
+    state.touched([tensor])
     array[:] = np.frombuffer(found, np.uint8)
 
 

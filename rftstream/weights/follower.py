@@ -122,16 +122,11 @@ class WeightsFollower:
         WeightsGone if an object was deleted, WeightsError if an object is damaged; `held` then tells how far it
         came."""
         known = self._announced  # only added to; a new trainer's begin another one
-        links = self._links_from_held(announcement, known)
-        if links is not None:
-            try:
-                return self._follow(links)
-            except WeightsError as error:
-                logger.warning("%s; going back to a full snapshot", error)
+        tensors = self._follow_from_held(announcement, known)
+        if tensors is not None:
+            return tensors
         anchor, links = _links_from_anchor(announcement, known)
-        if self._held != anchor.name or self._digest() != anchor.weights_digest:
-            self._load(anchor)
-        return self._follow(links)
+        return self._follow(self._state_at(anchor), links)
 
     def held(self) -> tuple[VersionName, Mapping[str, RawTensor]] | None:
         """Return the version that the copy is at, and its tensors; None if there is none."""
@@ -139,18 +134,37 @@ class WeightsFollower:
             return None
         return self._held, self._state.tensors
 
-    def _digest(self) -> str | None:
-        return self._state.digest() if self._state is not None else None
+    def _follow_from_held(self, target: WeightsAnnounced, known: Known) -> Mapping[str, RawTensor] | None:
+        """Return the tensors of a version, made from what is held. None if that cannot be done, or if a full snapshot
+        is smaller than the deltas."""
+        state = self._state
+        if state is None:
+            return None
+        links = self._links_from_held(state.digest(), target, known)
+        if links is None:
+            return None
+        try:
+            return self._follow(state, links)
+        except WeightsError as error:
+            logger.warning("%s; going back to a full snapshot", error)
+            return None
 
-    def _links_from_held(self, target: WeightsAnnounced, known: Known) -> list[Link] | None:
+    def _state_at(self, anchor: WeightsAnnounced) -> ServedState:
+        """Return the state of an anchor: what is held if that is the anchor, else what is read."""
+        state = self._state
+        if state is not None and self._held == anchor.name and state.digest() == anchor.weights_digest:
+            return state
+        del state  # `_load` gives the memory of the one that is held free
+        return self._load(anchor)
+
+    def _links_from_held(self, digest: str, target: WeightsAnnounced, known: Known) -> list[Link] | None:
         """Return the deltas from what is held to a version, oldest first; None if a full snapshot is smaller.
 
         What is held is known by its digest, since a new trainer's anchor is often a state that is held already."""
-        digest = self._digest()
         links: list[Link] = []
         num_bytes, limit = 0, None
         one: WeightsAnnounced | None = target
-        while one is not None and digest is not None:
+        while one is not None:
             if one.weights_digest == digest:
                 self._held = one.name
                 return links[::-1]
@@ -166,14 +180,12 @@ class WeightsFollower:
             one = known.get(way.parent)
         return None
 
-    def _follow(self, links: list[Link]) -> Mapping[str, RawTensor]:
-        for link in links:
-            self._apply(*link)
-        assert self._state is not None
-        return self._state.tensors
+    def _follow(self, state: ServedState, links: list[Link]) -> Mapping[str, RawTensor]:
+        for announcement, way in links:
+            self._apply(state, announcement, way)
+        return state.tensors
 
-    def _apply(self, announcement: WeightsAnnounced, way: DeltaObject) -> None:
-        assert self._state is not None
+    def _apply(self, state: ServedState, announcement: WeightsAnnounced, way: DeltaObject) -> None:
         where = f"weights {text_of(announcement.name)} ({way.object})"
         with self._store.open(way.object) as file:
             data = _read(file, way.num_bytes, way.digest, where)
@@ -186,32 +198,40 @@ class WeightsFollower:
                 f"{announcement.weights_digest}; it is another version's"
             )
         self._held = None
-        delta.apply(self._state, data, where=where)
+        delta.apply(state, data, where=where)
         self._held = announcement.name
 
-    def _load(self, anchor: WeightsAnnounced) -> None:
+    def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # before the next one is read
-        cached = self._cache.open(anchor) if self._cache is not None else None
-        if cached is not None:
-            try:
-                with cached:
-                    self._take_over(_read(cached, anchor.num_bytes, anchor.digest, where), anchor, where)
-            except WeightsError as error:
-                logger.warning("%s in the local cache; reading it from the store", error)
-        if self._state is None:
-            with self._store.open(anchor.object) as file:
-                data = _read(file, anchor.num_bytes, anchor.digest, where)
-            if self._cache is not None:
-                self._cache.keep(anchor, data)
-            self._take_over(data, anchor, where)
-        self._held = anchor.name
+        state = self._from_cache(anchor, where) or self._from_store(anchor, where)
+        self._state, self._held = state, anchor.name
+        return state
 
-    def _take_over(self, data: memoryview, anchor: WeightsAnnounced, where: str) -> None:
+    def _from_cache(self, anchor: WeightsAnnounced, where: str) -> ServedState | None:
+        """Return the state of an anchor that is in the local cache. None if it is not there or damaged."""
+        cached = self._cache.open(anchor) if self._cache is not None else None
+        if cached is None:
+            return None
+        try:
+            with cached:
+                return self._decode(_read(cached, anchor.num_bytes, anchor.digest, where), anchor, where)
+        except WeightsError as error:
+            logger.warning("%s in the local cache; reading it from the store", error)
+            return None
+
+    def _from_store(self, anchor: WeightsAnnounced, where: str) -> ServedState:
+        with self._store.open(anchor.object) as file:
+            data = _read(file, anchor.num_bytes, anchor.digest, where)
+        if self._cache is not None:
+            self._cache.keep(anchor, data)
+        return self._decode(data, anchor, where)
+
+    def _decode(self, data: memoryview, anchor: WeightsAnnounced, where: str) -> ServedState:
         state = ServedState(decode_snapshot(data, where=where), copy=False, threads=self._threads)
         if (found := state.digest()) != anchor.weights_digest:
             raise WeightsError(f"{where}: state {found}, expected {anchor.weights_digest}; it is another state")
-        self._state = state
+        return state
 
 
 def _links_from_anchor(target: WeightsAnnounced, known: Known) -> tuple[WeightsAnnounced, list[Link]]:

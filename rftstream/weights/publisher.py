@@ -125,15 +125,16 @@ class WeightsPublisher:
         """Put the version into the store, and return what to announce. The version is durable when this returns.
 
         The caller announces it, and then deletes what the announcement says is gone."""
-        assert self._state is not None
-        found = self._write_delta(taken)
+        state = self._state
+        assert state is not None, "`take` comes first"  # not part of StagedVersion, which would keep it in memory
+        found = self._write_delta(taken, state)
         if found is None or taken.anchor:
             metadata = {
                 "model": self._model,
                 "trainer_epoch": str(taken.name.trainer_epoch),
                 "version": str(taken.name.version),
             }
-            tensors = self._state.tensors
+            tensors = state.tensors
             stored = self._store.write(object_name(taken.name), lambda file: write_snapshot(file, tensors, metadata))
             kind, parent = WeightsKind.full, None
             name, num_bytes, digest = stored.name, stored.num_bytes, stored.digest
@@ -151,7 +152,7 @@ class WeightsPublisher:
             object=name,
             num_bytes=num_bytes,
             digest=digest,
-            weights_digest=self._state.digest(),
+            weights_digest=state.digest(),
             dtype=self._dtype,
             resumed=taken.resumed,
             announced_at=announced_at,
@@ -171,14 +172,15 @@ class WeightsPublisher:
             self._store.check(stored, read=stored.name not in self._read_back)
             self._read_back.add(stored.name)
 
-    def _write_delta(self, taken: StagedVersion) -> DeltaObject | None:
+    def _write_delta(self, taken: StagedVersion, state: ServedState) -> DeltaObject | None:
         """Write the delta; None if there is no parent, or the delta would be no smaller than the weights."""
-        changes, parent, state = taken.changes, taken.parent, self._state
-        assert state is not None
-        if changes is None or parent is None or changes.parts is None:
+        changes, parent = taken.changes, taken.parent
+        if changes is None or parent is None or (parts := changes.parts) is None:
             return None
-        head = delta.head_of(changes, state, model=self._model, name=taken.name, parent=parent)
-        data = [head, *(stream for _, stream in changes.parts)]
+        head = delta.head_of(
+            changes, [part for part, _ in parts], state, model=self._model, name=taken.name, parent=parent
+        )
+        data = [head, *(stream for _, stream in parts)]
         if sum(memoryview(one).nbytes for one in data) >= sum(map(len, state.arrays.values())):
             return None
         stored = self._store.write(

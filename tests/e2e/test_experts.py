@@ -72,8 +72,8 @@ def test_sft_then_dpo(place: Workplace) -> None:
     assert [steps[version]["lr"] for version in (1, 2, 3, 4)] == pytest.approx([0.02, 0.015, 0.01, 0.005])
     report = view.audit()
     assert report.fine, report.to_text()
-    assert report.experts is not None
-    assert (report.experts.trained, report.experts.pending) == (32, 0)
+    assert report.demonstrations is not None
+    assert (report.demonstrations.trained, report.demonstrations.pending) == (32, 0)
 
     again = place.call("replay", "runs/sft", "--json", timeout_s=PATIENCE_S)
     assert again.code == 0, again.out
@@ -117,5 +117,5 @@ def test_drained_it_goes_on_where_it_was(place: Workplace) -> None:
     assert (done.result["reason"], done.result["version"]) == ("experts", 32)
     report = view.audit()
     assert report.fine, report.to_text()
-    assert report.experts is not None
-    assert report.experts.trained == 32
+    assert report.demonstrations is not None
+    assert report.demonstrations.trained == 32

@@ -36,8 +36,8 @@ def test_the_example_made_shorter(place: Workplace) -> None:
     report = view.audit()
     assert report.fine, report.to_text()
     assert (report.groups.admitted, report.groups.trained) == (6, 6)
-    assert report.experts is not None
-    assert (report.experts.trained, report.experts.pending) == (8 * 12, 0)
+    assert report.demonstrations is not None
+    assert (report.demonstrations.trained, report.demonstrations.pending) == (8 * 12, 0)
 
     before = digests(view)
     more = place.call("resume", "runs/stages", *sets("stages.2.steps=3"), "--json", timeout_s=2 * PATIENCE_S)

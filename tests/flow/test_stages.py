@@ -14,7 +14,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.versions import WeightsAnnounced
 from rftstream.errors import ConfigError
 from rftstream.testing import RoleDriver
-from tests.flow.test_buffer_experts import Scene
+from tests.flow.test_buffer_demonstrations import Scene
 from tests.flow.test_feeder import groups_of, scene_of
 
 STAGES = [{"steps": 2, "algorithm": "sft"}, {"steps": 2, "algorithm": "grpo"}, {"steps": 1, "algorithm": "sft"}]

@@ -63,7 +63,7 @@ class Demonstrations:
         known = self._total.setdefault(manifest.batch_sequence, manifest.total_experts)
         assert known == manifest.total_experts, "shares agree"
         config = self._laws.config
-        if config.experts_alone or self.settings is None:
+        if config.demonstrations_alone or self.settings is None:
             return
         # The last groups do not wait for demonstrations, of which there may be none yet.
         awaited = manifest.total_experts or (self._laws.made and not manifest.last)
@@ -71,14 +71,14 @@ class Demonstrations:
             wanted = math.ceil(self.settings.ratio * manifest.num_groups * config.feeder.group_size)
             if self._laws.made:
                 made = self._laws.made[manifest.batch_sequence]
-                wanted = made.num_experts(manifest.num_groups, config.feeder.group_size)
+                wanted = made.num_demonstrations(manifest.num_groups, config.feeder.group_size)
             assert manifest.total_experts - self._total.get(manifest.batch_sequence - 1, 0) == wanted
 
     def check_end(self) -> None:
         assert sorted(self._sequences) == list(range(len(self._sequences))), "uses are counted without a gap"
         assert max(self._total.values(), default=0) == len(self._sequences)
         finished = self._laws.finished
-        whole = self._laws.config.experts_alone and finished is not None and finished.reason == "experts"
+        whole = self._laws.config.demonstrations_alone and finished is not None and finished.reason == "experts"
         for (kind, taken), numbers in self.passes.items():
             if (whole or (kind, taken + 1) in self.passes) and self.settings is not None:
                 size = len(self.loads) if whole else max(numbers) + 1
@@ -89,6 +89,6 @@ class Demonstrations:
             assert not whole or len(self.passes) == self.settings.passes
         if self.loads:
             report = self._laws.simulation.audit()
-            assert report.experts is not None
-            assert report.experts.trained == self._total.get(self._laws.version - 1, 0)
-            assert report.experts.admitted == len(self._sequences)
+            assert report.demonstrations is not None
+            assert report.demonstrations.trained == self._total.get(self._laws.version - 1, 0)
+            assert report.demonstrations.admitted == len(self._sequences)

@@ -9,14 +9,14 @@ from random import Random
 from typing import Any
 
 from rftstream.config import loader
-from rftstream.config.sections import ExpertsSection, RunConfig
+from rftstream.config.sections import DemonstrationsSection, RunConfig
 from rftstream.config.stages import taken_kinds
 from rftstream.contracts.batches import LossKind
 from rftstream.contracts.rollouts import Rollout
 from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.errors import RewardError
 from rftstream.roles.verifier.step import reward_input
-from rftstream.runs.load_demonstrations import load_experts
+from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
 from tests.simulation.laws import Judge, Laws
@@ -185,9 +185,9 @@ def load_some(simulation: Simulation, own: Random) -> None:
         ):  # fmt: skip
             rows.append(made(len(known) + len(rows)))  # a stage for which all are held out has none
     path.write_text("\n".join([*known, *map(json.dumps, rows)]) + "\n", encoding="utf-8")
-    section = ExpertsSection(source=f"jsonl:{path}")
+    section = DemonstrationsSection(source=f"jsonl:{path}")
     transport, folder = simulation.transport("user"), simulation.folder
-    loaded = load_experts(transport, simulation.config, folder, section, say=print)
+    loaded = load_demonstrations(transport, simulation.config, folder, section, say=print)
     assert (loaded.new, loaded.known, loaded.total) == (len(rows), len(known), len(known) + len(rows))
 
 

@@ -65,7 +65,7 @@ class Made:
     ratio: float = 0.0
     alone: int = 0
 
-    def num_experts(self, num_groups: int, group_size: int) -> int:
+    def num_demonstrations(self, num_groups: int, group_size: int) -> int:
         if self.kind is None:
             return 0
         return math.ceil(self.ratio * num_groups * group_size) if self.explores else self.alone

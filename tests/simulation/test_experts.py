@@ -13,7 +13,7 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.versions import StepRecord
-from rftstream.runs.load_demonstrations import load_experts
+from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 from tests.simulation.test_simulation import EVERYTHING
@@ -39,7 +39,7 @@ def play(folder: Path, config: RunConfig, seed: int, faults: Faults = Faults()) 
     assert config.experts is not None
     simulation = Simulation(config, folder=folder, seed=seed, faults=faults)
     simulation.watch = laws = Laws(simulation)
-    load_experts(simulation.transport("user"), config, simulation.folder, config.experts, say=print)
+    load_demonstrations(simulation.transport("user"), config, simulation.folder, config.experts, say=print)
     simulation.run()
     laws.check_end()
     return laws
@@ -63,14 +63,14 @@ def test_demonstrations_alone(tmp_path: Path, seed: int) -> None:
     steps = [one for one in laws.simulation.messages("steps") if isinstance(one, StepRecord) and not one.resumed]
     looked = {one.name.version for one in steps if "held_out_loss" in one.metrics}
     assert looked == {3, 6, 9, 10}
-    assert laws.simulation.audit().experts is not None
+    assert laws.simulation.audit().demonstrations is not None
 
 
 def test_no_further_ahead_than_rollouts_would_be(tmp_path: Path) -> None:
     config = loader.replace(alone(write(tmp_path, 40), held_out=0.0), feeder__max_staleness=1)
     simulation = Simulation(config, folder=tmp_path, seed=1)
     assert config.experts is not None
-    load_experts(simulation.transport("user"), config, simulation.folder, config.experts, say=print)
+    load_demonstrations(simulation.transport("user"), config, simulation.folder, config.experts, say=print)
     simulation.processes = [one for one in simulation.processes if one.role != "trainer"]
     simulation.run(max_ticks=2000, until=lambda: simulation.num_ticks > 400)
     assert {one.batch_sequence for one in simulation.messages("batches") if isinstance(one, Experience)} == {0, 1}

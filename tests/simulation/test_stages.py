@@ -15,7 +15,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import StepRecord
-from rftstream.runs.load_demonstrations import load_experts
+from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 from tests.simulation.staged import PAIRS
@@ -49,7 +49,7 @@ def begin(config: RunConfig, folder: Path, seed: int = 1, faults: Faults = Fault
     simulation = Simulation(config, folder=folder, seed=seed, faults=faults)
     simulation.watch = laws = Laws(simulation)
     if config.experts is not None:
-        load_experts(simulation.transport("user"), config, simulation.folder, config.experts, say=print)
+        load_demonstrations(simulation.transport("user"), config, simulation.folder, config.experts, say=print)
     return simulation, laws
 
 

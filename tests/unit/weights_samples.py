@@ -57,7 +57,7 @@ def sample_delta() -> bytes:
     state = ServedState(old, copy=True)
     changes = delta.take(state, new, span_elements=1000)
     assert changes.parts is not None
-    head = delta.head_of(changes, state, model="sample", name=NAME, parent=PARENT)
+    head = delta.head_of(changes, [part for part, _ in changes.parts], state, model="sample", name=NAME, parent=PARENT)
     return b"".join([head, *(bytes(part) for _, part in changes.parts)])
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from rftstream.config import registry
 from rftstream.config.part_specs import TasksetSpec
-from rftstream.config.sections import ExpertsSection
+from rftstream.config.sections import DemonstrationsSection
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.data.tasksets.columns import MAX_PROBLEM_BYTES, Plain, a_kind, look_up, read_chat, read_tools
@@ -45,12 +45,12 @@ class Demonstrations:
     """The demonstrations of files, folders or datasets, by their number. Every row is checked when its file is
     opened."""
 
-    def __init__(self, section: ExpertsSection) -> None:
+    def __init__(self, section: DemonstrationsSection) -> None:
         """Open the sources of `section`. ConfigError names the file and line of the first row that is no
         demonstration."""
         self._sources = []
         for source in section.sources:
-            reader = ExpertColumns(section.columns, system=section.system, source=_name(source))
+            reader = DemonstrationColumns(section.columns, system=section.system, source=_name(source))
             self._sources.append((reader, _open(source, section, reader)))
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Demonstrations:
         raise AssertionError("it lies below the sum of them")
 
 
-class ExpertColumns:
+class DemonstrationColumns:
     """The mapping of a source's columns to the parts of a demonstration. `Demonstrations` makes it; the source of rows
     calls it as a RowReader."""
 
@@ -233,7 +233,7 @@ def _name(source: str) -> str:
     return source.rstrip("/").rpartition("/")[2].rpartition(":")[2]
 
 
-def _open(source: str, section: ExpertsSection, reader: ExpertColumns) -> Any:
+def _open(source: str, section: DemonstrationsSection, reader: DemonstrationColumns) -> Any:
     from rftstream.data.tasksets.hf import open_data
     from rftstream.data.tasksets.rows import JsonLines
 

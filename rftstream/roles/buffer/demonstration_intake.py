@@ -70,19 +70,19 @@ class DemonstrationIntake:
         return True
 
     def take(
-        self, stage: Stage, num_groups: int, num_experts: int | None
+        self, stage: Stage, num_groups: int, num_demonstrations: int | None
     ) -> tuple[list[TokenizedDemonstration], list[Publish]]:
         """Return the demonstrations of a batch of the stage, with letters for those that could not be used.
-        `num_experts`: how many there are in a run of demonstrations alone, as the feeder has counted them."""
+        `num_demonstrations`: how many there are in a run of demonstrations alone, as the feeder has counted them."""
         if self._queue is None or not self._takes(stage):
             return [], []
         size = None
         if stage.takes_rollouts:
-            count = math.ceil(stage.expert_ratio * num_groups * self._group_size)
+            count = math.ceil(stage.demonstration_ratio * num_groups * self._group_size)
         else:
-            count = stage.experts_per_batch
+            count = stage.demonstrations_per_batch
             if not self._stages.named:
-                size = num_experts
+                size = num_demonstrations
         return self._queue.take(count, size, stage.kind)
 
     def health(self) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rftstream.clock import Clock
-from rftstream.config.sections import ExpertsSection
+from rftstream.config.sections import DemonstrationsSection
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.demonstrations import Demonstration
@@ -34,8 +34,8 @@ from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
-EXPERTS = "experts"
-"""Topic, and what stands in the place of a taskset in their ids: `experts/pass/number/0`."""
+DEMONSTRATIONS = "experts"
+"""The topic of demonstrations, and what stands in the place of a taskset in their ids: `experts/pass/number/0`."""
 
 
 Place = tuple[int, int]
@@ -117,7 +117,7 @@ class DemonstrationQueue:
 
     def __init__(
         self,
-        settings: ExpertsSection,
+        settings: DemonstrationsSection,
         *,
         seed: int,
         passes: int | None,
@@ -143,16 +143,16 @@ class DemonstrationQueue:
     def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
         """Read what there is; return from where to read on."""
         self.cursor = cursor
-        positions = log_.transport.admin.begin_offsets(EXPERTS)
+        positions = log_.transport.admin.begin_offsets(DEMONSTRATIONS)
         self._offsets = [array("q") for _ in positions]
         self._numbers_of = {}
         self._dead = {
             (int(partition), int(offset))
             for record in log_.read("dead", bodies=False)
             for where, partition, offset in [(record.header("id") or b"//").decode().rsplit("/", 2)]
-            if where == f"buffer/{EXPERTS}"
+            if where == f"buffer/{DEMONSTRATIONS}"
         }
-        for record in log_.read(EXPERTS, bodies=False):
+        for record in log_.read(DEMONSTRATIONS, bodies=False):
             self.absorb(record)
             positions[record.place] = record.offset + 1
         return positions
@@ -246,7 +246,7 @@ class DemonstrationQueue:
         places: Iterable[int] = range(walk.taken, end)
         walk.taken = end
         if self._settings.shuffle:
-            places = map(order(len(numbers), walk.begun - 1, derive_seed(self._seed, "order", EXPERTS)), places)
+            places = map(order(len(numbers), walk.begun - 1, derive_seed(self._seed, "order", DEMONSTRATIONS)), places)
         return [int(numbers[place]) for place in places]
 
     def _numbers(self, size: int) -> np.ndarray:
@@ -270,11 +270,11 @@ class DemonstrationQueue:
         found: dict[int, Record] = {}
         for partition in sorted({partition for partition, _ in places}):
             offsets = [offset for place, offset in places if place == partition]
-            records = read_records(self._transport, TopicPartition(EXPERTS, partition), offsets)
+            records = read_records(self._transport, TopicPartition(DEMONSTRATIONS, partition), offsets)
             if missing := sorted(set(offsets) - records.keys()):
                 raise ContractError(
                     "is gone from the log, expected all demonstrations to stay",
-                    where=f"{EXPERTS}[{partition}]@{missing[0]}",
+                    where=f"{DEMONSTRATIONS}[{partition}]@{missing[0]}",
                 )
             found |= {places[partition, offset]: record for offset, record in records.items()}
         return found
@@ -309,11 +309,11 @@ class DemonstrationQueue:
 
 def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:
     """Return the ids of a demonstration in a pass. `sequence`: how many were in batches before."""
-    group = group_id(EXPERTS, number_of_pass, number, 0)
+    group = group_id(DEMONSTRATIONS, number_of_pass, number, 0)
     return RolloutIds(
         rollout_id=rollout_id(group, 0),
         group_id=group,
-        taskset=EXPERTS,
+        taskset=DEMONSTRATIONS,
         sibling=0,
         group_size=1,
         sequence=sequence,

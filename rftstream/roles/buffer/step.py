@@ -28,7 +28,7 @@ from rftstream.roles.buffer.batch_records import batch_records
 from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.decisions import Decisions
 from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
-from rftstream.roles.buffer.demonstrations import EXPERTS, DemonstrationQueue, spread
+from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationQueue, spread
 from rftstream.roles.buffer.experiences import experiences_of_share
 from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
 from rftstream.roles.buffer.progress import BufferProgress
@@ -62,12 +62,12 @@ class BufferStep(SingleStepDefaults):
         clock: Clock,
         imported: bool = False,
         stages: Stages,
-        experts: DemonstrationQueue | None = None,
+        demonstrations: DemonstrationQueue | None = None,
     ) -> None:
         """`log_`: the run's log, of which nothing is known before `recover`. `imported`: the versions of the rollouts
         are another run's, and say nothing about this one's. `stages`: what batches are made of."""
         self._imported = imported
-        self._intake = DemonstrationIntake(experts, stages, feeder.group_size)
+        self._intake = DemonstrationIntake(demonstrations, stages, feeder.group_size)
         self._stages = stages
         self._feeder = feeder
         self._settings = buffer
@@ -110,7 +110,7 @@ class BufferStep(SingleStepDefaults):
 
     def absorb(self, received: Received) -> None:
         """Add a rollout to its group; note demonstrations, and what the trainer and the feeder say."""
-        if received.record.topic == EXPERTS:
+        if received.record.topic == DEMONSTRATIONS:
             self._intake.absorb(received.record)
             return
         if not isinstance(received.message, VerifiedRollout):
@@ -129,7 +129,7 @@ class BufferStep(SingleStepDefaults):
 
     def undecodable(self, record: Record, error: ContractError) -> None:
         """Take a rollout that cannot be decoded as one without a reward."""
-        if record.topic == EXPERTS:
+        if record.topic == DEMONSTRATIONS:
             self._intake.absorb(record)  # its turn comes, and then its letter
             return
         ids = codec.ids_from_headers(record)
@@ -253,8 +253,8 @@ class BufferStep(SingleStepDefaults):
             for group in groups
             for sibling in group.scored
         }
-        num_experts = self._ended.experts if self._ended is not None else None
-        demonstrations, letters = self._intake.take(stage, len(groups), num_experts)
+        num_demonstrations = self._ended.experts if self._ended is not None else None
+        demonstrations, letters = self._intake.take(stage, len(groups), num_demonstrations)
         groups_of: dict[int, list[Group]] = defaultdict(list)
         for index, group in enumerate(groups):
             groups_of[index * self._shares // len(groups)].append(group)

@@ -115,16 +115,16 @@ class FeederStep(SingleStepDefaults):
         self._ended = False
         self._pending: _Cursor | None = None
         self._retries = Retries(log_)
-        self._num_experts = 0
+        self._num_demonstrations = 0
 
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Read how far the feeder has come, and check that the run is the same."""
         self._reset(log_)
-        if self._config.experts_alone:
+        if self._config.demonstrations_alone:
             records = log_.read("experts", bodies=False)
-            self._num_experts = sum(not codec.is_foreign(record) for record in records)
+            self._num_demonstrations = sum(not codec.is_foreign(record) for record in records)
         for received in log_.messages("control"):
             self._absorb_control(received)
         self._check_manifest()
@@ -183,8 +183,8 @@ class FeederStep(SingleStepDefaults):
             return SingleTransaction((Publish("control", 0, self._pending_manifest),))
         if self._paused or self._ended or self._config.run.imported_from is not None:
             return None
-        if self._config.experts_alone:
-            return SingleTransaction((Publish("control", 0, self._experts_alone()),))
+        if self._config.demonstrations_alone:
+            return SingleTransaction((Publish("control", 0, self._demonstrations_alone()),))
         if self._draining:
             return self._end("draining")
         wanted = self._admission.wanted(self._in_force, self._config.run.steps)
@@ -305,18 +305,18 @@ class FeederStep(SingleStepDefaults):
             )
         return problem if source.too_long == "truncate" else None
 
-    def _experts_alone(self) -> TasksEnded:
+    def _demonstrations_alone(self) -> TasksEnded:
         """Return the word that there are no tasks, and how many batches the demonstrations make that there are now."""
-        experts = self._config.experts
-        assert experts is not None, "config checks that there is something to learn from"
-        count = len(trained_numbers(self._num_experts, experts.held_out))
+        section = self._config.experts
+        assert section is not None, "config checks that there is something to learn from"
+        count = len(trained_numbers(self._num_demonstrations, section.held_out))
         if not count:
             raise ConfigError(
-                f"experts: {self._num_experts:,} demonstrations with {experts.held_out} of them held out leave none, "
-                "expected some to learn from"
+                f"experts: {self._num_demonstrations:,} demonstrations with {section.held_out} of them held out leave "
+                "none, expected some to learn from"
             )
-        batches = -(-count * (experts.passes or 1) // experts.per_batch)
-        return TasksEnded(admitted=0, reason="experts", experts=self._num_experts, batches=batches)
+        batches = -(-count * (section.passes or 1) // section.per_batch)
+        return TasksEnded(admitted=0, reason="experts", experts=self._num_demonstrations, batches=batches)
 
     def _end(self, reason: str, cursor: _Cursor | None = None) -> SingleTransaction:
         self._pending = cursor

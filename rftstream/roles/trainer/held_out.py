@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rftstream.algorithms.base import TrainingRow
-from rftstream.config.sections import ExpertsSection
+from rftstream.config.sections import DemonstrationsSection
 from rftstream.config.stages import Stage
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience
@@ -20,7 +20,7 @@ from rftstream.data.demonstrations.split import held_out_numbers
 from rftstream.data.demonstrations.tokens import tokenise
 from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Renderer
-from rftstream.roles.buffer.demonstrations import EXPERTS, TokenizedDemonstration, ids_of
+from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, TokenizedDemonstration, ids_of
 from rftstream.roles.trainer.training import Training
 from rftstream.service.role import Log, read_records
 
@@ -31,7 +31,7 @@ class HeldOut:
     """The held-out demonstrations of a run, as they are when a trainer starts. `workers/trainer.py` makes it; the step
     calls `begin` at each recovery, and `look` after each version that is `due`."""
 
-    def __init__(self, settings: ExpertsSection, *, renderer: Renderer, training: Training) -> None:
+    def __init__(self, settings: DemonstrationsSection, *, renderer: Renderer, training: Training) -> None:
         """ConfigError if the algorithm (of any stage) or the backend has no measure for them."""
         algorithms = training.algorithms or (training.algorithm,)
         if not any(hasattr(algorithm, "held_out") for algorithm in algorithms) or not hasattr(
@@ -94,7 +94,7 @@ class HeldOut:
 
     def _count(self, log_: Log) -> int:
         """Note where each demonstration stands; return how many there are."""
-        for record in log_.read(EXPERTS, bodies=False):
+        for record in log_.read(DEMONSTRATIONS, bodies=False):
             if not codec.is_foreign(record):
                 self._offsets[int(record.header("number") or 0)] = record.place, record.offset
         return next(number for number in itertools.count() if number not in self._offsets)

@@ -207,7 +207,7 @@ class TrainerStep(SingleStepDefaults):
         if self._stop is not None:
             raise self._stop
         self._deletions.delete_owed()
-        if self._config.experts_alone and not self._end.is_known():
+        if self._config.demonstrations_alone and not self._end.is_known():
             return None
         if self._is_anchor_due and not self._is_finished:
             self._following = self._progress

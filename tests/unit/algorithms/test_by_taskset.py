@@ -22,7 +22,7 @@ from rftstream.errors import ConfigError
 from rftstream.preflight.advice import find_warnings
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.training import Training
-from rftstream.runs.load_demonstrations import check_experts
+from rftstream.runs.load_demonstrations import check_demonstrations
 from tests.unit import tiny
 from tests.unit.algorithms.test_imitation import demonstrations, micro_batch, rollouts
 
@@ -215,4 +215,4 @@ def test_what_is_wrong_is_said(algorithm: Any, problem: str) -> None:
 
 def test_a_taskset_is_learned_from_by_what_learns_from_rollouts() -> None:
     with pytest.raises(ConfigError, match=r"tasksets.words.algorithm: 'sft' learns nothing from rollouts"):
-        check_experts(make({"sums": {}, "words": {"algorithm": "sft"}}))
+        check_demonstrations(make({"sums": {}, "words": {"algorithm": "sft"}}))

@@ -340,4 +340,6 @@ def test_denominators_count_what_there_is() -> None:
                            behavior_logprobs=zeros, advantages=zeros, group=group, additions=additions)  # fmt: skip
 
     found = Denominators.of([row([0, 1, 1], 0), row([0, 1], 0, 0.0), row([0, 0], 1), row([1, 1, 1], 2, 1.0)])
-    assert found == Denominators(num_tokens=6, num_rows=3, num_groups=2, num_expert_tokens=3, num_expert_rows=1)
+    assert found == Denominators(
+        num_tokens=6, num_rows=3, num_groups=2, num_demonstration_tokens=3, num_demonstration_rows=1
+    )

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from rftstream.commands import cli
 from rftstream.config.loader import from_dict, load
-from rftstream.config.sections import ExpertsSection, ModelSection
+from rftstream.config.sections import DemonstrationsSection, ModelSection
 from rftstream.contracts.batches import LossKind
 from rftstream.contracts.records import NewRecord
 from rftstream.errors import ConfigError
@@ -19,7 +19,7 @@ from rftstream.launch.supervisor import worker_commands
 from rftstream.models.folder import prepare_model
 from rftstream.runs.create import begin
 from rftstream.runs.folder import RunFolder, open_run, open_transport
-from rftstream.runs.load_demonstrations import load_experts, look_at_experts
+from rftstream.runs.load_demonstrations import load_demonstrations, look_at_demonstrations
 from rftstream.service.role import Log
 
 RUN = """
@@ -93,8 +93,8 @@ def test_a_row_that_stands_there_twice_is_not_one_that_was_loaded_before(folder:
     assert "2 there already; 2 the same as a row before, left out" in out
     found = json.loads(call("experts", "load", folder.path, "--from", more, *columns, "--json")[1])
     assert (found["new"], found["known"], found["repeated"], found["total"]) == (2, 2, 2, 4)
-    fresh = look_at_experts(
-        replace(ExpertsSection(), source=f"jsonl:{more}", columns={"prompt": "q", "completion": "a"}),
+    fresh = look_at_demonstrations(
+        replace(DemonstrationsSection(), source=f"jsonl:{more}", columns={"prompt": "q", "completion": "a"}),
         prepare_model(ModelSection(path="fake"), folder.model, 0), frozenset({LossKind.sft}),
     )[0]  # fmt: skip
     assert "already" not in fresh.to_text()
@@ -109,7 +109,7 @@ def test_records_of_others_take_no_number(folder: RunFolder, tmp_path: Path) -> 
     producer.close()
     assert opened.config.experts is not None
     section = replace(opened.config.experts, source=f"jsonl:{write(tmp_path / 'more.jsonl', 3)}")
-    loaded = load_experts(opened.transport, opened.config, folder, section, say=print)
+    loaded = load_demonstrations(opened.transport, opened.config, folder, section, say=print)
     numbers = [record.header("number") for record in Log(opened.transport).read("experts", bodies=False)]
     opened.transport.close()
     assert loaded.total == 3

@@ -19,7 +19,7 @@ from rftstream.preflight.check_report import CheckReport
 from rftstream.preflight.trial_run import trial_config
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.trainer.schedule import rate_at
-from rftstream.runs.load_demonstrations import check_experts
+from rftstream.runs.load_demonstrations import check_demonstrations
 from rftstream.runs.manifest import changed_settings, check_same_run, make_manifest
 
 THREE = [{"steps": 3, "algorithm": "sft", "lr": 0.1, "lr_schedule": "linear"}, {"steps": 4, "name": "explore"},
@@ -51,7 +51,7 @@ def test_what_a_stage_is() -> None:
     assert [(one.name, one.first, one.end) for one in stages.all] == [("sft", 0, 3), ("explore", 3, 7), ("dpo", 7, 9)]
     assert [one.takes_rollouts for one in stages.all] == [False, True, False]
     assert [one.kind for one in stages.all] == [LossKind.sft, None, LossKind.dpo]
-    assert [one.experts_per_batch for one in stages.all] == [8, 8, 5]
+    assert [one.demonstrations_per_batch for one in stages.all] == [8, 8, 5]
     assert taken_kinds(config) == {LossKind.sft, LossKind.rl, LossKind.dpo}
     assert stage_line(config, 3) == "2 of 3, explore, versions 3 to 7"
     assert stage_line(config, 9) == "3 of 3, dpo, versions 7 to 9"
@@ -139,10 +139,10 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], problem: str) -> None:
     if values.get("experts", 0) is None:
         values["experts"] = {"source": "a.jsonl"}
         with pytest.raises(ConfigError, match=problem):
-            check_experts(loader.replace(make(THREE), experts=None))
+            check_demonstrations(loader.replace(make(THREE), experts=None))
         return
     with pytest.raises(ConfigError, match=problem):
-        check_experts(make(values.pop("stages"), **values))
+        check_demonstrations(make(values.pop("stages"), **values))
 
 
 def test_from_a_file_and_set_one_by_one(tmp_path: Path) -> None:

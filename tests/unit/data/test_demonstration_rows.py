@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rftstream.config.loader import experts_source
-from rftstream.config.sections import ExpertsSection, MakeModel, ModelSection
+from rftstream.config.loader import demonstrations_source
+from rftstream.config.sections import DemonstrationsSection, MakeModel, ModelSection
 from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.tasks import ChatMessage
@@ -32,7 +32,7 @@ def write(folder: Path, *rows: Any, name: str = "rows.jsonl") -> Path:
 
 
 def read(path: Path, **settings: Any) -> list[Demonstration]:
-    opened = Demonstrations(ExpertsSection(source=experts_source(str(path), Path()), **settings))
+    opened = Demonstrations(DemonstrationsSection(source=demonstrations_source(str(path), Path()), **settings))
     return [opened[index].demonstration for index in range(len(opened))]
 
 

@@ -11,7 +11,7 @@ from rftstream.config.loader import from_dict, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.data.demonstrations.split import held_out_numbers, trained_numbers
 from rftstream.errors import ConfigError
-from rftstream.runs.load_demonstrations import check_experts
+from rftstream.runs.load_demonstrations import check_demonstrations
 from rftstream.runs.manifest import check_same_run, make_manifest
 
 TASKS = {"sums": {"source": "arithmetic"}}
@@ -30,7 +30,7 @@ def make(algorithm: str, *, experts: Any = None, tasks: bool = True) -> RunConfi
      ("dpo", {"source": "a.jsonl"}, False)],
 )  # fmt: skip
 def test_what_fits(algorithm: str, experts: Any, tasks: bool) -> None:
-    check_experts(make(algorithm, experts=experts, tasks=tasks))
+    check_demonstrations(make(algorithm, experts=experts, tasks=tasks))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_fits(algorithm: str, experts: Any, tasks: bool) -> None:
 )
 def test_what_does_not(algorithm: str, experts: Any, tasks: bool, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        check_experts(make(algorithm, experts=experts, tasks=tasks))
+        check_demonstrations(make(algorithm, experts=experts, tasks=tasks))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.9])

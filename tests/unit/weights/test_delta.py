@@ -38,7 +38,7 @@ def encode(old: dict[str, RawTensor], new: dict[str, RawTensor], threads: int = 
     changes = delta.take(state, new, **options)
     assert state.digest() == state_digest(new), "the state is the new one now"
     assert changes.parts is not None
-    head = delta.head_of(changes, state, model="m", name=NAME, parent=PARENT)
+    head = delta.head_of(changes, [part for part, _ in changes.parts], state, model="m", name=NAME, parent=PARENT)
     return b"".join([head, *(bytes(part) for _, part in changes.parts)])
 
 
@@ -94,7 +94,7 @@ def test_any_bit_patterns_come_back(pair: tuple[str, np.ndarray, np.ndarray], sp
     assert plain(state.tensors) == plain(after)
     if changes.parts is None:
         return
-    head = delta.head_of(changes, state, model="m", name=NAME, parent=PARENT)
+    head = delta.head_of(changes, [part for part, _ in changes.parts], state, model="m", name=NAME, parent=PARENT)
     data = b"".join([head, *(bytes(part) for _, part in changes.parts)])
     again = ServedState(before, copy=True, threads=1)
     delta.apply(again, data, where="it")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rftstream.config import loader
-from rftstream.config.sections import ExpertsSection
+from rftstream.config.sections import DemonstrationsSection
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.control import TasksEnded
@@ -20,7 +20,7 @@ from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError, ContractError, TransactionAborted, TransportError
-from rftstream.runs.load_demonstrations import Loaded, load_experts
+from rftstream.runs.load_demonstrations import Loaded, load_demonstrations
 from rftstream.testing import RoleDriver
 from tests.flow import scene as scenes
 
@@ -39,8 +39,8 @@ class Scene(scenes.Scene):
         """So many in all."""
         rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(count)]
         self.rows.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
-        section = ExpertsSection(source=f"jsonl:{self.rows}", **settings)
-        return load_experts(self.transport(), self.config, self.folder, section, say=print)
+        section = DemonstrationsSection(source=f"jsonl:{self.rows}", **settings)
+        return load_demonstrations(self.transport(), self.config, self.folder, section, say=print)
 
     def taken(self) -> list[list[tuple[int, int]]]:
         """Pass and number of the demonstrations of each batch, over the shares."""
@@ -78,8 +78,8 @@ def test_each_batch_has_its_share_of_demonstrations(tmp_path: Path) -> None:
     assert sorted((one.batch_sequence, one.total_experts) for one in manifests) == [(0, 2), (0, 2), (1, 4), (1, 4)]
     assert {one.metrics["experts"] for one in manifests} == {2.0}
     report = scene.audit()
-    assert report.experts is not None
-    assert (report.experts.admitted, report.experts.pending, report.experts.trained) == (4, 4, 0)
+    assert report.demonstrations is not None
+    assert (report.demonstrations.admitted, report.demonstrations.pending, report.demonstrations.trained) == (4, 4, 0)
 
 
 def test_passes_have_orders_of_their_own_and_new_ones_wait_for_the_next(tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_what_is_of_no_use_goes_to_dead_once(tmp_path: Path) -> None:
     assert [len(batch) for batch in scene.taken()] == [2] * 8
     assert set(numbers) == {0, 1, 2}
     report = scene.audit()
-    assert report.experts is not None
-    assert (report.experts.admitted, report.experts.dead) == (19, 3)
-    assert report.experts.balanced
+    assert report.demonstrations is not None
+    assert (report.demonstrations.admitted, report.demonstrations.dead) == (19, 3)
+    assert report.demonstrations.balanced
     assert not any("demonstration" in problem for problem in report.problems)
 
 
@@ -247,11 +247,11 @@ def test_a_number_left_out_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_that_takes_none_is_refused(tmp_path: Path) -> None:
-    from rftstream.runs.load_demonstrations import check_experts
+    from rftstream.runs.load_demonstrations import check_demonstrations
 
     scene = Scene(tmp_path, trainer__algorithm="grpo")
     with pytest.raises(ConfigError, match=r"trainer.algorithm 'grpo' takes none, expected mix or chord"):
-        check_experts(scene.config)
+        check_demonstrations(scene.config)
 
 
 # --------------------------------------------------------------------------------------------- loading
@@ -265,8 +265,8 @@ def test_loading_again_adds_what_is_new(tmp_path: Path) -> None:
     again = scene.load(5)
     assert (again.rows, again.new, again.known, again.total) == (5, 2, 3, 5)
     scene.rows.write_text(scene.rows.read_text() * 2, encoding="utf-8")
-    section = ExpertsSection(source=f"jsonl:{scene.rows}")
-    twice = load_experts(scene.transport(), scene.config, scene.folder, section, say=print)
+    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
+    twice = load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print)
     assert (twice.new, twice.known, twice.total) == (0, 10, 5)
     found = {
         codec.from_record(one).number: one.partition  # type: ignore[union-attr]
@@ -280,8 +280,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.load(2)
     scene.rows.write_text('{"prompt": "9+9=", "completion": "18"}\n', encoding="utf-8")
-    section = ExpertsSection(source=f"jsonl:{scene.rows}")
-    found = load_experts(scene.transport(), scene.config, scene.folder, section, say=print, dry_run=True)
+    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
+    found = load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print, dry_run=True)
     assert (found.new, found.total, found.tokens) == (1, 3, 3)
     assert len(scene.records("experts")) == 2
     assert "1 chats to be loaded" in found.to_text()
@@ -292,20 +292,22 @@ def test_one_bad_row_and_nothing_is_written(tmp_path: Path) -> None:
     scene.rows.write_text(
         '{"prompt": "1+1=", "completion": "2"}\n{"prompt": "1+1=", "completion": "%s"}\n' % ("2" * 9), encoding="utf-8"
     )
-    section = ExpertsSection(source=f"jsonl:{scene.rows}")
+    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
     with pytest.raises(ConfigError, match=r"rows.jsonl:2: 14 tokens, expected at most the context of 8"):
-        load_experts(scene.transport(), scene.config, scene.folder, section, say=print)
+        load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print)
     assert scene.records("experts") == []
-    left_out = load_experts(scene.transport(), scene.config, scene.folder, replace(section, too_long="skip"), say=print)
+    left_out = load_demonstrations(
+        scene.transport(), scene.config, scene.folder, replace(section, too_long="skip"), say=print
+    )
     assert (left_out.new, left_out.too_long) == (1, 1)
 
 
 def test_pairs_are_not_for_an_algorithm_of_chats(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.rows.write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n', encoding="utf-8")
-    section = ExpertsSection(source=f"jsonl:{scene.rows}")
+    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
     with pytest.raises(ConfigError, match=r"rows.jsonl:1: a pair, expected a chat, as the run's algorithm takes"):
-        load_experts(scene.transport(), scene.config, scene.folder, section, say=print)
+        load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print)
 
 
 def test_two_loads_at_once_do_not_share_numbers(tmp_path: Path) -> None:
@@ -321,9 +323,9 @@ def test_two_loads_at_once_do_not_share_numbers(tmp_path: Path) -> None:
     log.fault = fault
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "9+9=", "completion": "18"}\n', encoding="utf-8")
-    section = ExpertsSection(source=f"jsonl:{other}")
+    section = DemonstrationsSection(source=f"jsonl:{other}")
     with pytest.raises(ConfigError, match="another load into flow began meanwhile"):
-        load_experts(log.connect("first"), scene.config, scene.folder, section, say=print)
+        load_demonstrations(log.connect("first"), scene.config, scene.folder, section, say=print)
     assert len(scene.records("experts")) == 2
-    assert load_experts(log.connect("first"), scene.config, scene.folder, section, say=print).total == 3
+    assert load_demonstrations(log.connect("first"), scene.config, scene.folder, section, say=print).total == 3
     assert scene.audit().fine
