@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rftstream.clock import SystemClock
 from rftstream.runs.folder import RunFolder, open_transport, read_config
-from rftstream.runs.services import build_service
+from rftstream.runs.services import build_service, role_context
 from rftstream.service.service import Service
 
 LONGEST_WAIT_S = 0.5
@@ -23,15 +23,14 @@ def main(run_dir: Path, first: int, count: int) -> None:
     transport = open_transport(config, folder)
     services: list[Service] = []
     for number in range(first, first + count):
-        service = build_service(
-            "explorer",
+        context = role_context(
             config=config,
             folder=folder,
             transport=transport,
             clock=SystemClock(),
             process=f"explorer-{number}",
         )
-        services.append(service)
+        services.append(build_service("explorer", context))
     for number in range(first, first + count):
         (folder.logs / f"explorer-{number}.log").write_text(f"explorer-{number} started\n", encoding="utf-8")
     sources = [source for service in services for source in service.sources()]

@@ -33,6 +33,9 @@ Texts read "where: what was found, what was expected; what to do".
 from __future__ import annotations
 
 import errno
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 ENDS_THE_RUN = frozenset({2, 3, 4, 6})
 """Exit codes of workers that are not started again; the run ends. A worker that exits with 5 has lost its role to
@@ -191,6 +194,22 @@ class MissingChecker(RewardError):
     """A reward needs a package that is not installed."""
 
     retriable = False
+
+
+@contextmanager
+def importing(where: str, package: str, *, install: str, error_type: type[RftError] = ConfigError) -> Iterator[None]:
+    """Turn an ImportError into one of `error_type` that says that `where` needs the package. `install` is what pip
+    is given."""
+    try:
+        yield
+    except ImportError as error:
+        raise error_type(f"{where}: needs the package {package} ({error}); pip install {install}") from None
+
+
+def require_package(where: str, package: str, *, advice: str) -> None:
+    """Raise ConfigError if a package is not installed, without importing it. `advice` says how to install it."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{where}: the package {package} is not installed; {advice}")
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -27,7 +27,7 @@ from rftstream.roles.evaluator import EVALUATOR
 from rftstream.runs.delete import is_claimant_alive
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.published import Published, read_published
-from rftstream.runs.services import build_service
+from rftstream.runs.services import build_service, role_context
 from rftstream.service.control_view import read_control
 from rftstream.service.reading import begin_positions
 from rftstream.service.role import FOREVER, Log
@@ -263,14 +263,14 @@ def _check_held(run: OpenRun, wanted: Sequence[_Wanted]) -> None:
 def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) -> Iterator[Evaluated]:
     """Work as the run's evaluator, and yield the results. Stop when all of `wanted` is done; if it is None, when
     nothing is left to do."""
-    service = build_service(
-        EVALUATOR.name,
+    context = role_context(
         config=run.config,
         folder=run.folder,
         transport=run.transport,
         clock=SystemClock(),
         process=f"evaluate-{os.getpid()}",
     )
+    service = build_service(EVALUATOR.name, context)
     if wanted is not None:
         service.step.answer_only([one.request_id for one in wanted])  # type: ignore[attr-defined]  # the evaluator's
     ends = {**run.transport.admin.end_offsets("weights"), **run.transport.admin.end_offsets("control")}

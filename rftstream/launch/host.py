@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -103,9 +104,9 @@ def run_worker(
     logs.setup(process, level=config.log.level, form=config.log.format, file=own_file)
     plan(config, Purpose.join, role=role)
     worker = _Worker(
-        config,
-        folder,
-        role,
+        config=config,
+        folder=folder,
+        role=role,
         process=process,
         device=device,
         stop=stop,
@@ -127,39 +128,30 @@ def run_worker(
     return 0
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class _Worker:
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        role: str,
-        *,
-        process: str,
-        device: str | None,
-        stop: Stop,
-        deadline_s: float,
-        wait_s: float,
-        parent: int | None,
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._role = role
-        self._process = process
-        self._device = device
-        self._stop = stop
-        self._deadline_s = deadline_s
-        self._wait_s = wait_s
-        self._parent = parent
-        self._health = Health()
-        self._serves = False
-        self._health_at = 0.0
-        self._measured_at = -_MEASURE_S
+    """A worker from when its run was found to when it leaves. `run_worker` makes it and calls `run` once."""
+
+    config: RunConfig
+    folder: RunFolder
+    role: str
+    process: str
+    device: str | None
+    stop: Stop
+    deadline_s: float
+    wait_s: float
+    parent: int | None
+    health: Health = field(default_factory=Health, init=False)
+    serves: bool = field(default=False, init=False)
+    """Whether somebody can ask for /metrics."""
+    health_at: float = field(default=0.0, init=False)
+    measured_at: float = field(default=-_MEASURE_S, init=False)
 
     def run(self, metrics_port: int | None) -> None:
         server = self._serve_health(metrics_port)
-        self._serves = server is not None
+        self.serves = server is not None
         try:
-            transport = open_transport(self._config, self._folder)
+            transport = open_transport(self.config, self.folder)
             try:
                 self._run_service(transport)
             finally:
@@ -172,7 +164,7 @@ class _Worker:
         if port is None:
             return None
         host = "" if port else "127.0.0.1"  # any free port is for this machine's own tools
-        server = HealthServer(self._health, port=port, host=host, file=self._folder.logs / f"{self._process}.port")
+        server = HealthServer(self.health, port=port, host=host, file=self.folder.logs / f"{self.process}.port")
         log.info("serving /metrics and /health", extra={"port": server.port})
         return server
 
@@ -180,7 +172,7 @@ class _Worker:
         from rftstream.roles.build import role_builder, service_of
         from rftstream.runs.services import role_context
 
-        if role_spec(self._role).makes_the_run:  # this role compares the whole manifest itself
+        if role_spec(self.role).makes_the_run:  # this role compares the whole manifest itself
             (manifest,) = self._until(lambda: (read_control(transport).manifest,), "the log")
             if manifest is not None:
                 self._prepare(manifest)
@@ -189,29 +181,29 @@ class _Worker:
                 self._until(lambda: read_control(transport).manifest, "the run's first record (is a feeder alive?)")
             )
         context = role_context(
-            config=self._config,
-            folder=self._folder,
+            config=self.config,
+            folder=self.folder,
             transport=transport,
             clock=SystemClock(),
-            process=self._process,
-            device=self._device,
+            process=self.process,
+            device=self.device,
         )
-        role = role_builder(self._role)(context)
+        role = role_builder(self.role)(context)
         close = role.step.close
         try:
             service = self._until(lambda: service_of(role, context), "the log")
             close = service.close
-            log.info("started", extra={"role": self._role, "pid": os.getpid()})
+            log.info("started", extra={"role": self.role, "pid": os.getpid()})
             self._loop(service)
         finally:
             _close(close)
-        log.info("left: %s", "stopped" if self._stop.requested else "the run is finished")
+        log.info("left: %s", "stopped" if self.stop.requested else "the run is finished")
 
     def _prepare(self, manifest: RunManifest) -> None:
         """Make the run's model if it is not on this machine yet, as the run made it when it began."""
         from rftstream.models.made import make_as_recorded
 
-        make_as_recorded(self._config.model, self._folder.model, self._config.run.seed, manifest.digests)
+        make_as_recorded(self.config.model, self.folder.model, self.config.run.seed, manifest.digests)
 
     def _check(self, manifest: RunManifest) -> None:
         """Refuse to work for a run with other settings than it was started with."""
@@ -219,42 +211,42 @@ class _Worker:
         from rftstream.runs.manifest import check_worker, digests_for
 
         self._prepare(manifest)
-        config, folder = self._config, self._folder.model
-        used = digests_for(self._role, config, lambda: prepare_model(config.model, folder, config.run.seed))
+        config, folder = self.config, self.folder.model
+        used = digests_for(self.role, config, lambda: prepare_model(config.model, folder, config.run.seed))
         check_worker(manifest, config, used)
 
     def _loop(self, service: Service) -> None:
         deadline: float | None = None
         while not service.done:
-            if self._stop.requested and deadline is None:
-                log.info("stopping: finishing what is in hand", extra={"deadline_s": self._deadline_s})
-                deadline = time.monotonic() + self._deadline_s
-                _end_after(self._deadline_s + _LAST_RESORT_S)
+            if self.stop.requested and deadline is None:
+                log.info("stopping: finishing what is in hand", extra={"deadline_s": self.deadline_s})
+                deadline = time.monotonic() + self.deadline_s
+                _end_after(self.deadline_s + _LAST_RESORT_S)
                 service.drain()
                 continue
             if deadline is not None and time.monotonic() > deadline:
-                log.warning("not finished within %g s; a successor does the rest", self._deadline_s)
+                log.warning("not finished within %g s; a successor does the rest", self.deadline_s)
                 return
             idle_s = service.tick()
             self._beat(service)
             if idle_s > 0 and not service.done:
                 service.wait(min(idle_s, LONGEST_WAIT_S))
-            if is_orphan(self._parent):
+            if is_orphan(self.parent):
                 raise RftError("supervisor: it is gone, expected it to outlive its workers; `rftstream resume` goes on")
 
     def _beat(self, service: Service) -> None:
-        self._health.beat()
-        if (now := time.monotonic()) - self._health_at >= _HEALTH_S:
-            self._health_at = now
-            self._health.update(service.health())
-        if self._serves and now - self._measured_at >= _MEASURE_S:
-            self._measured_at = now
+        self.health.beat()
+        if (now := time.monotonic()) - self.health_at >= _HEALTH_S:
+            self.health_at = now
+            self.health.update(service.health())
+        if self.serves and now - self.measured_at >= _MEASURE_S:
+            self.measured_at = now
             with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
                 service.measure()
 
     def _until(self, ready: Callable[[], Any], what: str) -> Any:
         """Wait for something, with a line every few seconds. TransportError if it takes too long."""
-        return wait_until(ready, what, wait_s=self._wait_s, stop=self._stop, say=log.info, beat=self._health.beat)
+        return wait_until(ready, what, wait_s=self.wait_s, stop=self.stop, say=log.info, beat=self.health.beat)
 
 
 def wait_until(

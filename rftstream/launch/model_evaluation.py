@@ -37,7 +37,7 @@ from rftstream.preflight.trial_run import VERSION_0, claim_of_version_0, publish
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.manifest import make_manifest
-from rftstream.runs.services import build_service
+from rftstream.runs.services import build_service, role_context
 from rftstream.service.reading import begin_positions
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
@@ -148,8 +148,7 @@ def _evaluate(config: RunConfig, folder: RunFolder, store: ObjectStore, say: Say
     say("taking the model over")
     _put_version_0(setup, config, folder, publish_version_0(config, folder, store, clock.now()))
     reader, transport = setup.reader(begin_positions(setup, ("evals",))), log.connect(EVALUATOR.name)
-    service = build_service(
-        EVALUATOR.name,
+    context = role_context(
         config=config,
         folder=folder,
         transport=transport,
@@ -157,6 +156,7 @@ def _evaluate(config: RunConfig, folder: RunFolder, store: ObjectStore, say: Say
         process="evaluate",
         own_store=store,
     )
+    service = build_service(EVALUATOR.name, context)
     try:
         said = time.monotonic()
         while not service.done:

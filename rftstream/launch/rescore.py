@@ -19,7 +19,7 @@ from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_run, open
 from rftstream.runs.fork import copy_model, derive_config, differences
 from rftstream.runs.imported import RolloutImport, Say, check_whole
 from rftstream.runs.manifest import data_digests, make_manifest
-from rftstream.runs.services import build_service
+from rftstream.runs.services import build_service, role_context
 from rftstream.transport.base import Transport
 
 SAY_EVERY_S = 5.0
@@ -91,9 +91,8 @@ def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say)
     if not total:
         return
     ends = transport.admin.end_offsets("rollouts")
-    service = build_service(
-        VERIFIER.name, config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore"
-    )
+    context = role_context(config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore")
+    service = build_service(VERIFIER.name, context)
     say_at = time.monotonic() + SAY_EVERY_S
     try:
         while not service.done:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import queue
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from msgspec import Meta
 
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import ConfigError, RftError
+from rftstream.errors import RftError, require_package
 from rftstream.models.folder import check_loadable
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
@@ -61,11 +60,10 @@ class VllmPolicy:
     @staticmethod
     def require() -> None:
         """Raise ConfigError if the package vllm is not installed."""
-        if importlib.util.find_spec("vllm") is None:
-            raise ConfigError(
-                "policy vllm: the package vllm is not installed; pip install 'rftstream[vllm]' where there are GPUs, "
-                "scripts/setup vllm in a checkout for a build for CPUs"
-            )
+        advice = (
+            "pip install 'rftstream[vllm]' where there are GPUs, scripts/setup vllm in a checkout for a build for CPUs"
+        )
+        require_package("policy vllm", "vllm", advice=advice)
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self.require()

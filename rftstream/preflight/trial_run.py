@@ -7,8 +7,6 @@ children as in a verifier.
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -28,8 +26,9 @@ from rftstream.roles.feeder import FEEDER
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import RunFolder, create_log
-from rftstream.runs.services import build_service
+from rftstream.runs.services import build_service, role_context
 from rftstream.service.reading import begin_positions
+from rftstream.service.role_claim import new_claim
 from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
@@ -85,8 +84,7 @@ def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: 
         services = []
         for role in ROLES:
             transport = log.connect(role)
-            service = build_service(
-                role,
+            context = role_context(
                 config=config,
                 folder=folder,
                 transport=transport,
@@ -94,6 +92,7 @@ def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: 
                 process=f"try-{role}",
                 own_store=store,
             )
+            service = build_service(role, context)
             stack.callback(service.close)
             services.append((service, transport))
         yield from _drive(services, setup, num_tasks, samples)
@@ -118,15 +117,7 @@ def publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, 
 
 def claim_of_version_0() -> Claim:
     """Return the claim by which version 0 is in force, though no trainer takes the role."""
-    epoch = VERSION_0.trainer_epoch
-    return Claim(
-        role=TRAINER.name,
-        epoch=epoch,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        process="rftstream",
-        claimed_at=time.time(),
-    )
+    return new_claim(TRAINER.name, VERSION_0.trainer_epoch, process="rftstream", now=time.time())
 
 
 def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, announced: WeightsAnnounced) -> None:

@@ -191,32 +191,26 @@ def _train_again(
     return found
 
 
+@dataclass(eq=False, slots=True)
 class _Again:
     """Trains recorded batches, each under the settings that its trainer had. `_begin` makes it; `_train_again` calls
     `go_on` and perhaps `save`."""
 
-    def __init__(
-        self,
-        run: OpenRun,
-        recorded: Recorded,
-        backends: _RecordedBackends,
-        in_use: _BackendInUse,
-        progress: TrainerProgress,
-        checkpoint: VersionName | None,
-    ) -> None:
-        """`in_use` holds the state that training goes on from, and `progress` and `checkpoint` tell which one."""
-        self.progress = progress
-        self.checkpoint = checkpoint
-        self._run = run
-        self._recorded = recorded
-        self._backends = backends
-        self._in_use = in_use
+    run: OpenRun
+    recorded: Recorded
+    backends: _RecordedBackends
+    in_use: _BackendInUse
+    """The backend, which holds the state that training goes on from."""
+    progress: TrainerProgress
+    """What had been trained in that state."""
+    checkpoint: VersionName | None
+    """The checkpoint that it came from; None for the model."""
 
     def go_on(self, found: ReplayReport, report: Report) -> None:
         """Train up to the last version and compare each version with its record."""
         progress = self.progress
         self._compare_weights(progress.version, None, found)
-        batches = RecordedBatches(self._run.transport, progress.positions, progress.version)
+        batches = RecordedBatches(self.run.transport, progress.positions, progress.version)
         try:
             for version in range(progress.version + 1, found.last + 1):
                 try:
@@ -229,7 +223,7 @@ class _Again:
                     )
                     found.complete = False
                     return
-                self._in_use = self._backends.use(version)
+                self.in_use = self.backends.use(version)
                 self._step(version, batch, found)
                 report(version, found.last, len(found.different_versions))
         finally:
@@ -237,12 +231,12 @@ class _Again:
 
     def save(self, folder: Path) -> None:
         """Write the backend's state into `folder`, as a checkpoint has it."""
-        self._in_use.training.backend.save(folder)
+        self.in_use.training.backend.save(folder)
 
     def _step(self, version: int, batch: Batch, found: ReplayReport) -> None:
-        record = self._recorded.steps.get(version)
-        stages = Stages.of(self._in_use.config)
-        training = self._in_use.training.at(stages.at(version - 1))
+        record = self.recorded.steps.get(version)
+        stages = Stages.of(self.in_use.config)
+        training = self.in_use.training.at(stages.at(version - 1))
         lr = rate_at(stages, version - 1)
         update, values = self._update(training, batch, lr, skip=record is not None and record.skipped)
         found.num_batches += 1
@@ -283,10 +277,10 @@ class _Again:
         return update, values
 
     def _compare_weights(self, version: int, batch: int | None, found: ReplayReport) -> None:
-        digests = self._recorded.digests(version)
+        digests = self.recorded.digests(version)
         if not digests:
             return
-        replayed = state_digest(self._in_use.training.backend.served_tensors())
+        replayed = state_digest(self.in_use.training.backend.served_tensors())
         for _, recorded in digests:
             found.num_digests += 1
             if recorded != replayed:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +19,6 @@ from pathlib import Path
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest
-from rftstream.contracts.control import Claim
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
@@ -39,6 +36,7 @@ from rftstream.roles.trainer.recorded_batches import RecordedBatches
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.imported import Import, Say, skipped_rollouts, without
 from rftstream.service.control_view import read_control
+from rftstream.service.role_claim import new_claim
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 
@@ -257,14 +255,7 @@ class BatchImport(Import):
         buffer = read_control(self._source).claims.get(BUFFER.name)
         newest_epochs = {TRAINER.name: max(self._recorded.anchors), BUFFER.name: buffer.epoch if buffer else 0}
         claims = [
-            Claim(
-                role=role,
-                epoch=epoch,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                process="replay",
-                claimed_at=time.time(),
-            )
+            new_claim(role, epoch, process="replay", now=time.time())
             for role, newest in newest_epochs.items()
             for epoch in range(1, newest + 1)
         ]

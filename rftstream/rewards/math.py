@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from rftstream.errors import MissingChecker, RewardError
+from rftstream.errors import MissingChecker, RewardError, importing
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.version import config_version
 
@@ -32,12 +32,8 @@ class MathReward:
         """Where the problem's answer holds this, what follows its last occurrence is the answer (GSM8K)."""
 
     def __init__(self, config: Config) -> None:
-        try:
+        with importing("rewards.math", "math-verify", install="math-verify", error_type=MissingChecker):
             import math_verify  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise MissingChecker(
-                f"rewards.math: needs the package math-verify ({error}); pip install math-verify"
-            ) from None
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the time limits that we switch off
         self._config = config
         self._verify = math_verify.verify

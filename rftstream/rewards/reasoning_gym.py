@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftstream.data.tasksets.reasoning_gym import import_reasoning_gym, unpack_value
-from rftstream.errors import MissingChecker, RewardError
+from rftstream.errors import MissingChecker, RewardError, importing
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.version import config_version
 
@@ -25,12 +25,8 @@ class ReasoningGymReward:
         """A completion without the tag gets 0."""
 
     def __init__(self, config: Config) -> None:
-        try:
+        with importing("rewards.reasoning_gym", "reasoning-gym", install="reasoning-gym", error_type=MissingChecker):
             reasoning_gym = import_reasoning_gym()
-        except ImportError as error:
-            raise MissingChecker(
-                f"rewards.reasoning_gym: needs the package reasoning-gym ({error}); pip install reasoning-gym"
-            ) from None
         self._config = config
         self._create = reasoning_gym.create_dataset
         self._datasets: dict[str, Any] = {}

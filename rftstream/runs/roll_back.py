@@ -6,18 +6,16 @@ nothing is deleted, and whoever trains next begins with this checkpoint.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from typing import Any
 
 from rftstream.contracts import codec
-from rftstream.contracts.control import Claim
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
 from rftstream.roles.trainer import TRAINER
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
+from rftstream.service.role_claim import new_claim
 from rftstream.transport.base import Producer, Transport
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.lineage import Lineage
@@ -65,14 +63,7 @@ def _roll_back(
     )
     before = control.claims.get(TRAINER.name)
     epoch = max(before.epoch if before else 0, lineage.epoch) + 1
-    claim = Claim(
-        role=TRAINER.name,
-        epoch=epoch,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        process="resume",
-        claimed_at=time.time(),
-    )
+    claim = new_claim(TRAINER.name, epoch, process="resume", now=time.time())
     anchor = StepRecord(
         name=VersionName(trainer_epoch=epoch, version=version),
         batch_sequence=None,

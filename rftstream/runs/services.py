@@ -43,30 +43,9 @@ def role_context(
     )
 
 
-def build_service(
-    role: str | RoleSpec,
-    *,
-    config: RunConfig,
-    folder: RunFolder,
-    transport: Transport,
-    clock: Clock,
-    process: str,
-    device: str | None = None,
-    simulated: bool = False,
-    own_store: ObjectStore | None = None,
-) -> Service:
-    """Return the service of a role of this run, built-in or your own; arguments as for `role_context`. TransportError
-    if the log does not answer; nothing stays open then."""
-    context = role_context(
-        config=config,
-        folder=folder,
-        transport=transport,
-        clock=clock,
-        process=process,
-        device=device,
-        simulated=simulated,
-        own_store=own_store,
-    )
+def build_service(role: str | RoleSpec, context: RoleContext) -> Service:
+    """Return the service of a role, built-in or your own. TransportError if the log does not answer; nothing stays
+    open then."""
     built = role_builder(role)(context)
     try:
         return service_of(built, context)

@@ -17,6 +17,11 @@ from rftstream.service.single_reader import SingleReader
 log = logging.getLogger(__name__)
 
 
+def new_claim(role: str, epoch: int, *, process: str, now: float) -> Claim:
+    """Return a claim of a role by this process, whose name on the log is `process`."""
+    return Claim(role=role, epoch=epoch, host=socket.gethostname(), pid=os.getpid(), process=process, claimed_at=now)
+
+
 class RoleClaim:
     """A single role's claim by this process. It also notices that another process has claimed the role.
 
@@ -50,14 +55,8 @@ class RoleClaim:
         if self._known_epoch is None:
             self._known_epoch = before.epoch if before else 0
         self.check()
-        self._tried = claim = Claim(
-            role=self._role,
-            epoch=before.epoch + 1 if before else 1,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process=self._context.process,
-            claimed_at=self._context.clock.now(),
-        )
+        epoch = before.epoch + 1 if before else 1
+        self._tried = claim = new_claim(self._role, epoch, process=self._context.process, now=self._context.clock.now())
         write(claim)
         self.newest = claim
         self._known_epoch = claim.epoch

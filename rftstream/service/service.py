@@ -17,6 +17,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunManifest, RunState
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import ContractError, ProducerLost, TransportError
+from rftstream.service.control_view import note_claim
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.role import Publish, Received, Role, RoleContext
 from rftstream.transport.base import Member, Reader, Transport
@@ -170,9 +171,7 @@ class Service:
             case RunFinished():
                 self.finished = message
             case Claim():
-                known = self.claims.get(message.role)
-                if known is None or message.epoch > known.epoch:
-                    self.claims[message.role] = message
+                note_claim(self.claims, message)
             case None if key == "finished":
                 self.finished = None
             case None if key == "state":

@@ -18,7 +18,7 @@ from rftstream.errors import ProducerLost, RftError, TransactionAborted, Transpo
 from rftstream.queries.dead import read_dead, stored_rollouts
 from rftstream.roles import role_specs
 from rftstream.runs.requests import retry_request
-from rftstream.runs.services import build_service
+from rftstream.runs.services import build_service, role_context
 from rftstream.service.role import Log
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
@@ -221,8 +221,7 @@ class Simulation(MemoryRun):
     def _start(self, process: SimulatedProcess) -> None:
         process.starts += 1
         try:
-            process.service = build_service(
-                self._own_roles.get(process.role, process.role),
+            context = role_context(
                 config=self.config,
                 folder=self.folder,
                 transport=self.log.connect(process.name),
@@ -231,6 +230,7 @@ class Simulation(MemoryRun):
                 simulated=True,
                 own_store=self.store,
             )
+            process.service = build_service(self._own_roles.get(process.role, process.role), context)
         except TransportError:
             process.wake_at = self.clock.now() + 1.0
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rftstream.errors import ConfigError
+from rftstream.errors import importing
 from rftstream.trackers.served import News, Written
 from rftstream.trackers.tracked import TrackedRun, point
 
@@ -34,12 +34,8 @@ class Mlflow:
     def open(self) -> Written:
         """Find the run by its tag, or make it, and return what its tag says was written. ConfigError without the
         package."""
-        try:
+        with importing("trackers.mlflow", "mlflow-skinny or mlflow", install="'rftstream[mlflow]'"):
             from mlflow import MlflowClient
-        except ImportError as error:
-            raise ConfigError(
-                f"trackers.mlflow: needs the package mlflow-skinny or mlflow ({error}); pip install 'rftstream[mlflow]'"
-            ) from None
         self._client = MlflowClient()
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id

@@ -14,20 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.contracts.versions import EvalResult, StepRecord
-from rftstream.errors import ConfigError
+from rftstream.errors import importing
 
 
 class TensorBoard:
     """The event file of one start of the run, as `Tracker` describes it. `open_trackers` makes it."""
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with importing("trackers.tensorboard", "tensorboard", install="'rftstream[tensorboard]'"):
             from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
             from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise ConfigError(
-                f"trackers.tensorboard: needs the package tensorboard ({error}); pip install 'rftstream[tensorboard]'"
-            ) from None
         self._events, self._summaries = event_pb2, summary_pb2
         self._version = 0
         """Newest version that was written."""

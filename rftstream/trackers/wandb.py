@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, importing
 from rftstream.trackers.served import CLOSE_S, News, Written
 from rftstream.trackers.tracked import TrackedRun, point
 
@@ -45,12 +45,8 @@ class WeightsAndBiases:
                 "trackers.wandb: WANDB_API_KEY is not set, expected the key in the environment; export it, run `wandb "
                 "login`, or set WANDB_MODE=offline"
             )
-        try:
+        with importing("trackers.wandb", "wandb", install="'rftstream[wandb]'"):
             import wandb
-        except ImportError as error:
-            raise ConfigError(
-                f"trackers.wandb: needs the package wandb ({error}); pip install 'rftstream[wandb]'"
-            ) from None
         settings = wandb.Settings(
             console="off",
             silent=True,

@@ -25,7 +25,7 @@ from rftstream.replay import again
 from rftstream.replay.again import ReplayReport, replay
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
-from rftstream.runs.services import build_service
+from rftstream.runs.services import build_service, role_context
 from rftstream.testing import RoleDriver
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.store import ObjectStore
@@ -238,8 +238,10 @@ def run(tmp_path: Path) -> RunFolder:
                          for one in scene.records(topic)])  # fmt: skip
     producer.close()
     folder.config_file.write_text(loader.to_toml(scene.config))
-    trainer = build_service("trainer", config=scene.config, folder=folder, transport=transport, clock=SystemClock(),
-                            process="trainer-0")  # fmt: skip
+    context = role_context(
+        config=scene.config, folder=folder, transport=transport, clock=SystemClock(), process="trainer-0"
+    )
+    trainer = build_service("trainer", context)
     while not trainer.done:
         trainer.tick()
     trainer.close()

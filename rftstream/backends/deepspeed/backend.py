@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import importlib.util
 import json
 import logging
 import math
@@ -34,7 +33,7 @@ from rftstream.backends.deepspeed.shared_passes import RankUpdate
 from rftstream.backends.deepspeed.wire import algorithm_out, array_in, row_out, spec_out
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
-from rftstream.errors import BackendError, ConfigError
+from rftstream.errors import BackendError, ConfigError, require_package
 from rftstream.models import folder as model_folder
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
@@ -97,11 +96,8 @@ class DeepSpeedBackend:
     @staticmethod
     def require() -> None:
         """Raise ConfigError if the package deepspeed is not installed."""
-        if importlib.util.find_spec("deepspeed") is None:
-            raise ConfigError(
-                "backend deepspeed: the package deepspeed is not installed; pip install 'rftstream[deepspeed]' where "
-                "the trainer runs"
-            )
+        advice = "pip install 'rftstream[deepspeed]' where the trainer runs"
+        require_package("backend deepspeed", "deepspeed", advice=advice)
 
     def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
         self.require()

@@ -22,7 +22,14 @@ from rftstream.config.part_specs import TasksetSpec
 from rftstream.config.sections import DemonstrationsSection
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.tasks import ChatMessage
-from rftstream.data.tasksets.columns import MAX_PROBLEM_BYTES, Plain, a_kind, look_up, read_chat, read_tools
+from rftstream.data.tasksets.columns import (
+    MAX_PROBLEM_BYTES,
+    Plain,
+    look_up,
+    read_chat,
+    read_tools,
+    with_system,
+)
 from rftstream.errors import ConfigError
 
 OUR_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "system", "tools", "weight")
@@ -186,12 +193,7 @@ class DemonstrationColumns:
 
     def _with_system(self, messages: Chat, row: Mapping[str, Any], where: str) -> Chat:
         system = self._value(row, "system")
-        system = self._system if system is None else system
-        if system is None or messages[0].role == "system":
-            return messages
-        if not isinstance(system, str):
-            raise ConfigError(f"{where}: the system prompt is {a_kind(system)}, expected a text")
-        return (ChatMessage(role="system", content=system), *messages)
+        return with_system(messages, self._system if system is None else system, where)
 
     def _weight(self, row: Mapping[str, Any], where: str) -> float:
         weight = self._value(row, "weight")

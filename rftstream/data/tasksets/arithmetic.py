@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,14 +10,15 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from rftstream.contracts.ids import derive_seed
-from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.generated import GeneratedTaskset
 from rftstream.data.tasksets.order import shuffle_index
 from rftstream.errors import ConfigError
 
 DEFAULT_SIZE = 10_000
 
 
-class ArithmeticTaskset:
+class ArithmeticTaskset(GeneratedTaskset):
     """Sums of terms, all combinations in shuffled order, so that no two problems of `skip` + `size` are the same."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -48,38 +47,24 @@ class ArithmeticTaskset:
         if "{problem}" not in config.template:
             raise ConfigError(f"arithmetic: template {config.template!r}, expected a text with {{problem}} in it")
         self._config = config
-        self._system = system
         self._width = config.high - config.low + 1
         self._all = self._width**config.terms
-        self._size = config.size or min(DEFAULT_SIZE, self._all - config.skip)
-        if self._size < 1 or config.skip + self._size > self._all:
+        size = config.size or min(DEFAULT_SIZE, self._all - config.skip)
+        if size < 1 or config.skip + size > self._all:
             raise ConfigError(
-                f"arithmetic: skip + size = {config.skip + self._size}, but there are only {self._all} problems with "
+                f"arithmetic: skip + size = {config.skip + size}, but there are only {self._all} problems with "
                 f"{config.terms} terms of {config.low}..{config.high}; widen the range or lower size"
             )
+        decided_by = ["arithmetic", 1, asdict(config), system]
+        super().__init__("arithmetic", size=size, system=system, decided_by=decided_by)
         self._order_seed = derive_seed(config.seed, "arithmetic", config.low, config.high, config.terms)
 
-    @property
-    def digest(self) -> str:
-        """Return the digest of the settings, which decide all problems."""
-        text = json.dumps(["arithmetic", 1, asdict(self._config), self._system], sort_keys=True)
-        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-    def __len__(self) -> int:
-        return self._size
-
-    def problem(self, index: int) -> Problem:
-        """Return the sum of an index. ConfigError if the index is not below the size."""
-        if not 0 <= index < self._size:
-            raise ConfigError(f"arithmetic: index {index}, expected below size = {self._size}")
+    def make_problem(self, index: int) -> Problem:
+        """Return the sum of an index."""
         terms = self._terms(shuffle_index(self._config.skip + index, self._all, seed=self._order_seed))
         prompt = self._config.template.replace("{problem}", self._config.operation.join(map(str, terms)))
-        system = () if self._system is None else (ChatMessage(role="system", content=self._system),)
-        return Problem(
-            messages=(*system, ChatMessage(role="user", content=prompt)),
-            answer=str(self._result(terms)),
-            data_source="arithmetic",
-        )
+        answer = str(self._result(terms))
+        return Problem(messages=self.messages(prompt), answer=answer, data_source="arithmetic")
 
     def _terms(self, number: int) -> list[int]:
         terms = []

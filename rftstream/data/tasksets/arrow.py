@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftstream.data.tasksets.rows import RowReader
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, importing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,13 +138,10 @@ class _Store:
 
 def import_pyarrow(source: str) -> Any:
     """Import pyarrow. ConfigError, which names `source`, if it is not installed."""
-    try:
+    with importing(source, "pyarrow", install="'rftstream[data]'"):
         import pyarrow.ipc
         import pyarrow.parquet
-
-        return pyarrow
-    except ImportError as error:
-        raise ConfigError(f"{source}: needs the package pyarrow ({error}); pip install 'rftstream[data]'") from None
+    return pyarrow
 
 
 @contextmanager

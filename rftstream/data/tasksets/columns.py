@@ -159,12 +159,7 @@ class Columns:
                 raise ConfigError(_missing(where, "prompt", "prompt", list(row)))
         messages = read_chat(chat, where)
         system = self._value(row, "system", where)
-        system = self._system if system is None else system
-        if system is None or messages[0].role == "system":
-            return messages
-        if not isinstance(system, str):
-            raise ConfigError(f"{where}: the system prompt is {a_kind(system)}, expected a text")
-        return (ChatMessage(role="system", content=system), *messages)
+        return with_system(messages, self._system if system is None else system, where)
 
     def _answer(self, row: Mapping[str, Any], where: str) -> str | None:
         value = self._value(row, "answer", where)
@@ -215,6 +210,16 @@ def read_chat(chat: Any, where: str, *, what: str = "prompt", role: str = "user"
         found = "an empty list" if chat == [] else a_kind(chat)
         raise ConfigError(f"{where}: the {what} is {found}, expected a text or a list of messages")
     return tuple(_message(one, f"{where}: message {place} of the {what}") for place, one in enumerate(chat))
+
+
+def with_system(messages: tuple[ChatMessage, ...], system: Any, where: str) -> tuple[ChatMessage, ...]:
+    """Return the chat with a system prompt in front. `system` is None for no prompt; a chat that has one keeps its
+    own. ConfigError if the prompt is not a text."""
+    if system is None or messages[0].role == "system":
+        return messages
+    if not isinstance(system, str):
+        raise ConfigError(f"{where}: the system prompt is {a_kind(system)}, expected a text")
+    return (ChatMessage(role="system", content=system), *messages)
 
 
 def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:

@@ -21,7 +21,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 
 from rftstream.config import registry
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, importing
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """Suffixes of files that are read. If two suffixes are equally frequent, the first one counts."""
@@ -223,12 +223,9 @@ fsspec.register_implementation(_SCHEME, _Names, clobber=True)
 
 
 def _import_datasets(where: str) -> Any:
-    try:
+    with importing(where, "datasets", install="'rftstream[data]'"):
         import datasets.data_files
-
-        return datasets
-    except ImportError as error:
-        raise ConfigError(f"{where}: needs the package datasets ({error}); pip install 'rftstream[data]'") from None
+    return datasets
 
 
 def _is_data(name: str) -> bool:

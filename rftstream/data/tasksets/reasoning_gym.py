@@ -6,21 +6,20 @@ Some of its generators depend on Python's hash seed, so a problem carries its wh
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
 import importlib.metadata
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.config import registry
-from rftstream.contracts.tasks import ChatMessage, Problem
-from rftstream.errors import ConfigError
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.generated import GeneratedTaskset
+from rftstream.errors import ConfigError, importing
 
 
-class ReasoningGymTaskset:
+class ReasoningGymTaskset(GeneratedTaskset):
     """The entries of one of reasoning-gym's tasks, by their number."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -38,28 +37,16 @@ class ReasoningGymTaskset:
             raise ConfigError(f"reasoning_gym:{location}: has no columns, got {', '.join(columns)}; remove them")
         self._name = location
         self._settings = {**config.config, "seed": config.seed, "size": config.size}
-        self._system = system
         self._dataset = _create(location, self._settings)
-        self._size = config.size
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of the task, its settings, and the version of reasoning-gym."""
         version = importlib.metadata.version("reasoning-gym")
-        text = json.dumps([self._name, pack_value(self._settings), self._system, version], sort_keys=True)
-        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        decided_by = [location, pack_value(self._settings), system, version]
+        super().__init__(f"reasoning_gym:{location}", size=config.size, system=system, decided_by=decided_by)
 
-    def __len__(self) -> int:
-        return self._size
-
-    def problem(self, index: int) -> Problem:
-        """Return the entry of an index as a problem. ConfigError if the index is not below the size."""
-        if not 0 <= index < self._size:
-            raise ConfigError(f"reasoning_gym:{self._name}: index {index}, expected below size = {self._size}")
+    def make_problem(self, index: int) -> Problem:
+        """Return the entry of an index as a problem."""
         entry = self._dataset[index]
-        system = () if self._system is None else (ChatMessage(role="system", content=self._system),)
         return Problem(
-            messages=(*system, ChatMessage(role="user", content=entry["question"])),
+            messages=self.messages(entry["question"]),
             answer=None if entry["answer"] is None else str(entry["answer"]),
             info={"dataset": self._name, "config": pack_value(self._settings), "entry": pack_value(entry)},
             data_source=f"reasoning_gym/{self._name}",
@@ -113,12 +100,8 @@ def import_reasoning_gym() -> Any:
 
 
 def _create(name: str, settings: dict[str, Any]) -> Any:
-    try:
+    with importing(f"reasoning_gym:{name}", "reasoning-gym", install="reasoning-gym"):
         reasoning_gym = import_reasoning_gym()
-    except ImportError as error:
-        raise ConfigError(
-            f"reasoning_gym:{name}: needs the package reasoning-gym ({error}); pip install reasoning-gym"
-        ) from None
     datasets = reasoning_gym.factory.DATASETS
     if name not in datasets:
         raise ConfigError(f"reasoning_gym:{name}: unknown task; {registry.suggest(name, list(datasets))}")

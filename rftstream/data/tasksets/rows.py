@@ -11,9 +11,10 @@ import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 import msgspec
 
@@ -57,25 +58,45 @@ class RowSource(Protocol):
         """Return file and line of a row, for errors."""
 
 
-class JsonLines:
-    """A RowSource of a file with one JSON object a line. Blank lines are passed over."""
+class _PlacedRows:
+    """A base of sources that know where each row begins, and read one when it is asked for. A subclass fills
+    `_offsets` and `_state` while it looks at the whole file."""
 
-    def __init__(self, path: Path, columns: RowReader) -> None:
+    kind: ClassVar[str]
+    """What the file should be, for errors."""
+    _state: tuple[int, int]
+
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._offsets = array("q")
-        self._lines = array("q")
-        with _open(path, "a file of JSON lines") as file:
-            self.digest = self._scan(file, columns)
-            self._state = _state(file)
 
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def row(self, index: int) -> dict[str, Any]:
-        """Read a row from the file. ConfigError if the file has changed."""
-        with _open(self._path, "a file of JSON lines") as file:
+    @contextmanager
+    def _at(self, index: int) -> Iterator[BinaryIO]:
+        """Open the file at the beginning of a row. ConfigError if the file has changed."""
+        with _open(self._path, self.kind) as file:
             _check_state(file, self._state, self._path)
             file.seek(self._offsets[index])
+            yield file
+
+
+class JsonLines(_PlacedRows):
+    """A RowSource of a file with one JSON object a line. Blank lines are passed over."""
+
+    kind = "a file of JSON lines"
+
+    def __init__(self, path: Path, columns: RowReader) -> None:
+        super().__init__(path)
+        self._lines = array("q")
+        with _open(path, self.kind) as file:
+            self.digest = self._scan(file, columns)
+            self._state = _state(file)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Read a row from the file. ConfigError if the file has changed."""
+        with self._at(index) as file:
             return _json_object(file.readline(), self.where(index), "one object a line")
 
     def where(self, index: int) -> str:
@@ -139,15 +160,16 @@ class JsonList:
         return f"{self._path}: row {index}"
 
 
-class Csv:
+class Csv(_PlacedRows):
     """A RowSource of a file whose first line names the columns. Cells are texts, exactly as the file has them."""
 
+    kind = "a CSV file"
+
     def __init__(self, path: Path, columns: RowReader) -> None:
-        self._path = path
+        super().__init__(path)
         self._delimiter = "\t" if path.suffix == ".tsv" else ","
-        self._offsets = array("q")
         sha256 = hashlib.sha256()
-        with _open(path, "a CSV file") as file:
+        with _open(path, self.kind) as file:
             lines = _Lines(file, path, sha256)
             reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
             self._names = next(self._cells(reader, "the first line"), [])
@@ -167,14 +189,9 @@ class Csv:
             raise ConfigError(f"{path}: has no rows, expected a line with the names of columns and one for each row")
         self.digest = sha256.hexdigest()
 
-    def __len__(self) -> int:
-        return len(self._offsets)
-
     def row(self, index: int) -> dict[str, Any]:
         """Read a row from the file. ConfigError if the file has changed."""
-        with _open(self._path, "a CSV file") as file:
-            _check_state(file, self._state, self._path)
-            file.seek(self._offsets[index])
+        with self._at(index) as file:
             reader = csv.reader(_Lines(file, self._path), delimiter=self._delimiter, strict=True)
             return self._named(next(self._cells(reader, "a row"), []), self.where(index))
 

@@ -19,7 +19,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import Claim
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.records import TopicPartition
-from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.tasks import Problem, RolloutIds
 from rftstream.contracts.versions import EvalResult
 from rftstream.core.samples import summarise_samples
@@ -29,6 +29,7 @@ from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.roles.evaluator.due import DueEvaluation, DueEvaluations, Evaluation
 from rftstream.roles.evaluator.generations import generation_line
+from rftstream.roles.explorer.fit_to_record import rollout_of
 from rftstream.roles.explorer.turn_loop import Attempt, TurnLoop
 from rftstream.roles.verifier.step import reward_input
 from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
@@ -204,7 +205,9 @@ class EvaluatorStep(SingleStepDefaults):
             sample = running.samples[attempt.key]
             sample.attempt = attempt
             if _scorable(attempt):
-                rollout = _as_rollout(evaluation, sample, attempt)
+                rollout = rollout_of(
+                    attempt, _ids(evaluation, sample, attempt), sample.problem, evaluation.sampling, self._clock.now()
+                )
                 self._scorer.submit(
                     ScoreRequest(
                         request_id=attempt.key,
@@ -308,8 +311,8 @@ def _scorable(attempt: Attempt) -> bool:
     return attempt.status in (RolloutStatus.completed, RolloutStatus.truncated)
 
 
-def _as_rollout(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> Rollout:
-    ids = RolloutIds(
+def _ids(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> RolloutIds:
+    return RolloutIds(
         rollout_id=attempt.key,
         group_id=str(sample.index),
         taskset=evaluation.name,
@@ -317,13 +320,4 @@ def _as_rollout(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> Ro
         group_size=1,
         sequence=0,
         min_version=0,
-    )
-    return Rollout(
-        ids=ids,
-        status=attempt.status,
-        problem=sample.problem,
-        turns=attempt.turns,
-        segments=attempt.segments,
-        num_tokens=attempt.num_tokens,
-        sampling=evaluation.sampling,
     )

@@ -37,16 +37,16 @@ def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rol
     return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={})
 
 
-def rollout_of(task: Task, attempt: Attempt, now: float) -> Rollout:
-    """Return the rollout that an attempt at the task has become."""
+def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem, sampling: Sampling, now: float) -> Rollout:
+    """Return the rollout that an attempt at the problem has become."""
     return Rollout(
-        ids=task.ids,
+        ids=ids,
         status=attempt.status,
-        problem=task.problem,
+        problem=problem,
         turns=attempt.turns,
         segments=attempt.segments,
         num_tokens=attempt.num_tokens,
-        sampling=task.sampling,
+        sampling=sampling,
         error=attempt.error,
         metrics=attempt.metrics,
         started_at=attempt.started_at,

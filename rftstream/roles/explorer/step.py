@@ -151,9 +151,9 @@ class ExplorerStep(ConcurrentStepDefaults):
         for attempt in self._loop.step():
             work = self._in_hand.active.pop(int(attempt.key), None)
             if work is not None:
-                self._done.append(
-                    self._finish(work, rollout_of(work.task, attempt, self._clock.now()), attempt.num_tokens)
-                )
+                task = work.task
+                rollout = rollout_of(attempt, task.ids, task.problem, task.sampling, self._clock.now())
+                self._done.append(self._finish(work, rollout, attempt.num_tokens))
         done, self._done = self._done, []
         return done
 

@@ -95,7 +95,7 @@ class TrainerStep(SingleStepDefaults):
         self._backend = BackendThread(training.backend, compute)
         self._end = RunEnd(config, clock, final, export=self._backend.asked(training.backend.export))
         self._updates = UpdateCycle(
-            config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
+            config=config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
         )
         self._paused = False
         self._reset(log_, epoch=0)

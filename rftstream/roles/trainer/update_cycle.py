@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rftstream.algorithms.base import spread_needed
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
@@ -50,57 +50,50 @@ class TrainedBatch:
         return self.values | times | self.training.speeds(self.values, self.step_s)
 
 
+@dataclass(eq=False, kw_only=True)
 class UpdateCycle:
     """The updates that the backend computes, one at a time, in a thread of its own. The step makes it once and calls
     `abandon` at each recovery. For each batch it calls `begin`, then `ends_within` until that is true, then `finish`.
     It calls `rest` whenever the backend has nothing to do from then on."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        training: Training,
-        backend: BackendThread,
-        end: RunEnd,
-        held_out: HeldOut | None,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._training = training
-        self._backend = backend
-        self._end = end
-        self._held_out = held_out
-        self._clock = clock
-        self._mismatch = MismatchWatch(config)
-        self._signal = SignalWatch(config)
-        self._resting_since = clock.now()
-        self.pending: PendingUpdate | None = None
-        """The update that was begun last; None if nothing is computed."""
+    config: RunConfig
+    training: Training
+    backend: BackendThread
+    end: RunEnd
+    held_out: HeldOut | None
+    clock: Clock
+    pending: PendingUpdate | None = field(default=None, init=False)
+    """The update that was begun last; None if nothing is computed."""
+
+    def __post_init__(self) -> None:
+        self.mismatch = MismatchWatch(self.config)
+        self.signal = SignalWatch(self.config)
+        self.resting_since = self.clock.now()
 
     @property
     def idle_s(self) -> float:
         """Seconds that the backend has had nothing to do."""
-        return self._clock.now() - self._resting_since
+        return self.clock.now() - self.resting_since
 
     def rest(self) -> float:
         """Note that the backend has nothing to do from now on. Return the time, by the clock."""
-        self._resting_since = self._clock.now()
-        return self._resting_since
+        self.resting_since = self.clock.now()
+        return self.resting_since
 
     def begin(self, batch: Batch, progress: TrainerProgress) -> None:
         """Begin the update that makes a version of `batch` after `progress`. ConfigError if the batch was made for
         another stage."""
-        self._backend.is_touched = True
-        stages = self._end.stages
+        self.backend.is_touched = True
+        stages = self.end.stages
         stage, lr = stages.at(progress.version), rate_at(stages, progress.version)
         if stages.named:
             check_made_for(batch, stage)
         self.pending = PendingUpdate(
             batch,
             progress,
-            lambda: self._training.at(stage).update(batch, lr),
-            compute=self._backend.executor,
-            clock=self._clock,
+            lambda: self.training.at(stage).update(batch, lr),
+            compute=self.backend.executor,
+            clock=self.clock,
             waited_s=self.idle_s,
         )
 
@@ -109,24 +102,24 @@ class UpdateCycle:
         update, values, step_s = pending.result()
         self.pending = None
         batch, before = pending.batch, pending.progress
-        self._mismatch.look(values, batch.experiences)
-        ended_at = self._clock.now()
-        stage = self._end.stages.at(before.version)
-        training = self._training.at(stage)
+        self.mismatch.look(values, batch.experiences)
+        ended_at = self.clock.now()
+        stage = self.end.stages.at(before.version)
+        training = self.training.at(stage)
         progress = before.after(
             batch,
             skipped=update.skipped,
-            rewards_kept=self._config.run.stop_reward_over,
+            rewards_kept=self.config.run.stop_reward_over,
             without_signal=stage.takes_rollouts and is_without_signal(values, spread_needed(training.algorithm)),
         )
-        if not self._config.without_tasks:
+        if not self.config.without_tasks:
             values[STEPS_WITHOUT_SIGNAL] = float(progress.steps_without_signal)
-        end_reason = self._end.reason(progress)
-        if self._end.stages.named:
+        end_reason = self.end.reason(progress)
+        if self.end.stages.named:
             values["stage"] = stage.number + 1.0
-        if self._held_out is not None and self._held_out.due(stage, progress.version, last=end_reason is not None):
-            values |= self._backend.asked(self._held_out.look)(stage)
-        no_signal = self._signal.look(values)
+        if self.held_out is not None and self.held_out.due(stage, progress.version, last=end_reason is not None):
+            values |= self.backend.asked(self.held_out.look)(stage)
+        no_signal = self.signal.look(values)
         return TrainedBatch(
             update=pending,
             training=training,
@@ -136,7 +129,7 @@ class UpdateCycle:
             step_s=step_s,
             ended_at=ended_at,
             end_reason=end_reason,
-            stop=too_many_skips(self._config.trainer, progress, batch) or (no_signal if end_reason is None else None),
+            stop=too_many_skips(self.config.trainer, progress, batch) or (no_signal if end_reason is None else None),
         )
 
     def abandon(self) -> None:
