@@ -6,6 +6,8 @@ looked up here first. docs/coming-from.md explains the differences; a test finds
 
 from __future__ import annotations
 
+from rftstream.contracts.role_names import RoleName
+
 SETTINGS: dict[str, tuple[str, ...]] = {
     # what is learned by
     "algorithm_type": ("trainer.algorithm",),
@@ -233,12 +235,7 @@ COMMANDS: dict[str, str] = {
     "demonstrations": "experts",
     "sft": "experts",
     "data": "experts",
-    "explorer": "worker",
-    "feeder": "worker",
-    "verifier": "worker",
-    "buffer": "worker",
-    "trainer": "worker",
-    "evaluator": "worker",
+    **{role.value: "worker" for role in RoleName},
     "join": "worker",
 }
 """What a command may be called -> the one that does it here."""

@@ -58,7 +58,7 @@ FINAL = frozenset(
 CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "asyncio"})
 """Packages whose errors, beside OSErrors, come from the network."""
 
-_Told = TypeVar("_Told")
+_Returned = TypeVar("_Returned")
 
 
 class TriedInVain(OSError):
@@ -217,7 +217,7 @@ class RemoteFiles:
 
     # ------------------------------------------------------------------------------------------ trying again
 
-    def _tried(self, request: Callable[[], _Told], doing: str) -> _Told:
+    def _tried(self, request: Callable[[], _Returned], doing: str) -> _Returned:
         """Return the answer to a request, after as many tries as there is time for."""
         began, pause_s, tries = time.monotonic(), FIRST_PAUSE_S, 0
         while True:

@@ -3,7 +3,8 @@
 To add one: a module with a class that has a `Config` and keeps `rftstream.data.tasksets.base.Taskset`, and a line here.
 It is built as `Class(config: Class.Config, *, location: str, columns: Mapping[str, str], system: str | None)`, where
 `location` is what follows the colon (file locations are absolute by then) and Config comes from the section's
-`options`. Use it by `open.open_taskset`.
+`options`. Use it by `open.open_taskset`. A class that makes its problems from settings derives from
+`generated.GeneratedTaskset`.
 """
 
 from rftstream.config.part_specs import TasksetSpec
