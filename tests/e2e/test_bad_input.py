@@ -243,7 +243,7 @@ def test_a_reward_that_always_fails_stops_the_run_and_mending_it_loses_nothing(p
                     "feeder.group_size=8")  # fmt: skip
     done = place.call("run", "tiny.toml", "--json", *settings)
     refused(done, "200 of the last 200 rollouts could not be scored by score", "KeyError: 'no such thing'",
-            "Mend the reward, then `rftstream resume`", code=6)  # fmt: skip
+            "Mend the reward, then run `rftstream resume`", code=6)  # fmt: skip
     assert (done.result["reason"], done.result["steps"]) == ("failed", 0)
     stopped = place.look("status", "runs/tiny", "--json").result["stopped"]
     assert (stopped["by"], stopped["error"]) == ("error", done.result["error"])

@@ -86,8 +86,8 @@ def test_an_environment_that_always_fails(place: Workplace, environment: str, er
     done = place.call("run", "tiny.toml", "--json")
     status = ended_by_its_rule(
         place, done, "200 of the last 200 rollouts failed before they could be scored",
-        f"failed: environment {environment}: reply: ", error,
-        "Mend the environment or the policy, then `rftstream resume`",
+        f"failed, environment {environment}: reply: ", error,
+        "Mend the environment or the policy, then run `rftstream resume`",
     )  # fmt: skip
     count = status["dead_letters"]["failed"]
     assert count >= 200
@@ -111,8 +111,8 @@ def test_a_reward_that_always_hangs(place: Workplace) -> None:
     place.write("mine.py", HANGS)
     done = place.call("run", "tiny.toml", "--json", *sets("tasksets.sums.reward=mine:score", "verifier.timeout_s=1"))
     status = ended_by_its_rule(
-        place, done, "200 of the last 200 rollouts could not be scored by score", "timeout: ", "no result within 1 s",
-        "Mend the reward, then `rftstream resume`",
+        place, done, "200 of the last 200 rollouts could not be scored by score", "timeout, ", "no result within 1 s",
+        "Mend the reward, then run `rftstream resume`",
     )  # fmt: skip
     assert set(status["dead_letters"]) == {"timeout"}
     view = place.view("runs/tiny")

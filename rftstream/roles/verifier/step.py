@@ -1,8 +1,12 @@
-"""The verifier: rollouts -> verified, each with a verdict or with the reason why it has none.
+"""The verifier reads `rollouts` and writes `verified`: each rollout with a verdict, or with the reason why it has none.
 
-A reward that could not be computed never becomes a number: the rollout goes on with its reason, and the original to
-`dead`; so does one that failed before there was anything to score. A verifier most of whose rollouts have no reward
-stops, whatever they died of, so that a broken reward or environment does not eat a night's data.
+A reward that could not be computed never becomes a number. The rollout is passed on with the reason, and the original
+record goes to `dead`. Two more kinds of rollouts get such a dead letter: those that failed, and those that were too
+large for one record. Skipped rollouts are passed on without a dead letter. So are rollouts whose task could not be
+decoded: the explorer has already written a dead letter for the task.
+
+A verifier stops the run if too many of its last rollouts have no reward (`verifier.max_dead_share`). All reasons count
+alike, but skipped rollouts are not counted. So a broken reward or environment does not spoil the data of a whole night.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ WAIT_S = 0.02
 """Seconds to wait for the scorer when there is nothing else to do."""
 
 JUDGED_OVER = 200
-"""How many rollouts the share without a reward is taken over."""
+"""Number of rollouts over which the share without a reward is computed."""
 
 _UNSCORED = {
     RolloutStatus.failed: UnscorableReason.failed,
@@ -44,16 +48,17 @@ _UNSCORED = {
 
 
 class Deaths:
-    """How many of the last rollouts have no reward, and why. The step makes it, and calls `scored` or `died` for each
-    rollout that was not skipped."""
+    """Counts how many of the last rollouts have no reward, and why. The step makes it, and calls `scored` or `died` for
+    each rollout that was not skipped."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[str, str, str] | None] = deque(maxlen=JUDGED_OVER)
-        """Reason, scorer (empty: it did not come to be scored), last line; None for one with a reward."""
+        """The last rollouts. A rollout with a reward is None. The others have the reason, the scorer (empty if the
+        rollout was not given to a scorer) and the last line of the detail."""
 
     @property
     def share(self) -> float:
-        """The share of the last rollouts that have no reward; 0 until there were enough."""
+        """The share of the last JUDGED_OVER rollouts that have no reward; 0 before there are that many."""
         return self._num_dead / JUDGED_OVER if len(self._recent) == JUDGED_OVER else 0.0
 
     @property
@@ -65,38 +70,41 @@ class Deaths:
         self._recent.append(None)
 
     def died(self, reason: str, detail: str, *, scorer: str = "") -> None:
-        """Count a rollout that has no reward. `scorer`: empty if it did not come to be scored."""
+        """Count a rollout that has no reward. `scorer` is empty if the rollout was not given to a scorer."""
         self._recent.append((str(reason), scorer, last_line(detail)))
 
     def sentence(self, limit: float) -> str:
-        """Return what is wrong, in a sentence for the user. `limit`: the share that is allowed."""
+        """Return a message for the user that says what is wrong. `limit` is the share that is allowed."""
         deaths = [death for death in self._recent if death is not None]
         scorers = Counter(scorer for _, scorer, _ in deaths)
         failed = scorers.pop("", 0)
         by = " and ".join(scorers)
         if failed and scorers:
-            what = f"have no reward ({failed} failed before they could be scored, {scorers.total()} by {by})"
+            what = (
+                f"have no reward ({failed} failed before they could be scored, "
+                f"{scorers.total()} could not be scored by {by})"
+            )
         else:
             what = f"could not be scored by {by}" if scorers else "failed before they could be scored"
         causes = Counter((reason, kind_of(line)) for reason, _, line in deaths)
         (reason, kind), count = causes.most_common(1)[0]
         line = next(line for other, _, line in reversed(deaths) if (other, kind_of(line)) == (reason, kind))
-        cause = "the last one" if len(causes) == 1 else f"{count} of them"
+        cause = "reason of the last one" if len(causes) == 1 else f"reason of {count} of them"
         mend = "the reward" if not failed else "the environment or the policy" if not scorers else "the causes"
         return (
             f"{len(deaths)} of the last {JUDGED_OVER} rollouts {what}, expected at most {limit:.0%} "
-            f"(verifier.max_dead_share); {cause}: {reason}: {line}. Mend {mend}, then `rftstream resume`"
+            f"(verifier.max_dead_share); {cause}: {reason}, {line}. Mend {mend}, then run `rftstream resume`"
         )
 
 
 class VerifierStep(ConcurrentStepDefaults):
-    """The step of a verifier: it has rollouts scored. `workers/verifier.py` makes it; ConcurrentService calls it, in
-    this order:
+    """The step of a verifier: it gives rollouts to a scorer and publishes the results. `workers/verifier.py` makes the
+    step, and ConcurrentService calls it in this order:
 
-    - `start` hands a rollout to the scorer, or passes it on at once if there is nothing to score.
-    - `advance` collects the scorer's replies and hands out one `verified` record each, with a dead letter where there
-      is no reward. StopRule: too many of the last rollouts have none.
-    - `drop` forgets rollouts of lost partitions; a reply that comes later is ignored.
+    - `start` gives a rollout to the scorer. A rollout that cannot be scored is passed on at once.
+    - `advance` collects the scorer's replies and returns one `verified` record for each. A rollout without a reward
+      also gets a dead letter. `advance` raises StopRule if too many of the last rollouts have no reward.
+    - `drop` forgets rollouts of lost partitions. Replies for them are ignored.
     - `close` ends the scorer.
     """
 
@@ -112,11 +120,11 @@ class VerifierStep(ConcurrentStepDefaults):
 
     @property
     def room(self) -> int:
-        """How many more rollouts may be scored at once."""
+        """How many more rollouts this worker can take now."""
         return self._max_concurrent - len(self._active)
 
     def start(self, item: Item) -> None:
-        """Hand the rollout to the scorer, or pass it on if there is nothing to score."""
+        """Give the rollout to the scorer. A rollout that cannot be scored is passed on at once."""
         rollout = item.received.message
         assert isinstance(rollout, Rollout)
         if rollout.status is RolloutStatus.undecodable:
@@ -139,16 +147,18 @@ class VerifierStep(ConcurrentStepDefaults):
             )
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forget rollouts; replies for them are ignored."""
+        """Forget rollouts. Replies for them are ignored."""
         for number in numbers:
             self._active.pop(str(number), None)
 
     def not_begun(self) -> Collection[int]:
-        """Return all that is being scored, too: a reward that hangs would hold up the leaving for all its tries."""
+        """Return all rollouts that are being scored. A worker that leaves does not wait for them, since a reward that
+        hangs would delay it for all tries."""
         return [item.number for item in self._active.values()]
 
     def advance(self) -> Sequence[Done]:
-        """Collect replies; return what they finish. StopRule if too many have no reward, once all is handed out."""
+        """Collect replies, and return the rollouts that they finish. StopRule if too many rollouts have no reward; it
+        is raised only after all finished rollouts have been returned."""
         if not self._done and self._deaths.share > self._max_dead_share:
             raise StopRule("dead_letters", f"verifier: {self._deaths.sentence(self._max_dead_share)}")
         for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):
@@ -159,11 +169,11 @@ class VerifierStep(ConcurrentStepDefaults):
         return done
 
     def idle_s(self) -> float:
-        """Return 0 while something is scored: waiting for the scorer is part of `advance`."""
+        """Return 0 while rollouts are being scored, since `advance` itself waits for the scorer."""
         return 0.0 if self._done or self._scorer.num_active else FOREVER
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
-        """Return the record that says so."""
+        """Return the `verified` record for a rollout that cannot be decoded."""
         verified = self._verified(ids, None, None, UnscorableReason.undecodable, str(error))
         self._deaths.died("undecodable", str(error))
         return (Publish("verified", record.partition, verified),)
@@ -192,8 +202,10 @@ class VerifierStep(ConcurrentStepDefaults):
             try:
                 value = codec.encode(verified)
                 if len(value) > MAX_RECORD_BYTES:
-                    raise ContractError(f"with its verdict {len(value)} bytes, expected at most {MAX_RECORD_BYTES}")
-            except ContractError as error:  # by a name that no record can hold, or by its size
+                    raise ContractError(
+                        f"rollout and verdict together have {len(value)} bytes, expected at most {MAX_RECORD_BYTES}"
+                    )
+            except ContractError as error:  # a name in the verdict that a record cannot hold, or too many bytes
                 reply = replace(reply, score=None, reason="error", detail=str(error))
             else:
                 self._deaths.scored()
@@ -207,7 +219,7 @@ class VerifierStep(ConcurrentStepDefaults):
         self._finish(item, self._verified(rollout.ids, rollout, None, reason, reply.detail[:2000]), letter)
 
     def _pass_on(self, item: Item, rollout: Rollout) -> None:
-        """Pass on a rollout of which nothing was sampled: on purpose, or since its environment or policy failed."""
+        """Pass on a rollout that cannot be scored: it was skipped, it failed, or it was too large for one record."""
         reason, detail = _UNSCORED[rollout.status], rollout.error
         verified = self._verified(rollout.ids, rollout, None, reason, detail)
         if reason is UnscorableReason.skipped:
@@ -228,11 +240,11 @@ class VerifierStep(ConcurrentStepDefaults):
         )
 
     def _say(self, rollout: Rollout, reply: ScoreReply) -> None:
-        """Log a line; the first of a kind with all that is known."""
+        """Log one line for a rollout without a reward. For the first error of a kind, log the full detail, too."""
         line = last_line(reply.detail)
         more = "\n" + reply.detail.strip() if self._kinds.is_new(line) and line != reply.detail.strip() else ""
         log.warning(
-            "%s: no reward from %s after %d tries: %s: %s%s",
+            "%s: no reward from %s after %d tries (%s): %s%s",
             rollout.ids.rollout_id,
             reply.scorer,
             reply.tries,
@@ -260,7 +272,7 @@ class VerifierStep(ConcurrentStepDefaults):
 
 
 def reward_input(rollout: Rollout) -> RewardInput:
-    """Return what a reward sees of a rollout."""
+    """Return the part of a rollout that a reward sees."""
     problem = rollout.problem
     assert problem is not None
     said = [turn for turn in rollout.turns if turn.role == "assistant"]
