@@ -1,18 +1,18 @@
-"""The loop of a concurrent role. Workers share partitions, and each finishes many records in any order.
+"""The loop of a concurrent role. Workers share partitions, and each worker finishes many records in any order.
 
-A record that is polled is in hand until the step has finished it. What the step returns for it is a pending result.
-Several pending results make a transaction, in three steps:
+A record that was polled is in hand until the step has finished it. The outputs of the step for a record are a pending
+result. A transaction commits several pending results, in three steps:
 
 1. Take a snapshot of the partitions that this worker owns.
-2. Choose the results whose partitions are still under the assignment that they were taken by.
-3. Commit them with a position for each partition. The position is the offset below which everything is finished, and
-   says beside it what is finished above (tracker.py).
+2. Choose the results whose partitions still have the assignment number under which their records were taken.
+3. Commit the results with a position for each partition. All records below the position's offset are finished. The
+   position's metadata tells which records above that offset are finished, too (tracker.py).
 
 The log refuses the commit if a partition has changed hands since the snapshot. A worker drops the work of a partition
-that it lost; the next owner does that work again.
+that it lost. The next owner does that work again.
 
-A role that `keeps` a topic saves there what is not finished, in transactions of the same kind. The next owner of the
-partition reads it before it begins (restore_partials.py).
+A role may name a topic that it `keeps`. It saves its unfinished work on that topic, in transactions of the same kind.
+The next owner of a partition reads the saved work before it starts (restore_partials.py).
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ log = logging.getLogger(__name__)
 class ConcurrentService(Service):
     """The loop of a worker of a concurrent role. `service_of` makes it, and a driver calls `tick` again and again.
 
-    The worker joins its group once the run has a manifest. From then on each tick is one round of `slice`. `drain`
-    gives back what was not begun, and finishes what was; `done` is true when that is on the log. `close` comes last."""
+    Each tick calls `slice` once, from the first tick on. The worker joins its group as soon as the run has a manifest.
+    After `drain` it takes no new records: it gives back those that the step's `not_begun` names, and saves or finishes
+    the rest. `done` is true when nothing is in hand and all results are on the log. `close` comes last."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
@@ -61,22 +62,22 @@ class ConcurrentService(Service):
             when_lost=self.back_off,
         )
         self._partitions: OwnedPartitions | None = None
-        """None: the worker has not joined the group yet."""
+        """The partitions of this worker; None until it has joined its group."""
         self._in_hand: dict[int, InHand] = {}
         self._next_number = 0
         self._results = PendingResults(self.clock)
         self._saved_records = SavedRecords(self.transport, self.spec.keeps)
         self._stop: StopRule | None = None
-        """Why the run has to end by its own rule. It is raised once everything that is finished is on the log."""
+        """The rule by which the run has to end, or None. It is raised once all results are on the log."""
         self._num_in_hand = metrics.IN_HAND.labels(self.role)
 
     # ------------------------------------------------------------------------------------------ the loop
 
     def slice(self) -> float:
-        """Do one round: follow the log, take records, let the step work, save what is not finished, and commit.
+        """Do one round: follow the log, take records, let the step work, save unfinished work, and commit.
 
-        Each part does a little. The round returns how many seconds the worker may idle: 0 after a round in which
-        anything happened."""
+        Each part does only a little work. The round returns how many seconds the worker may idle; 0 if anything
+        happened in it."""
         followed = self._followed.hand_on()
         if self.finished is not None:
             self.done = True
@@ -128,7 +129,7 @@ class ConcurrentService(Service):
     # ------------------------------------------------------------------------------------------ records in hand
 
     def _begin(self, record: Record, assignment: int) -> None:
-        """Take a record in hand, and give it to the step if it can be decoded."""
+        """Take a record in hand. If it can be decoded, give it to the step; otherwise finish it at once."""
         number = self._next_number
         self._next_number += 1
         work = InHand(record.place, assignment, record.offset)
@@ -143,7 +144,8 @@ class ConcurrentService(Service):
             self._in_hand[number] = work
 
     def _undecodable(self, number: int, record: Record, error: ContractError) -> Done:
-        """Return what becomes of a record that cannot be decoded: a dead letter, and what it still yields."""
+        """Return the outputs for a record that cannot be decoded: a dead letter and, if the record is not foreign and
+        its ids can be read, the step's outputs."""
         log.error("%s; message sent to dead", error)
         metrics.DEAD.labels(self.role, "undecodable").inc()
         letter = dead_letter(
@@ -165,13 +167,13 @@ class ConcurrentService(Service):
             return ()
 
     def _finish(self, done: Done) -> None:
-        """Make a pending result of a finished record, unless its partition was lost meanwhile."""
+        """Make a pending result of a finished record, unless its partition was lost in the meantime."""
         work = self._in_hand.pop(done.number, None)
         if work is not None:
             self._results.add(done.number, work, self.encode(done.outputs))
 
     def _save(self) -> bool:
-        """Make pending results of what the step saves. While an earlier one may not be on the log, nothing is saved."""
+        """Make pending results of the work that the step saves. Nothing is saved while an earlier save is pending."""
         if self.spec.keeps is None or not self._results.all_finish():
             return False
         saved = cast(SavingStep, self.step).save(leaving=self._draining)
@@ -189,7 +191,7 @@ class ConcurrentService(Service):
         self._results.drop(place)
 
     def _give_back(self, numbers: Collection[int]) -> None:
-        """Leave records that are in hand to whoever owns their partitions next."""
+        """Drop records that are in hand. The next owner of their partitions takes them again."""
         self.step.drop(numbers)
         for number in numbers:
             del self._in_hand[number]
@@ -197,8 +199,8 @@ class ConcurrentService(Service):
     # ------------------------------------------------------------------------------------------ committing
 
     def _commit_if_due(self, partitions: OwnedPartitions, *, busy: bool) -> bool:
-        """Write a transaction if it is time for one, or resolve one that is in doubt. Return whether that succeeded.
-        `busy`: something happened in this round, so there may be more results soon."""
+        """Resolve a transaction that is in doubt, or commit one if it is due. Return whether that succeeded. `busy`
+        says that something happened in this round, so more results may come soon."""
         if self.backing_off_s() > 0:
             return False
         if self._writer.is_in_doubt:
@@ -222,7 +224,7 @@ class ConcurrentService(Service):
 
     def _look_up(self, partitions: OwnedPartitions) -> None:
         """Find out which results of a transaction in doubt are on the log. The committed positions tell which records
-        are finished, and the kept topic tells what was saved."""
+        are finished. The kept topic tells which saved work was written."""
         positions = partitions.stable_positions()
         saved = self._saved_records.there(self._results)
         finished = {place: PartitionTracker(position) for place, position in positions.items()}
@@ -251,19 +253,20 @@ class ConcurrentService(Service):
     # ------------------------------------------------------------------------------------------ for the driver
 
     def sources(self) -> Sequence[Reader | Member]:
-        """Return the readers, and the membership while there is room for more."""
+        """Return what to wait for between ticks: the readers, and the group member while the step has room."""
         if self._partitions is None:
             return [self._followed.reader]
         has_room = self.step.room > 0 and not self._draining
         return [self._followed.reader, *self._partitions.sources(has_room=has_room)]
 
     def drain(self) -> None:
-        """Take no new work, and give back what waits for something, such as new weights, that may never come here."""
+        """Take no new work, and give back the records that the step's `not_begun` names. An explorer names tasks that
+        it has not begun, and a verifier names rollouts that are being scored. The loop saves or finishes the rest."""
         super().drain()
         self._give_back(self.step.not_begun())
 
     def close(self) -> None:
-        """Close the step and the clients. Another worker does what is in hand."""
+        """Close the step and the clients. Another worker takes the records that are still in hand."""
         self.step.close()
         if self._partitions is not None:
             self._partitions.close()
@@ -271,7 +274,7 @@ class ConcurrentService(Service):
         self._followed.close()
 
     def health(self) -> dict[str, object]:
-        """Return what people see: what is in hand, and what the step reports."""
+        """Return the state for `/health`: the number of records in hand, and the values that the step reports."""
         num_partitions = len(self._partitions) if self._partitions is not None else 0
         return {
             **super().health(),
@@ -287,6 +290,6 @@ class ConcurrentService(Service):
 
 def _producer_names(role: str, process: str) -> Iterator[str]:
     """Yield a transactional id for each producer of this process. The ids are unique even if two workers have the same
-    name: otherwise the workers would fence each other for ever."""
+    name; with equal ids the workers would fence each other for ever."""
     for number in itertools.count(1):
         yield f"{role}.{process}.{socket.gethostname()}.{os.getpid()}.{number}"
