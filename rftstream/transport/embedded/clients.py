@@ -131,7 +131,9 @@ class EmbeddedProducer:
         snapshot: Snapshot | None = None,
     ) -> None:
         if self._epoch is None:
-            raise ProducerLost(f"producer {self._id}: not started, or lost; call start, then read what is committed")
+            raise ProducerLost(
+                f"producer {self._id}: not started, or lost; call start, then read the committed records and positions"
+            )
         rows = self._encoded(records)
         moved = self._moved(positions) if positions else []
         owner = snapshot.group if snapshot is not None else group

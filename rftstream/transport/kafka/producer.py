@@ -1,8 +1,9 @@
-"""Transactions on Kafka. After an error, either it is certain that nothing is visible, or the producer is lost.
+"""Transactions on Kafka. After an error, either nothing of the transaction is visible, or the producer is lost.
 
-The order is: begin, records, positions, commit. The broker accepts no abort once a commit has begun, so an accepted
-abort makes it certain that nothing is visible. After anything else (fenced, timed out, no answer) the producer is of no
-more use, and `start` makes a new one.
+A transaction has four parts, in this order: begin, records, positions, commit. After an error the producer aborts the
+transaction. The broker accepts no abort once a commit has begun, so an accepted abort proves that nothing is visible.
+If the abort is not accepted (the producer was fenced, the transaction timed out, or there is no answer), the producer
+is lost. It is not used again, and `start` makes a new client.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 log = logging.getLogger(__name__)
 
 DELIVERY_S = 30.0
-"""Seconds after which the client gives up a record that was not delivered."""
+"""Seconds after which the client stops trying to deliver a record."""
 WATCHDOG_S = 45.0
-"""Seconds for one transaction, since the client's calls have no time limits of their own.
+"""Seconds for the calls of one transaction, and again for its abort. The client's own `flush`,
+`send_offsets_to_transaction`, `commit_transaction` and `abort_transaction` have no time limits.
 
-After DELIVERY_S nothing is to be hoped for; until then a broker that comes back still finds everybody trying."""
+This is longer than DELIVERY_S: a transaction is not abandoned while the client still tries to deliver its records."""
 
 MAX_UNSENT_BYTES = 32 << 20
-"""Bytes after which delivery is waited for: `send` does not block, and the client would take any amount."""
+"""Bytes after which the producer waits for delivery. `send` does not block, and the client has no limit of its own."""
 
 BATCH_BYTES = 512 << 10
-"""Size of a batch, in bytes. It is less than admin.OVERHEAD_BYTES, so that no batch is refused."""
+"""Size of a batch, in bytes. It is smaller than admin.OVERHEAD_BYTES, so that the broker refuses no batch."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
@@ -59,8 +61,8 @@ _OF_THE_GROUP = (
 class KafkaProducer:
     """`Producer` on Kafka. `KafkaTransport.producer` makes it; `start` makes the client.
 
-    The calls of a transaction run in a thread of their own, which is given up after `watchdog_s` seconds without a
-    result."""
+    The calls of a transaction run in a separate thread. After `watchdog_s` seconds without a result the producer
+    abandons that thread and is lost."""
 
     def __init__(
         self,
@@ -110,13 +112,15 @@ class KafkaProducer:
     ) -> None:
         client, hand = self._client, self._hand
         if client is None or hand is None:
-            raise ProducerLost(f"producer {self._id}: not started, or lost; call start, then read what is committed")
+            raise ProducerLost(
+                f"producer {self._id}: not started, or lost; call start, then read the committed records and positions"
+            )
         owner = snapshot.group if snapshot is not None else group
         if positions and owner is None:
             raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         self._check(records, positions or {}, snapshot)
         if not records and not positions:
-            # Kafka knows no empty transaction that would tell whether this producer is fenced.
+            # An empty transaction on Kafka would not tell whether this producer is fenced.
             return
         offsets = {
             self._clients.partition(place): OffsetAndMetadata(position.offset, position.metadata, -1)
@@ -131,8 +135,9 @@ class KafkaProducer:
         except _Expired:
             self._lose()
             raise ProducerLost(
-                f"producer {self._id}: no answer from {self._clients.servers} for {self._watchdog_s:g} s, the"
-                f" transaction may have been committed; look whether the broker is there, then read what is committed"
+                f"producer {self._id}: no answer from {self._clients.servers} for {self._watchdog_s:g} s, so the"
+                f" transaction may have been committed; check that the broker is up, call start, then read the"
+                f" committed records and positions"
             ) from None
         except (kafka_errors.KafkaError, OSError, ValueError, AssertionError) as error:
             self._give_up(client, hand, error, positions or {})
@@ -158,7 +163,7 @@ class KafkaProducer:
                 client.flush()
                 num_unsent = 0
         if records:
-            # If a record failed, the client's transaction takes neither positions nor a commit.
+            # If a record failed, the client accepts neither positions nor a commit for this transaction.
             client.flush()
         if offsets:
             client.send_offsets_to_transaction(offsets, token)
@@ -167,8 +172,9 @@ class KafkaProducer:
         faults.at("after_commit")
 
     def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
-        """Abort the transaction, and raise the error that says what is certain."""
-        forbidden = _forbidden(client, error)  # aborting forgets it
+        """Abort the transaction. Raise ProducerLost if the abort failed, and otherwise the error for the cause. Missing
+        rights are reported in both cases."""
+        forbidden = _forbidden(client, error)  # asked first: the client forgets its error when it aborts
         try:
             hand.do(client.abort_transaction, self._watchdog_s)
         except (_Expired, kafka_errors.KafkaError, OSError, ValueError, AssertionError) as other:
@@ -176,31 +182,35 @@ class KafkaProducer:
             if forbidden is not None:
                 raise self._clients.reworded(forbidden, f"producer {self._id}: commit") from None
             raise ProducerLost(
-                f"producer {self._id}: {_named(error)}, and the abort failed: {_named(other)}; fenced or timed out:"
-                f" read `control` to see who took over, and what is committed"
+                f"producer {self._id}: the transaction failed ({_named(error)}) and could not be aborted"
+                f" ({_named(other)}), so it may have been committed, or another process"
+                f" may have fenced this producer; call start, then read the committed records and positions"
             ) from None
         if isinstance(error, _OF_THE_GROUP):
             raise AssignmentLost(
-                f"producer {self._id}: the group was shared out anew since the snapshot for"
-                f" {', '.join(map(str, places))} was taken ({_named(error)}); publish what is still owned anew"
+                f"producer {self._id}: the group assigned its partitions again after the snapshot for"
+                f" {', '.join(map(str, places))} was taken ({_named(error)}); take a new snapshot, and commit only the"
+                f" results of partitions that are still owned"
             ) from None
         if forbidden is not None:
             raise self._clients.reworded(forbidden, f"producer {self._id}: commit") from None
         if not is_passing(error):
-            log.warning("producer %s: aborted by %s", self._id, _named(error))
-        raise TransactionAborted(f"producer {self._id}: aborted by {_named(error)}; publish again") from None
+            log.warning("producer %s: transaction aborted after %s", self._id, _named(error))
+        raise TransactionAborted(
+            f"producer {self._id}: transaction aborted after {_named(error)}; commit it again"
+        ) from None
 
     def _lose(self) -> None:
         client, hand, self._client, self._hand = self._client, self._hand, None, None
         if hand is not None:
             hand.end()
-        # Closing may hang as well; what is stuck in there goes with the process.
+        # Closing may hang, too. A thread that hangs there ends with the process.
         threading.Thread(target=_end, args=(client,), name=f"end of {self._id}", daemon=True).start()
 
     def _check(
         self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position], snapshot: Snapshot | None
     ) -> None:
-        """Refuse here all that can be refused: a refusal by the broker would cost the producer."""
+        """Check the transaction before anything is sent. After a refusal by the broker the producer may be lost."""
         known: dict[str, TopicSettings] = {}
         for record in records:
             settings = known.get(record.topic)
@@ -219,16 +229,17 @@ class KafkaProducer:
             check_metadata(place, position)
             if snapshot is not None and place not in snapshot.assignment:
                 raise AssignmentLost(
-                    f"group {snapshot.group}, {place}: not owned when the snapshot was taken; drop its work"
+                    f"group {snapshot.group}, {place}: not owned when the snapshot was taken; drop the work of this"
+                    f" partition"
                 )
 
 
 class _Expired(Exception):
-    """A call took longer than its limit."""
+    """A call took longer than its time limit."""
 
 
 class _Hand:
-    """A thread for calls that may hang, so that the caller can look at the clock meanwhile."""
+    """A thread for calls that may hang. The caller waits for their results with a time limit."""
 
     def __init__(self, name: str) -> None:
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -236,7 +247,7 @@ class _Hand:
         threading.Thread(target=self._work, name=f"hand of {name}", daemon=True).start()
 
     def do(self, what: Callable[[], None], limit_s: float) -> None:
-        """Run a call in the thread, and raise what it raises. _Expired after `limit_s` seconds."""
+        """Run a call in the thread, and raise its error here if it fails. _Expired after `limit_s` seconds."""
         self._todo.put(what)
         try:
             error = self._done.get(timeout=limit_s)
@@ -246,7 +257,7 @@ class _Hand:
             raise error
 
     def end(self) -> None:
-        """End the thread, once it is free."""
+        """End the thread when its last call has returned."""
         self._todo.put(None)
 
     def _work(self) -> None:
@@ -263,7 +274,7 @@ def _end(client: Client | None) -> None:
     try:
         if client is not None:
             client.close(timeout=0.5)
-    except Exception as error:  # It does no harm: what was open runs into its time limit.
+    except Exception as error:  # This does no harm: the broker aborts an open transaction after its time limit.
         log.info("closing a producer: %s", error)
 
 
@@ -273,7 +284,7 @@ def _named(error: BaseException) -> str:
 
 
 def _forbidden(client: Client, error: Exception) -> BaseException | None:
-    """Return the missing right behind an error, or None. The client raises it, or says only that the transaction
-    failed."""
+    """Return the client's error about missing rights, or None. The client either raises this error, or raises a general
+    error and stores this one."""
     causes = (error, compat.last_error(client))
     return next((cause for cause in causes if isinstance(cause, kafka_errors.AuthorizationError)), None)

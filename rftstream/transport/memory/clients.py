@@ -186,7 +186,9 @@ class MemoryProducer:
     ) -> None:
         owner = snapshot.group if snapshot is not None else group
         if self._epoch is None:
-            raise ProducerLost(f"producer {self._id}: not started, or lost; call start, then read what is committed")
+            raise ProducerLost(
+                f"producer {self._id}: not started, or lost; call start, then read the committed records and positions"
+            )
         if positions and owner is None:
             raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         self._check_sizes(records, positions or {})
