@@ -1,4 +1,4 @@
-"""Starts the roles of a run as processes, watches them, and starts again what died (PROTOCOL "Exits").
+"""Starts the roles of a run as processes, watches them, and starts again what died (docs/operations.md, "Exit codes").
 
 exit 0              done; not started again (a single role that leaves before the end of the run is)
 exit 1, signal      passing: started again, after a pause that grows from 0.2 to 10 s

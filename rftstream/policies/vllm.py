@@ -1,9 +1,10 @@
 """vLLM as a policy: its asynchronous engine, in processes of its own, driven from the explorer's one thread.
 
-The engine's event loop runs in a thread of this process ([vllm_engine](vllm_engine.py)); `step` only collects what has
-finished. New weights are put into shared memory while generation goes on; then generation pauses between two decoding
-steps, each worker of the engine takes them over in place, and what was running goes on. vLLM stamps each token with the
-version it was sampled with, and gives logprobs as its sampler had them: after temperature, penalties and truncation.
+The engine's event loop runs in a thread of this process ([vllm_engine](vllm_engine.py)); `step` only collects finished
+requests. New weights are put into shared memory while generation continues. With `in_flight` "keep" and "recompute" the
+engine then pauses between two decoding steps, each of its workers takes the weights over in place, and running requests
+continue with them. With "finish" running requests end with the old weights first. vLLM stamps each token with the
+version that sampled it. Its logprobs are those of its sampler: after temperature, penalties and truncation.
 """
 
 from __future__ import annotations

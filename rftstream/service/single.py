@@ -1,6 +1,6 @@
 """The loop of a single role: one process is in force for the role, and writes one transaction after the other.
 
-The start follows PROTOCOL "Single", in this order:
+The start has four steps, in this order (docs/architecture.md, "Claims"):
 
 1. Start the producer. That fences every predecessor: none of them can commit anything any more.
 2. Read `control` to its end. A newer claim than this process knows means that another one has taken over.

@@ -1,4 +1,4 @@
-"""The laws of DESIGN.md and the rules of PROTOCOL.md, checked on the log of a simulated run while it is written."""
+"""The laws of docs/architecture.md and further rules, checked on the log of a simulated run while it is written."""
 
 from __future__ import annotations
 

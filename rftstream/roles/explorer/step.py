@@ -1,12 +1,13 @@
 """The explorer: tasks -> rollouts, with the newest weights that the trainer announced.
 
-A task waits while the policy is older than its `min_version`. Weights are fetched beside sampling, and taken over
-between two decoding steps; what runs goes on with them. After a rollback of the trainer what needs a newer version than
-there is now is paused, also in the middle; the others go on.
+A task waits while the policy is older than its `min_version`. Weights are fetched while sampling continues, and the
+policy takes them over between two decoding steps. With the policy's `in_flight` "keep" or "recompute" running requests
+continue with the new weights; with "finish" they end with the old weights first. After a rollback of the trainer, a
+rollout that needs a newer version than the current one is paused, even in the middle. The others continue.
 
-What is not finished is saved to `partials` every so often, and when the worker is to leave; whoever gets the task next
-goes on from there. A rollout that has had its share of tokens in one go is saved too, and makes room for those that
-wait (the partial rollouts of Kimi k1.5, arXiv:2501.12599, section 2.6.2).
+Unfinished rollouts are saved to `partials` at intervals, and when the worker leaves. The next worker that gets the task
+continues from there. A rollout that has had its share of tokens in one go is also saved, and makes room for waiting
+rollouts (the partial rollouts of Kimi k1.5, arXiv:2501.12599, section 2.6.2).
 """
 
 from __future__ import annotations

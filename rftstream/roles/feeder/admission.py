@@ -1,4 +1,4 @@
-"""Admission: how many groups may be on their way, counted from the log alone (PROTOCOL "Admission").
+"""Admission: how many groups may be on their way, counted from the log alone (docs/architecture.md).
 
     admitted <= trained + (max_staleness + 1) * groups_per_batch + expired + filtered + dead
 
