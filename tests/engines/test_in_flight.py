@@ -26,10 +26,10 @@ def versions_of(backend, count):
         yield tiny.name(version), backend.served_tensors()
 
 
-def check_stamps(replay, request, completion, names, *, cache="keep", atol=1e-4):
+def check_stamps(replay, request, completion, names, *, cache="keep", atol=3e-4):
     """Under its own version each token's logprob is what was recorded; under others it is not.
 
-    `atol`: 500 places in float32 under trained weights are up to 7e-5 off what float64 gives."""
+    `atol`: 500 places in float32 under trained weights are up to 1.1e-4 off what float64 gives."""
     assert completion.error is None
     assert sum(span.count for span in completion.versions) == len(completion.token_ids)
     expected = replay.logprobs(request, completion, cache=cache)
