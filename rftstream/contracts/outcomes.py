@@ -101,7 +101,7 @@ def _outcome_headers(outcome: GroupOutcome) -> Facts:
 GROUP_OUTCOME = MessageSpec(
     type=GroupOutcome,
     contract="group_outcome",
-    version=2,
+    version=3,
     topic="outcomes",
     key=lambda outcome: outcome.group_id,
     id=_outcome_id,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rftstream.contracts.arrays import Array
+from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.message_spec import MessageSpec
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, presence, rule, show
@@ -79,6 +80,26 @@ class Turn:
     """Sampled tokens of an assistant turn, 0 for the others."""
     finish_reason: str | None = None
     """Why an assistant turn ended: stop, length or repetition."""
+    reasoning: str = ""
+    """What the model wrote as its thinking in an assistant turn, without the marks around it. `content` has it, too."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tool calls of an assistant turn, as they were read. `content` has their text, too."""
+    reward: float | None = None
+    """Reward that the environment gave for an assistant turn, if it gave one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posted:
+    """The reward that environment or agent gave for the whole rollout."""
+
+    reward: float | None
+    """Sum of the rewards of all turns, a finite number. None: no reward was given, which is not a reward of 0."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, summed over turns."""
+    source: str = "environment"
+    """Who gave it: environment or agent."""
+    error: str | None = None
+    """What is wrong with what was given, e.g. a reward that is not finite; the rollout then has no reward."""
 
 
 class RolloutStatus(StrEnum):
@@ -126,6 +147,8 @@ class Rollout:
     """When sampling began."""
     finished_at: float = 0.0
     """When the last token was sampled."""
+    posted: Posted | None = None
+    """What environment or agent gave as reward; None if they gave nothing."""
 
 
 @rule(
@@ -149,6 +172,7 @@ def _check_rollout(rollout: Rollout) -> Violation | None:
 ROLLOUT = MessageSpec(
     type=Rollout,
     contract="rollout",
+    version=2,
     topic="rollouts",
     key=lambda rollout: rollout.ids.rollout_id,
     headers=lambda rollout: {
@@ -192,12 +216,14 @@ class PartialRollout:
     """When sampling of the rollout began."""
     explorer: str = ""
     """Name of the process that sampled this piece."""
+    posted: Posted | None = None
+    """What the environment gave as reward so far, in all; None if it gave nothing."""
 
 
 PARTIAL_ROLLOUT = MessageSpec(
     type=PartialRollout,
     contract="partial_rollout",
-    version=2,
+    version=3,
     topic="partials",
     key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
     id=lambda partial: partial.ids.rollout_id,

@@ -50,6 +50,8 @@ class UnscorableReason(StrEnum):
     """The scorer needs something that is not installed."""
     oversized = "oversized"
     """It outgrew the record limit; its segments are gone."""
+    no_reward = "no_reward"
+    """Environment or agent was to give the reward, and gave none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ def _verified_headers(verified: VerifiedRollout) -> Facts:
 VERIFIED_ROLLOUT = MessageSpec(
     type=VerifiedRollout,
     contract="verified_rollout",
+    version=2,
     topic="verified",
     key=lambda verified: verified.ids.rollout_id,
     headers=_verified_headers,

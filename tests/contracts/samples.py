@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.contracts.arrays import Array
+from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.codec import digest_of_experiences, encode, headers_of, key_of
 from rftstream.contracts.control import (
@@ -33,7 +34,7 @@ from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.messages import SPEC_OF, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
-from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
 from rftstream.contracts.versions import DeltaObject, EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
@@ -93,6 +94,19 @@ ROLLOUT = Rollout(
     sampling=SAMPLING, error="the calculator timed out once", metrics={"tool_calls": 1.0, "turns": 2.0},
     attachments={"moe_routing": ROUTING}, started_at=1767225600.25, finished_at=1767225611.5,
 )  # fmt: skip
+CALLING_TURNS = (
+    Turn(
+        role="assistant", content="<think>halve it</think><tool_call>{...}</tool_call><tool_call>{</tool_call>",
+        num_tokens=5, finish_reason="stop", reasoning="halve it", reward=0.25,
+        tool_calls=(
+            ToolCall(id="call_0_0", name="calculate", arguments={"text": "48/2", "digits": 2}, text="{...}"),
+            ToolCall(id="call_0_1", name="", arguments=None, text="{", error="the call is no JSON: it ends early"),
+        ),
+    ),
+    *TURNS[1:],
+)  # fmt: skip
+POSTED = Posted(reward=1.25, parts={"right": 1.0, "polite": 0.25}, source="agent", error="one of its parts was late")
+POSTED_ROLLOUT = dataclasses.replace(ROLLOUT, turns=CALLING_TURNS, posted=POSTED)
 VERDICT = Verdict(
     reward=0.9, scorer="math+format", scorer_version="1.0.2:9f2c", parts={"math": 1.0, "format": 0.5},
     metrics={"answer_found": 1.0},
@@ -123,6 +137,7 @@ SAMPLES: dict[str, Message] = {
         stored_rollout="rollouts[1]@8172", created_at=1767225599.0,
     ),
     "rollout.v1": ROLLOUT,
+    "rollout.v2": POSTED_ROLLOUT,
     "partial_rollout.v1": PartialRollout(
         ids=IDS, piece=1, turns=TURNS[:1], segments=SEGMENTS, num_tokens=7, environment_state=b"\x82\xa1n\x01\xa1m\xc0",
         sampler_state=bytes(range(16)), saved_at=1767225605.75,
@@ -143,7 +158,16 @@ SAMPLES: dict[str, Message] = {
         messages=(ChatMessage(role="assistant", content="4"), *QUESTION), metrics={"turns": 1.0},
         started_at=1767225600.25, explorer="explorer-1",
     ),
+    "partial_rollout.v3": PartialRollout(
+        ids=IDS, piece=1, turns=CALLING_TURNS[:1], segments=SEGMENTS, num_tokens=7, environment_state=b"\x81\xa1n\x01",
+        saved_at=1767225605.75, started_at=1767225600.25, explorer="explorer-1",
+        posted=Posted(reward=None, parts={"polite": 0.25}),
+    ),
     "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),
+    "verified_rollout.v2": VerifiedRollout(
+        ids=IDS, rollout=POSTED_ROLLOUT, verdict=None, reason=UnscorableReason.no_reward,
+        detail="environment: the environment gave no reward", verified_at=1767225612.0,
+    ),
     "verified_rollout.v1-undecodable": VerifiedRollout(
         ids=IDS, rollout=None, verdict=None, reason=UnscorableReason.undecodable,
         detail="rollouts[1]@8172 rollout.v1 $.turns[0].content: got int, expected str", verified_at=1767225612.0,
@@ -205,6 +229,16 @@ SAMPLES: dict[str, Message] = {
             RolloutSummary(rollout_id="gsm8k/0/19/0/2", num_tokens=90, status=RolloutStatus.completed, reward=0.0),
         ),
         decided_at=1767225699.0, group_size=8,
+    ),
+    "group_outcome.v3": GroupOutcome(
+        group_id="gsm8k/0/20/0", taskset="gsm8k", sequence=20, result=GroupResult.dead, reason="unscored",
+        rollouts=(
+            RolloutSummary(
+                rollout_id="gsm8k/0/20/0/0", num_tokens=90, status=RolloutStatus.completed,
+                reason=UnscorableReason.no_reward,
+            ),
+        ),
+        decided_at=1767225699.0, group_size=1,
     ),
     "weights_announced.v1": WeightsAnnounced(
         model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.delta,

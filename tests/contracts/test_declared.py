@@ -23,8 +23,8 @@ from rftstream.contracts.rules import RULES
 from rftstream.contracts.topics import TOPICS
 from tests.contracts.samples import GOLDEN, SAMPLES
 
-BESIDE = {"message_spec", "records", "rules", "topics"}
-"""Modules whose classes are no messages, but what messages are made with."""
+BESIDE = {"assistant", "message_spec", "records", "rules", "topics"}
+"""Modules whose classes are no messages, but what messages are made with or made of."""
 
 MODULES: list[ModuleType] = [
     importlib.import_module(f"rftstream.contracts.{module.name}") for module in pkgutil.iter_modules(contracts.__path__)

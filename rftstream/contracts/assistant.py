@@ -1,0 +1,41 @@
+"""What the policy said in one turn, taken apart: text, reasoning and tool calls.
+
+A renderer makes it from the sampled tokens (`Renderer.parse`). Environments get it, and turns on the log keep it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One tool call of an assistant turn."""
+
+    id: str
+    """Names the call within its rollout: `call_TURN_INDEX`, both from 0."""
+    name: str
+    """Name of the tool; empty where it could not be read."""
+    arguments: dict[str, Any] | None
+    """The arguments; None where the model wrote something else than a JSON object."""
+    text: str
+    """The call as the model wrote it."""
+    error: str | None = None
+    """Why the call could not be read, for the model to see; None for a call that could be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantMessage:
+    """One assistant turn as an environment sees it."""
+
+    content: str
+    """The text without reasoning and tool calls."""
+    reasoning: str = ""
+    """What the model wrote as its thinking, without the marks around it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls in the order of the text."""
+    finish_reason: str = "stop"
+    """Why the turn ended: stop, length or repetition. After the last two the rollout ends, whatever the reply is."""
+    text: str = ""
+    """All that was sampled, decoded without special tokens."""
