@@ -21,6 +21,7 @@
     ├── BackendError              1     no    a process that trains along died, failed or hangs; start the trainer again
     └── RewardError               1     yes   a reward could not be computed; never a reward of 0
         ├── RewardTimeout         1     yes   ... within its time limit
+        ├── NoReward              1     no    ... because environment or agent gave none
         └── MissingChecker        1     no    ... because a package that it needs is not installed
 
 The exit code of a worker says whether starting it again can help. It can after 1, and after a signal. The codes in
@@ -188,6 +189,12 @@ class RewardError(RftError):
 
 class RewardTimeout(RewardError):
     """A reward was not computed within its time limit."""
+
+
+class NoReward(RewardError):
+    """Environment or agent was to give the reward, and gave none. Another try would not change that."""
+
+    retriable = False
 
 
 class MissingChecker(RewardError):

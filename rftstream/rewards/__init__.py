@@ -7,6 +7,7 @@ or, outside, any function of ours, verl's or TRL's signature (functions.py), nam
 from rftstream.config.part_specs import RewardSpec
 
 REWARDS = {
+    "environment": RewardSpec("rftstream.rewards.environment:EnvironmentReward"),
     "exact": RewardSpec("rftstream.rewards.exact:ExactMatch"),
     "math": RewardSpec("rftstream.rewards.math:MathReward"),
     "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),

@@ -61,7 +61,9 @@ class RewardInput:
     prompt: str
     """The last user message."""
     messages: tuple[dict[str, Any], ...]
-    """The whole conversation, problem and completion, as {role, content}."""
+    """The whole conversation, problem and completion, as {role, content}, with `tool_calls` where there are any:
+    `{"id", "type": "function", "function": {"name", "arguments"}}`. The arguments are a map, or the text as the model
+    wrote it where that is no JSON object."""
     info: Mapping[str, Any]
     """Further columns that the taskset has for the problem."""
     data_source: str
@@ -71,11 +73,23 @@ class RewardInput:
     """How many of `messages` are the problem; the others are what policy and environment said."""
     segments: tuple[TokenSegment, ...] = ()
     """Prompt and completion as the policy saw them."""
+    environment_reward: float | None = None
+    """What environment or agent gave as reward: the sum over all turns. None if they gave none, which is not 0."""
+    environment_parts: Mapping[str, float] = field(default_factory=dict)
+    """The named parts of that reward, summed over turns."""
+    environment_error: str | None = None
+    """What is wrong with what they gave, such as a reward that is not finite."""
 
     @property
     def completion_ids(self) -> list[int]:
         """Return the sampled tokens of all turns."""
         return [int(one) for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0]]
+
+
+def message_seen(role: str, content: str, tool_calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return a message as a reward sees it."""
+    message: dict[str, Any] = {"role": role, "content": content}
+    return {**message, "tool_calls": list(tool_calls)} if tool_calls else message
 
 
 def problem_input(problem: Problem) -> RewardInput:
@@ -85,7 +99,7 @@ def problem_input(problem: Problem) -> RewardInput:
         completion="",
         answer=problem.answer,
         prompt=asked[-1].content if asked else "",
-        messages=tuple({"role": message.role, "content": message.content} for message in problem.messages),
+        messages=tuple(message_seen(message.role, message.content, message.tool_calls) for message in problem.messages),
         info=problem.info,
         data_source=problem.data_source,
         num_tokens=0,
@@ -155,7 +169,7 @@ class ScoreReply:
 
     request_id: str
     score: Score | None
-    """The score. None if it could not be computed; `reason` is then timeout, error or missing_checker."""
+    """The score. None if it could not be computed; `reason` is then timeout, error, missing_checker or no_reward."""
     scorer: str
     scorer_version: str
     reason: str | None = None

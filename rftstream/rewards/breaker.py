@@ -19,9 +19,13 @@ SLOW_SHARE = 0.5
 """Share of the time limit. An error that took at least this share counts as a try that hung."""
 
 
+FINAL_REASONS = frozenset({"missing_checker", "no_reward"})
+"""Reasons that another try would not change."""
+
+
 def is_slow(reason: str | None, seconds: float, slow_s: float) -> bool:
     """Return whether a try without a score counts as one that hung. `seconds` is what it took, `slow_s` the limit."""
-    return reason == "timeout" or (reason != "missing_checker" and seconds >= slow_s)
+    return reason == "timeout" or (reason not in FINAL_REASONS and seconds >= slow_s)
 
 
 class Tried(Protocol):

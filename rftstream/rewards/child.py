@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from rftstream.errors import ConfigError, MissingChecker, RewardError, RewardTimeout
+from rftstream.errors import ConfigError, MissingChecker, NoReward, RewardError, RewardTimeout
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
 from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result, ScoreItem, Setup, pack, write_page
@@ -81,6 +81,8 @@ def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, st
             return outcome, None, ""
         case MissingChecker():
             return None, "missing_checker", str(outcome)[-MAX_DETAIL:]
+        case NoReward():
+            return None, "no_reward", str(outcome)[-MAX_DETAIL:]
         case RewardTimeout():
             return None, "timeout", str(outcome)[-MAX_DETAIL:]
         case RewardError():

@@ -22,7 +22,7 @@ from rftstream.config.loader import to_dict
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import ScoreReply, ScoreRequest
-from rftstream.rewards.breaker import SLOW_SHARE
+from rftstream.rewards.breaker import FINAL_REASONS, SLOW_SHARE
 from rftstream.rewards.child import score_items
 from rftstream.rewards.frames import Result, ScoreItem, Setup, pack
 from rftstream.rewards.process import BatchSizes, RewardChild
@@ -136,7 +136,7 @@ class ProcessScorer:
         pending = self._queue.find(result.number)
         if pending is None or not result.tried:
             return
-        if result.score is None and result.reason != "missing_checker":
+        if result.score is None and result.reason not in FINAL_REASONS:
             self._queue.failed(pending, result.reason or "error", result.detail, seconds=result.seconds)
         else:
             self._queue.came_back(pending, result.score, result.reason, result.detail)
@@ -264,7 +264,7 @@ class InlineScorer:
     def _score(self, pendings: Sequence[Pending]) -> None:
         outcomes = score_items(self._rewards[pendings[0].reward], [pending.request.item for pending in pendings])
         for pending, (score, reason, detail) in zip(pendings, outcomes, strict=True):
-            if score is None and reason != "missing_checker":
+            if score is None and reason not in FINAL_REASONS:
                 self._queue.failed(pending, reason or "error", detail, seconds=0.0)
             else:
                 self._queue.came_back(pending, score, reason, detail)

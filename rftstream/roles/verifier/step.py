@@ -15,10 +15,12 @@ import logging
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.contracts import codec
+from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import RolloutIds
@@ -26,7 +28,15 @@ from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
 from rftstream.error_kinds import Kinds, kind_of, last_line
 from rftstream.errors import ContractError, StopRule
-from rftstream.rewards.base import RewardInput, Scorer, ScoreReply, ScoreRequest, TokenSegment, problem_input
+from rftstream.rewards.base import (
+    RewardInput,
+    Scorer,
+    ScoreReply,
+    ScoreRequest,
+    TokenSegment,
+    message_seen,
+    problem_input,
+)
 from rftstream.roles.verifier import VERIFIER
 from rftstream.service.dead_letters import dead_letter
 from rftstream.service.role import FOREVER, Done, Item, Publish
@@ -276,11 +286,14 @@ def reward_input(rollout: Rollout) -> RewardInput:
     problem = rollout.problem
     assert problem is not None
     said = [turn for turn in rollout.turns if turn.role == "assistant"]
-    before = problem_input(problem)
+    before, posted = problem_input(problem), rollout.posted
+    turns = (
+        message_seen(turn.role, turn.content, [_tool_call(call) for call in turn.tool_calls]) for turn in rollout.turns
+    )
     return replace(
         before,
         completion=said[-1].content if said else "",
-        messages=(*before.messages, *({"role": turn.role, "content": turn.content} for turn in rollout.turns)),
+        messages=(*before.messages, *turns),
         num_tokens=rollout.num_tokens,
         truncated=rollout.status is RolloutStatus.truncated,
         segments=tuple(
@@ -291,4 +304,12 @@ def reward_input(rollout: Rollout) -> RewardInput:
             )
             for segment in rollout.segments
         ),
+        environment_reward=None if posted is None else posted.reward,
+        environment_parts={} if posted is None else posted.parts,
+        environment_error=None if posted is None else posted.error,
     )
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    arguments = call.text if call.arguments is None else call.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
