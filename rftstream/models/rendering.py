@@ -1,34 +1,32 @@
 """The way from messages to token ids and back. Needs neither torch nor transformers where the model has a
-`tokenizer.json`.
-
-The chat template runs in Jinja's sandbox, set up as transformers does it, so that the ids are those of
-`AutoTokenizer.apply_chat_template`."""
+`tokenizer.json`. The ids are those of `AutoTokenizer.apply_chat_template`."""
 
 from __future__ import annotations
 
-import datetime
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.rollouts import Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
+from rftstream.models import tool_calls
+from rftstream.models.chat_template import ChatTemplate
+from rftstream.models.families import FamilyParser, open_parser
 from rftstream.models.files import read_json
 from rftstream.models.spec import ModelSpec
+from rftstream.models.splice import Continuation, Conversation, Splicer, difference
+from rftstream.models.tokenizer import SPECIAL_NAMES, open_tokenizer, token_text
 
-if TYPE_CHECKING:
-    import jinja2
-
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""Names that the renderer gives to every template, so that no setting may."""
 SHOWN_CHARACTERS = 8
 """Largest number of characters without a token that an error shows."""
+PROMPT_END = 32
+"""Tokens at the end of a prompt in which the mark that opens reasoning is looked for."""
 
 
 Pieces = list[tuple[str, bool]]
@@ -74,6 +72,40 @@ class Renderer(Protocol):
 
         The prompt's ids are those that `render` gives for the messages before. The completion's are those of the
         last message as if the policy had said it, with the token that ends it."""
+
+    def parse(
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        finish_reason: str,
+        turn: int,
+    ) -> AssistantMessage:
+        """Return what was sampled in a turn, taken apart into text, reasoning and tool calls.
+
+        `prompt`: the ids before it. `tools`: those that the prompt offers; without any, no calls are looked for.
+        `turn`: number of the turn, from 0, for the ids of calls. What cannot be read as a call is a call with an
+        error; nothing raises."""
+
+    def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:
+        """Return what `parse` returned as a message for later prompts.
+
+        Tool calls are in `tool_calls`, where the template shows those and all of them could be read; else the content
+        is the text as it was sampled. Reasoning stands at the beginning of the content, between `<think>` and
+        `</think>`; a template that reads it from a field of its own gets it there."""
+
+    def continue_prompt(
+        self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
+    ) -> Continuation:
+        """Return the ids to append to `known` for the next turn, or why a new segment has to begin.
+
+        `known`: the tokens of the open segment; the last `num_said` of them are what was sampled in the turn that has
+        ended. `before`: the conversation that this turn's prompt was rendered from. `now`: the messages of `before`,
+        the assistant's message (of `as_chat_message`), and those after it. ConfigError if the template or the
+        tokenizer refuses `now`, as in `render`.
+
+        The turn loop and the gateway call it once for each turn but the first. After a reason they call `render`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text as it is; names of special tokens in it become these tokens. ConfigError if the
@@ -126,35 +158,39 @@ class HfRenderer:
             raise ConfigError(f"model: {spec.folder} has no chat template; set model.chat_template to a Jinja file")
         settings = read_json(spec.folder / "tokenizer_config.json")
         config = read_json(spec.folder / "config.json")
-        fast = (spec.folder / "tokenizer.json").is_file()
-        self._tokenizer = tokenizer = _fast_tokenizer(spec, settings) if fast else _auto_tokenizer(spec)
-        self._special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
-        self.dated = False
-        self._template, self.names = _compile(template, where=f"model {spec.name}: chat template", now=self._now)
-        self._kwargs = _checked(spec.chat_template_kwargs)
+        self._tokenizer = tokenizer = open_tokenizer(spec, settings)
+        special = {name: text for name in SPECIAL_NAMES if (text := token_text(settings.get(name))) is not None}
+        kwargs = dict(spec.chat_template_kwargs)
+        self._template = ChatTemplate(template, model=spec.name, special=special, kwargs=kwargs)
+        self.names = self._template.names
         self._name = spec.name
         self.context = spec.context or config.get("max_position_embeddings")
         self.vocabulary_size = int(config.get("vocab_size") or tokenizer.size)
-        eos = tokenizer.ids.get(self._special.get("eos_token", ""))
+        eos = tokenizer.ids.get(special.get("eos_token", ""))
         self.stop_token_ids = _stop_token_ids(spec, config, eos)
         self._end = (eos,) if eos is not None else tuple(sorted(self.stop_token_ids)[:1])
-        given = [json.dumps(self._kwargs, sort_keys=True).encode()] if self._kwargs else []
+        self._splicer = Splicer(self._template, tokenizer, self.stop_token_ids, encode=self.encode)
+        given = [json.dumps(kwargs, sort_keys=True).encode()] if kwargs else []
         self.digest = _digest(
             tokenizer.identity,
             template.encode(),
-            json.dumps(self._special, sort_keys=True).encode(),
+            json.dumps(special, sort_keys=True).encode(),
             json.dumps(sorted(self.stop_token_ids)).encode(),
             *given,
         )
 
+    @property
+    def dated(self) -> bool:
+        return self._template.dated
+
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        return self.encode(self._text(messages, tools))
+        return self.encode(self._template.render(messages, tools))
 
     def render_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        before, said = self._text(messages[:-1], tools), messages[-1].content
-        whole = self._text(messages, tools, add_generation_prompt=False)
+        before, said = self._template.render(messages[:-1], tools), messages[-1].content
+        whole = self._template.render(messages, tools, add_generation_prompt=False)
         if whole.startswith(before):
             said = whole[len(before) :]
         elif messages[-1].tool_calls:
@@ -166,21 +202,43 @@ class HfRenderer:
         ends = [place for place, token in enumerate(ids) if token in self.stop_token_ids]
         return self.encode(before), ids[: ends[0] + 1] if ends else (*ids, *self._end)
 
-    def _text(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> str:
-        import jinja2
+    def parse(
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        finish_reason: str,
+        turn: int,
+    ) -> AssistantMessage:
+        said = list(map(int, completion))
+        text = self.decode(said)
+        if said and said[-1] in self.stop_token_ids:
+            said.pop()
+        if self._family is not None:
+            found = self._family.parse(prompt, said, text=text, tools=tools, finish_reason=finish_reason, turn=turn)
+            if found is not None:
+                return found
+        return tool_calls.parse_text(
+            self._tokenizer.text_with(tool_calls.MARKS, said),
+            text=text,
+            tools=tools,
+            finish_reason=finish_reason,
+            turn=turn,
+            in_thought=tool_calls.ends_in_thought(self._tokenizer.full_text(prompt[-PROMPT_END:])),
+        )
 
-        try:
-            return self._template.render(
-                messages=[_message(message) for message in messages],
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special, **self._kwargs},
-            )
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"model {self._name}: the chat template refused the messages: {error}") from None
+    @functools.cached_property
+    def _family(self) -> FamilyParser | None:
+        return open_parser(self._template.source, self._tokenizer)
+
+    def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:
+        return tool_calls.chat_message(said, shows_calls=self._template.call_form is not None)
+
+    def continue_prompt(
+        self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
+    ) -> Continuation:
+        return self._splicer.continue_prompt(known, num_said, before, now)
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:
@@ -200,24 +258,15 @@ class HfRenderer:
         some = ", ".join(map(repr, unknown[:SHOWN_CHARACTERS])) + (", ..." if len(unknown) > SHOWN_CHARACTERS else "")
         return f"has no token for {some}; add what is missing to model.make.characters, or use another tokenizer"
 
-    def _now(self, form: str) -> str:
-        self.dated = True
-        return datetime.datetime.now().strftime(form)
-
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode([int(token) for token in token_ids])
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
         known = self._tokenizer
-
-        def is_left_out(token: int) -> bool:
-            return token in known.special or token >= known.size
-
-        def text(run: list[int], *, left_out: bool) -> str:
-            return "".join(known.special.get(token, f"<{token}>") for token in run) if left_out else known.decode(run)
-
-        runs = groupby(map(int, token_ids), key=is_left_out)
-        return [(text(list(run), left_out=left_out), left_out) for left_out, run in runs]
+        return [
+            ("".join(map(known.name_of, run)) if left_out else known.decode(run), left_out)
+            for run, left_out in known.runs(token_ids)
+        ]
 
 
 class FakeRenderer:
@@ -240,6 +289,32 @@ class FakeRenderer:
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.render(messages[:-1], tools), (*self.encode(messages[-1].content), 0)
 
+    def parse(
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        finish_reason: str,
+        turn: int,
+    ) -> AssistantMessage:
+        text = self.decode(completion)
+        in_thought = tool_calls.ends_in_thought(self.decode(prompt[-PROMPT_END:]))
+        return tool_calls.parse_text(
+            text, text=text, tools=tools, finish_reason=finish_reason, turn=turn, in_thought=in_thought
+        )
+
+    def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:
+        return ChatMessage(role="assistant", content=said.text)
+
+    def continue_prompt(
+        self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
+    ) -> Continuation:
+        if (reason := difference(before, now)) is not None:
+            return Continuation(break_reason=reason)
+        later = now.messages[len(before.messages) + 1 :]
+        return Continuation(token_ids=self.encode("".join(f"\n{message.content}" for message in later)))
+
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(text.encode())
 
@@ -251,75 +326,6 @@ class FakeRenderer:
         return [("<end>" * len(run) if left_out else self.decode(run), left_out) for left_out, run in runs]
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
-    """Return the message as templates expect it: keys that do not apply are absent."""
-    values: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        values["name"] = message.name
-    if message.tool_calls:
-        values["tool_calls"] = list(message.tool_calls)
-    if message.tool_call_id is not None:
-        values["tool_call_id"] = message.tool_call_id
-    return values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokenizer:
-    """A tokenizer, whichever library it is from."""
-
-    encode: Callable[[str], Sequence[int]]
-    decode: Callable[[list[int]], str]
-    """Return the text without special tokens."""
-    ids: Mapping[str, int]
-    """Text -> id, at least of the tokens that have a name."""
-    special: Mapping[int, str]
-    """Id -> text of the tokens that `decode` leaves out."""
-    size: int
-    identity: bytes
-    """Bytes that stand for the whole tokenizer in digests."""
-
-
-def _fast_tokenizer(spec: ModelSpec, settings: Mapping[str, Any]) -> _Tokenizer:
-    import tokenizers
-
-    data = (spec.folder / "tokenizer.json").read_bytes()
-    tokenizer = tokenizers.Tokenizer.from_buffer(data)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    added = settings.get("added_tokens_decoder", {})
-    special = [tokenizers.AddedToken(**{**one, "special": True}) for one in added.values() if one.get("special")]
-    tokenizer.add_special_tokens(special)  # older folders name some there only; a known token stays as it is
-    added_tokens = tokenizer.get_added_tokens_decoder()
-    ids = {token.content: index for index, token in added_tokens.items()}
-    for name in SPECIAL_NAMES:
-        text = _token_text(settings.get(name))
-        if text is not None and text not in ids and (index := tokenizer.token_to_id(text)) is not None:
-            ids[text] = index
-    return _Tokenizer(
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-        decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
-        ids=ids,
-        special={index: token.content for index, token in added_tokens.items() if token.special},
-        size=tokenizer.get_vocab_size(),
-        identity=data,
-    )
-
-
-def _auto_tokenizer(spec: ModelSpec) -> _Tokenizer:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(spec.folder)
-    identity = model_folder.model_digests(spec)["tokenizer"].encode()
-    return _Tokenizer(
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-        decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
-        ids=tokenizer.get_vocab(),
-        special=dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)),
-        size=len(tokenizer),
-        identity=identity,
-    )
-
-
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:
     """Return the ids in generation_config.json, else those in config.json, and in any case the tokenizer's end of
     text."""
@@ -327,60 +333,6 @@ def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None)
     said = config.get("eos_token_id") if said is None else said
     ids = {*(said if isinstance(said, list) else [said]), eos} - {None}
     return frozenset(int(index) for index in ids)
-
-
-def _token_text(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value
-
-
-def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Raise ConfigError for arguments that only the renderer gives."""
-    for name in kwargs:
-        if name in GIVEN:
-            raise ConfigError(f"chat_template_kwargs.{name}: every template is given its own; remove it")
-        if not name.isidentifier():
-            raise ConfigError(f"chat_template_kwargs.{name}: expected a name that a template can use")
-    return dict(kwargs)
-
-
-def _compile(text: str, *, where: str, now: Callable[[str], str]) -> tuple[jinja2.Template, frozenset[str]]:
-    """Return the template, and the names that it reads and does not set itself. ConfigError if it is not valid."""
-    import jinja2.meta
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's part; here it stands for nothing."""
-
-        tags = {"generation"}  # noqa: RUF012  as Jinja declares it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
-
-        def _same(self, caller: Callable[[], str]) -> str:
-            return caller()
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def to_json(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = now
-    try:
-        names = jinja2.meta.find_undeclared_variables(environment.parse(text))
-        return environment.from_string(text), frozenset(names)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"{where}: {error}; mend the template") from None
 
 
 def _digest(*parts: bytes) -> str:

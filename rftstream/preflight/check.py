@@ -25,9 +25,11 @@ from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError, RftError
+from rftstream.models.chat_template import GIVEN
 from rftstream.models.folder import for_section, prepare_model
-from rftstream.models.rendering import GIVEN, SPECIAL_NAMES, Renderer, joined, open_renderer
+from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
+from rftstream.models.tokenizer import SPECIAL_NAMES
 from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.check_demonstrations import demonstrations_line
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine

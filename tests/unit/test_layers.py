@@ -89,6 +89,7 @@ OWNERS = {
     "pyarrow": "rftstream.data.tasksets.arrow",
     "datasets": "rftstream.data.tasksets.datafolder",
     "httpcore": "rftstream.models.server_client",
+    "renderers": "rftstream.models.families",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 

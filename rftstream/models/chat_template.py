@@ -1,0 +1,219 @@
+"""A chat template in Jinja's sandbox, set up as transformers does it, and how it writes tool calls and reasoning.
+
+Templates differ in what they take. One wants the arguments of a tool call as a map, another as JSON text; one wants
+ids of nine letters, another any; one reads reasoning from a field of its own, another from the content. So messages
+have one form here (arguments as a map, reasoning in the content between `<think>` and `</think>`), and `ChatTemplate`
+gives each template the form that it takes. It learns that form by rendering a small conversation once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    import jinja2
+
+GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""Names that the renderer gives to every template, so that no setting may."""
+THINK, END_THINK = "<think>", "</think>"
+_SHORT_ID_LENGTH = 9
+"""Letters and digits in the id of a call, where a template refuses others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallForm:
+    """How a template takes the tool calls of a message."""
+
+    as_text: bool
+    """Whether the arguments are JSON text; else they are a map."""
+    short_ids: bool
+    """Whether ids have to be nine letters and digits."""
+
+
+class ChatTemplate:
+    """A model's chat template, compiled. A renderer makes one and calls `render`."""
+
+    def __init__(self, source: str, *, model: str, special: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
+        self.source = source
+        self.dated = False
+        """Whether a prompt rendered so far has the date in it."""
+        self._model = model
+        self._template, self.names = _compile(source, where=f"model {model}: chat template", now=self._now)
+        self._values = {**special, **_checked(kwargs)}
+        self._reasoning_field = _reasoning_field(source)
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of the conversation. ConfigError if the template refuses it."""
+        form = self.call_form if any(message.tool_calls or message.tool_call_id for message in messages) else None
+        return self._render([self._map_of(one, form) for one in messages], tools, add_generation_prompt)
+
+    @functools.cached_property
+    def call_form(self) -> CallForm | None:
+        """How the template takes tool calls; None if it does not show them, or refuses them."""
+        mark = "argument"
+        tool = {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {
+            "type": "object", "properties": {mark: {"type": "string"}}, "required": [mark]}}}  # fmt: skip
+        for form in [CallForm(as_text=text, short_ids=short) for short in (False, True) for text in (False, True)]:
+            call = {"id": "call_0_0", "type": "function", "function": {"name": "probe", "arguments": {mark: "marked"}}}
+            chat = [
+                ChatMessage(role="user", content="u"),
+                ChatMessage(role="assistant", content="", tool_calls=(call,)),
+                ChatMessage(role="tool", content="t", name="probe", tool_call_id="call_0_0"),
+            ]
+            try:
+                text = self._render([self._map_of(message, form) for message in chat], [tool], True)
+            except ConfigError:
+                continue
+            if "marked" in text and "{'" not in text and '\\"marked' not in text:
+                return form
+        return None
+
+    def _render(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=prompt,
+                **self._values,
+            )
+        except Exception as error:  # the template is the user's code: it may add a text to a map, too
+            raise ConfigError(f"model {self._model}: the chat template refused the messages: {error}") from None
+
+    def _map_of(self, message: ChatMessage, form: CallForm | None) -> dict[str, Any]:
+        """Return the message as this template expects it: keys that do not apply are absent."""
+        values: dict[str, Any] = {"role": message.role, "content": message.content}
+        if self._reasoning_field is not None and message.role == "assistant":
+            reasoning, content = split_thinking(message.content)
+            if reasoning:
+                values |= {"content": content, self._reasoning_field: reasoning}
+        if message.name is not None:
+            values["name"] = message.name
+        if message.tool_calls:
+            values["tool_calls"] = [_call_for(call, form) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            values["tool_call_id"] = _id_for(message.tool_call_id, form)
+        return values
+
+    def _now(self, form: str) -> str:
+        self.dated = True
+        return datetime.datetime.now().strftime(form)
+
+
+def split_thinking(content: str) -> tuple[str, str]:
+    """Return the reasoning that a content begins with, without its marks, and the rest. The reasoning is empty where
+    the content begins otherwise or the reasoning has no end."""
+    if not content.lstrip().startswith(THINK):
+        return "", content
+    reasoning, end, rest = content.lstrip()[len(THINK) :].partition(END_THINK)
+    return (reasoning.strip("\n"), rest.lstrip("\n")) if end else ("", content)
+
+
+def with_thinking(reasoning: str, content: str) -> str:
+    """Return content with its reasoning as `split_thinking` takes it apart."""
+    return f"{THINK}\n{reasoning}\n{END_THINK}\n\n{content}" if reasoning else content
+
+
+def _reasoning_field(source: str) -> str | None:
+    """Return the field in which the template reads reasoning; None if it takes it from the content, or not at all."""
+    if END_THINK in source:
+        return None
+    if "reasoning_content" in source:
+        return "reasoning_content"
+    return "thinking" if re.search(r"\.thinking\b|\[.thinking.\]", source) else None
+
+
+def _call_for(call: Mapping[str, Any], form: CallForm | None) -> dict[str, Any]:
+    function = call.get("function")
+    if form is None or not isinstance(function, Mapping):
+        return dict(call)
+    arguments = function.get("arguments", {})
+    if form.as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not form.as_text and isinstance(arguments, str):
+        arguments = _map_in(arguments)
+    values = {**call, "function": {**function, "arguments": arguments}}
+    if "id" in call:
+        values["id"] = _id_for(str(call["id"]), form)
+    return values
+
+
+def _map_in(text: str) -> Any:
+    """Return the JSON object that a text holds; the text if it holds none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
+
+
+def _id_for(call_id: str, form: CallForm | None) -> str:
+    if form is None or not form.short_ids or (len(call_id) == _SHORT_ID_LENGTH and call_id.isalnum()):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_LENGTH]
+
+
+def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Raise ConfigError for arguments that only the renderer gives."""
+    for name in kwargs:
+        if name in GIVEN:
+            raise ConfigError(f"chat_template_kwargs.{name}: every template is given its own; remove it")
+        if not name.isidentifier():
+            raise ConfigError(f"chat_template_kwargs.{name}: expected a name that a template can use")
+    return dict(kwargs)
+
+
+def _compile(text: str, *, where: str, now: Callable[[str], str]) -> tuple[jinja2.Template, frozenset[str]]:
+    """Return the template, and the names that it reads and does not set itself. ConfigError if it is not valid."""
+    import jinja2.meta
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's part; here it stands for nothing."""
+
+        tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+        def _same(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def to_json(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = now
+    try:
+        names = jinja2.meta.find_undeclared_variables(environment.parse(text))
+        return environment.from_string(text), frozenset(names)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{where}: {error}; mend the template") from None

@@ -1,0 +1,135 @@
+"""Model families whose completions the optional package `renderers` parses. Nothing else imports that package.
+
+A family is recognised by what its chat template says, not by the name of a folder. Families whose calls are bare JSON
+(Llama 3) are not among them: `tool_calls` reads these, and says what is wrong with a broken call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.contracts.assistant import AssistantMessage, ToolCall
+from rftstream.models.tokenizer import Tokenizer
+from rftstream.models.tool_calls import EXPECTED, call_id, checked_arguments
+
+log = logging.getLogger(__name__)
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "gpt-oss": ("<|channel|>", "<|message|>", "<|call|>"),
+    "kimi-k2": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+    "deepseek-r1": ("<｜tool▁calls▁begin｜>", "```json", "<think>"),
+    "deepseek-v3": ("<｜tool▁calls▁begin｜>", "```json"),
+    "glm-4.5": ("<arg_key>", "<arg_value>", "<|observation|>"),
+    "minimax-m2": ("<minimax:tool_call>", "<invoke name="),
+    "qwen3.5": ("<tool_call>", "<function=", "<parameter="),
+    "qwen3": ("<tool_call>", "<tool_response>", "</think>"),
+}
+"""Name of a family as the package has it -> what its templates contain. The first that fits is taken."""
+
+ERRORS = {
+    "invalid_json": "The arguments of the tool call are not valid JSON",
+    "unclosed_block": "The tool call was cut off before its end",
+    "missing_name": "The tool call has no name",
+    "malformed_structure": "The tool call does not have the form that the tools ask for",
+}
+"""What the package says of a call that it cannot read -> the same for the model."""
+
+
+def family_of(template: str) -> str | None:
+    """Return the name of the family whose template this is; None if it is none of FAMILIES."""
+    return next((name for name, signs in FAMILIES.items() if all(sign in template for sign in signs)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyParser:
+    """Parses completions of one family. `open_parser` makes it; a renderer calls `parse`."""
+
+    name: str
+    _renderer: Any
+    _tokenizer: Tokenizer
+
+    def parse(
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        *,
+        text: str,
+        tools: Sequence[Mapping[str, Any]],
+        finish_reason: str,
+        turn: int,
+    ) -> AssistantMessage | None:
+        """Return the completion (without its stop token) taken apart; None if the package fails at it."""
+        try:
+            found = self._renderer.parse_response(
+                list(completion), tools=[dict(tool) for tool in tools] or None, prompt_ids=list(prompt)
+            )
+            calls = tuple(
+                self._call(one, call_id(turn, index), completion) for index, one in enumerate(found.tool_calls)
+            )
+        except Exception as error:  # whatever the policy wrote, the rollout goes on
+            log.debug("renderers cannot parse a completion of %s: %r", self.name, error)
+            return None
+        if calls and not tools:
+            return None
+        return AssistantMessage(
+            content=found.content,
+            reasoning=found.reasoning_content or "",
+            tool_calls=calls,
+            finish_reason=finish_reason,
+            text=text,
+        )
+
+    def _call(self, found: Any, name: str, completion: Sequence[int]) -> ToolCall:
+        span = found.token_span
+        written = found.raw if span is None else self._tokenizer.full_text(completion[span[0] : span[1]])
+        error = (
+            f"{said}; {EXPECTED}." if (said := ERRORS.get(str(found.status))) else checked_arguments(found.arguments)
+        )
+        return ToolCall(
+            id=name,
+            name=str(found.name or ""),
+            arguments=found.arguments if error is None else None,
+            text=written,
+            error=error,
+        )
+
+
+def open_parser(template: str, tokenizer: Tokenizer) -> FamilyParser | None:
+    """Return the parser for models with this template; None if its family is not known, the package is missing, or the
+    tokenizer lacks a token of the family."""
+    name = family_of(template)
+    if name is None or importlib.util.find_spec("renderers") is None:
+        return None
+    from renderers import config_from_name, create_renderer
+
+    try:
+        return FamilyParser(name, create_renderer(_Adapter(tokenizer), config_from_name(name)), tokenizer)
+    except Exception as error:  # an assertion, for a token that is missing
+        log.debug("renderers cannot parse for a template like %s: %r", name, error)
+        return None
+
+
+class _Adapter:
+    """A tokenizer with the methods that `renderers` calls."""
+
+    name_or_path = ""
+    unk_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids = {text: token for token, text in tokenizer.added.items()}
+        self.eos_token_id = None
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        return list(self._tokenizer.encode(text))
+
+    def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
+        ids = [int(token) for token in token_ids]
+        return self._tokenizer.decode(ids) if skip_special_tokens else self._tokenizer.full_text(ids)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        return self._ids.get(tokens) if isinstance(tokens, str) else [self._ids.get(token) for token in tokens]
