@@ -74,6 +74,25 @@ PARTIAL_TOKENS = Counter(
     ["result"],
     registry=REGISTRY,
 )
+ENVIRONMENT_SECONDS = Histogram(
+    "rftstream_environment_seconds",
+    "Time of one call of an environment, by method.",
+    ["method"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+ABANDONED_CALLS = Counter(
+    "rftstream_abandoned_calls",
+    "Calls of environments that were given up at explorer.reply_timeout_s, by method.",
+    ["method"],
+    registry=REGISTRY,
+)
+SEGMENT_BREAKS = Counter(
+    "rftstream_segment_breaks",
+    "Turns that began a new segment, since their prompt does not continue the tokens before, by reason.",
+    ["reason"],
+    registry=REGISTRY,
+)
 ROLLOUTS = Counter("rftstream_rollouts", "Rollouts finished, by status.", ["status"], registry=REGISTRY)
 VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
 GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)

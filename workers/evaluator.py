@@ -13,7 +13,9 @@ from workers.parts import follower, model_spec, own_renderers, scorer, turn_loop
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.evaluator
     spec = model_spec(context, device=settings.device, threads=settings.threads)
-    policy, loop = turn_loop(context, settings.policy or config.explorer.policy, spec)
+    policy, loop = turn_loop(
+        context, settings.policy or config.explorer.policy, spec, max_concurrent=settings.max_concurrent
+    )
     store = context.open_store()
     renderers = own_renderers(spec, config.evaluations)
     evaluations = {

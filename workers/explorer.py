@@ -10,6 +10,7 @@ from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.explorer.stored import StoredRollouts
 from rftstream.roles.trainer.pending_update import DeferredExecutor
 from rftstream.service.role import Role, RoleContext
+from rftstream.service.self_pipe import SelfPipe
 from workers.parts import follower, model_spec, own_renderers, turn_loop
 
 STORE_PATIENCE_S = 5.0
@@ -19,7 +20,14 @@ STORE_PATIENCE_S = 5.0
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.explorer
     spec = model_spec(context, device=settings.devices[0], threads=settings.threads)
-    policy, loop = turn_loop(context, settings.policy, spec)
+    pipe = None if context.simulated else SelfPipe()
+    policy, loop = turn_loop(
+        context,
+        settings.policy,
+        spec,
+        max_concurrent=settings.max_concurrent,
+        ring=(lambda: None) if pipe is None else pipe.ring,
+    )
     step = ExplorerStep(
         policy=policy,
         loop=loop,
@@ -32,5 +40,6 @@ def build(context: RoleContext) -> Role:
         process=context.process,
         clock=context.clock,
         fetching=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights"),
+        pipe=pipe,
     )
     return Role(spec=EXPLORER, step=step)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rftstream import metrics
+from rftstream.config import registry
+from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.stages import taken_kinds
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.base import Environment
+from rftstream.environments.call_workers import CallWorkers
+from rftstream.environments.calls import EnvironmentCalls
 from rftstream.models.folder import for_section, prepare_model
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
@@ -36,18 +43,43 @@ def context_length(spec: ModelSpec, renderer: Renderer) -> int | None:
     return spec.context if spec.context is not None else renderer.context
 
 
-def turn_loop(context: RoleContext, policy_name: str, spec: ModelSpec) -> tuple[Policy, TurnLoop]:
+def turn_loop(
+    context: RoleContext,
+    policy_name: str,
+    spec: ModelSpec,
+    *,
+    max_concurrent: int,
+    ring: Callable[[], None] = lambda: None,
+) -> tuple[Policy, TurnLoop]:
+    """`max_concurrent`: rollouts that are sampled at once. `ring` is called, in any thread, when an environment has
+    answered."""
+    config, settings = context.config, context.config.explorer
     renderer = open_renderer(spec)
-    policy_class, options = context.config.build_part("policy", policy_name)
+    policy_class, options = config.build_part("policy", policy_name)
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock)
     loop = TurnLoop(
         policy=policy,
         renderer=renderer,
-        make_environment=environment_maker(context.config),
+        make_environment=environment_maker(config),
         context=context_length(spec, renderer),
         now=context.clock.now,
+        calls=EnvironmentCalls(
+            now=context.clock.now if context.simulated else time.monotonic,
+            timeout_s=settings.reply_timeout_s,
+            workers=None if context.simulated else CallWorkers(max_threads=max_concurrent, ring=ring),
+            observe=_observe_call,
+        ),
+        is_immediate=functools.cache(lambda name: registry.find_spec(EnvironmentSpec, name).is_immediate),
+        reply_timeout_s=settings.reply_timeout_s,
+        rollout_timeout_s=settings.rollout_timeout_s,
     )
     return policy, loop
+
+
+def _observe_call(method: str, seconds: float, timed_out: bool) -> None:
+    metrics.ENVIRONMENT_SECONDS.labels(method).observe(seconds)
+    if timed_out:
+        metrics.ABANDONED_CALLS.labels(method).inc()
 
 
 def follower(context: RoleContext, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:

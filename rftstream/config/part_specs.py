@@ -123,6 +123,8 @@ class EnvironmentSpec(PartSpec):
 
     has_one_turn: bool = False
     """Whether every rollout ends with the first completion."""
+    is_immediate: bool = False
+    """Whether its methods are plain functions that never block: they are then called in the sampling thread."""
 
 
 @dataclass(frozen=True, slots=True)

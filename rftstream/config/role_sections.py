@@ -51,6 +51,12 @@ class ExplorerSection(WorkerSection):
     """A rollout whose last so many tokens are one pattern over and over is cut short, as `truncated`. 0: never."""
     repetition_period: Positive = 64
     """Longest pattern, in tokens; it has to be there at least twice."""
+    reply_timeout_s: AboveZero = 60.0
+    """Time limit of one call of an environment, as its answer to a turn. A rollout whose environment exceeds it ends as
+    `truncated` with what it has. It holds in evaluations, too."""
+    rollout_timeout_s: NotNegative = 0.0
+    """Time limit of a whole rollout from its start, also where another process goes on with it; it then ends as
+    `truncated` with what it has. It holds in evaluations, too. 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

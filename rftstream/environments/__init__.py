@@ -7,5 +7,7 @@ here.
 from rftstream.config.part_specs import EnvironmentSpec
 
 ENVIRONMENTS = {
-    "single_turn": EnvironmentSpec("rftstream.environments.single_turn:SingleTurn", has_one_turn=True),
+    "single_turn": EnvironmentSpec(
+        "rftstream.environments.single_turn:SingleTurn", has_one_turn=True, is_immediate=True
+    ),
 }

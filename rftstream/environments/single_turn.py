@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 
@@ -21,7 +22,7 @@ class SingleTurn:
     def start(self) -> tuple[ChatMessage, ...]:
         return self._messages
 
-    def reply(self, completion: str, finish_reason: str) -> Reply:
+    def reply(self, said: AssistantMessage) -> Reply:
         return Reply(done=True)
 
     def save(self) -> bytes | None:

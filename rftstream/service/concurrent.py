@@ -51,6 +51,7 @@ class ConcurrentService(Service):
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
         self.step = cast(ConcurrentStep, role.step)
+        self.wakeups = self.step.wakeups
         self._followed = FollowedTopics(
             self.transport, self.spec.follows, lambda record: self.take_followed(record, self.step.follow)
         )

@@ -104,6 +104,13 @@ class Foreign:
     why: str
 
 
+class Wakeup(Protocol):
+    """Something with a file descriptor that becomes readable, such as a socket or a SelfPipe."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+
+
 class ConcurrentStep(Protocol):
     """The work of a concurrent role: many records in hand, finished in any order.
 
@@ -139,6 +146,10 @@ class ConcurrentStep(Protocol):
     def idle_s(self) -> float:
         """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
         brings some. Asked after a slice in which nothing happened."""
+
+    def wakeups(self) -> Sequence[Wakeup]:
+        """Return what ends a wait when it becomes readable, beside the log. `advance` must read from all of them, or
+        every wait ends at once. Asked before each wait."""
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
         """Return the one record that an undecodable one still yields downstream, and what goes with it. The service
@@ -254,13 +265,6 @@ class SingleStep(Protocol):
 
     def close(self) -> None:
         """Release what the step holds. Called once, last, also where `recover` was never called."""
-
-
-class Wakeup(Protocol):
-    """Something with a file descriptor that becomes readable, such as a socket or a SelfPipe."""
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
 
 
 class SourceStep(Protocol):

@@ -7,6 +7,7 @@ everything from a seed (rftstream.testing). The loops themselves stand in concur
 from __future__ import annotations
 
 import logging
+import select
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import ContractError, ProducerLost, TransportError
 from rftstream.service.control_view import note_claim
 from rftstream.service.in_force import RecordsInForce
-from rftstream.service.role import Publish, Received, Role, RoleContext
+from rftstream.service.role import Publish, Received, Role, RoleContext, Wakeup
 from rftstream.transport.base import Member, Reader, Transport
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 MAX_IDLE_S = 1.0
 """Longest wait between two slices, in seconds: membership is kept up and deadlines are looked at this often."""
+
+LOG_LOOK_S = 0.2
+"""Longest wait for a step's own wake-ups, in seconds; the log is looked at between two of them."""
 
 MAX_BACKOFF_S = 5.0
 """Longest wait before something that failed is tried again, in seconds."""
@@ -53,6 +57,8 @@ class Service:
         """Name of this worker in logs and claims."""
         self.done = False
         """Whether the worker has nothing more to do and can be closed."""
+        self.wakeups: Callable[[], Sequence[Wakeup]] = lambda: ()
+        """What the step waits for beside the log."""
         self.spec = role.spec
         self.context = context
         self.clock: Clock = context.clock
@@ -92,7 +98,14 @@ class Service:
 
     def wait(self, timeout_s: float) -> None:
         """Block until there may be something to do, or the time is up."""
-        self.transport.wait(self.sources(), timeout_s)
+        if not (wakeups := self.wakeups()):
+            self.transport.wait(self.sources(), timeout_s)
+            return
+        poll = select.poll()
+        for wakeup in wakeups:
+            poll.register(wakeup.fileno(), select.POLLIN)
+        # Not every transport has a file descriptor to wait on, so the next tick looks at the log.
+        poll.poll(min(timeout_s, LOG_LOOK_S) * 1000)
 
     def drain(self) -> None:
         """Take no new work from now on. `done` becomes true when what is in hand is committed."""

@@ -13,7 +13,6 @@ Any number of workers write at the same time, each under a transactional id of i
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Sequence
 from typing import cast
@@ -26,9 +25,6 @@ from rftstream.service.output_lookup import OutputLookup
 from rftstream.service.role import Publish, Role, RoleContext, SourceStep
 from rftstream.service.service import MAX_IDLE_S, Service
 from rftstream.transport.base import Member, Producer, Reader
-
-LOG_LOOK_S = 0.2
-"""Longest wait for the step's own wake-ups, in seconds; the log is looked at between two of them."""
 
 
 class SourceService(Service):
@@ -51,6 +47,7 @@ class SourceService(Service):
         self._ends: dict[TopicPartition, int] | None = None
         """The ends up to which has to be read before the first transaction; None until the manifest is there."""
         self._caught_up = False
+        self.wakeups = lambda: self.step.wakeups() if self._listens() else ()
         self._pending: tuple[Publish, ...] = ()
         """What is written next. It is kept until it is on the log."""
         self._pending_records: list[NewRecord] = []
@@ -77,18 +74,6 @@ class SourceService(Service):
     def health(self) -> dict[str, object]:
         """Return what people see: how much is being written, and what the step reports."""
         return {**super().health(), "pending": len(self._pending), **self.step.health()}
-
-    def wait(self, timeout_s: float) -> None:
-        """Block until the log or one of the step's wake-ups has something, or the time is up."""
-        wakeups = self.step.wakeups() if self._listens() else ()
-        if not wakeups:
-            super().wait(timeout_s)
-            return
-        poll = select.poll()
-        for wakeup in wakeups:
-            poll.register(wakeup.fileno(), select.POLLIN)
-        # Not every transport has a file descriptor to wait on, so the next tick looks at the log.
-        poll.poll(min(timeout_s, LOG_LOOK_S) * 1000)
 
     # ------------------------------------------------------------------------------------------ the loop
 

@@ -6,11 +6,11 @@ A step inherits from one of these, and writes only the members that it has somet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rftstream.contracts.records import Record
 from rftstream.errors import ContractError
-from rftstream.service.role import FOREVER, Received
+from rftstream.service.role import FOREVER, Received, Wakeup
 
 
 class SingleStepDefaults:
@@ -66,6 +66,10 @@ class ConcurrentStepDefaults:
     def health(self) -> Mapping[str, object]:
         """Return nothing beside what the loop reports."""
         return {}
+
+    def wakeups(self) -> Sequence[Wakeup]:
+        """Return nothing: only the log and the time wake the worker."""
+        return ()
 
     def close(self) -> None:
         """Release nothing."""

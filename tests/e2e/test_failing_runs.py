@@ -33,17 +33,17 @@ class Alone:
 
 
 class Raises(Alone):
-    def reply(self, completion, finish_reason):
-        return self.tools[completion]
+    def reply(self, said):
+        return self.answers[said.text]
 
 
 class Awaited(Alone):
-    async def reply(self, completion, finish_reason):
-        return Reply(done=True)
+    async def reply(self, said):
+        return Reply(done=self.problem.info['nobody knows'])
 
 
 class Works(Alone):
-    def reply(self, completion, finish_reason):
+    def reply(self, said):
         return Reply(done=True)
 """
 
@@ -73,10 +73,10 @@ def ended_by_its_rule(place: Workplace, done: Finished, *words: str) -> dict[str
     [
         (
             "mine:Raises",
-            "AttributeError(\"'Raises' object has no attribute 'tools'\")",
-            "return self.tools[completion]",
+            "AttributeError: 'Raises' object has no attribute 'answers'",
+            "return self.answers[said.text]",
         ),
-        ("mine:Awaited", "expected a plain `def reply`, not `async def`", "TypeError: it returned something to await"),
+        ("mine:Awaited", "KeyError: 'nobody knows'", "return Reply(done=self.problem.info['nobody knows'])"),
     ],
 )
 def test_an_environment_that_always_fails(place: Workplace, environment: str, error: str, source: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rftstream.contracts.tasks import ChatMessage, Problem
-from rftstream.environments.base import Reply
+from rftstream.environments.base import AssistantMessage, Reply
+from rftstream.environments.calls import Pause
 
 
 class _Environment:
@@ -44,7 +45,7 @@ class Conversation(_Environment):
             raise RuntimeError("the environment does not start")
         return super().start()
 
-    def reply(self, completion: str, finish_reason: str) -> Reply:
+    def reply(self, said: AssistantMessage) -> Reply:
         if self.config.fails_in == "reply":
             raise RuntimeError("the environment does not answer")
         self.turn += 1
@@ -58,17 +59,24 @@ class Conversation(_Environment):
             raise RuntimeError("the environment does not close")
 
 
-class Awaited(Conversation):
-    """Written with `async def` where a plain one is expected; `fails_in` says where."""
+class Awaited(_Environment):
+    """As Conversation, written with `async def`; a reply takes a second of the clock."""
 
     Config = Config
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         super().__init__(config, problem=problem, seed=seed)
-        setattr(self, config.fails_in, self._awaited)
+        self._conversation = Conversation(config, problem=problem, seed=seed)
 
-    async def _awaited(self, *arguments: object) -> None:
-        raise AssertionError("nobody awaits this")
+    async def start(self) -> tuple[ChatMessage, ...]:  # type: ignore[override]  # either is an Environment
+        return self._conversation.start()
+
+    async def reply(self, said: AssistantMessage) -> Reply:
+        await Pause(1.0)
+        return self._conversation.reply(said)
+
+    async def close(self) -> None:  # type: ignore[override]  # as above
+        self._conversation.close()
 
 
 class Rewriter(_Environment):
@@ -76,11 +84,11 @@ class Rewriter(_Environment):
 
     Config = Config
 
-    def reply(self, completion: str, finish_reason: str) -> Reply:
+    def reply(self, said: AssistantMessage) -> Reply:
         self.turn += 1
         if self.turn == 2:
             return Reply(done=True)
-        question = ChatMessage(role="user", content=f"it was {completion}; 5+5=")
+        question = ChatMessage(role="user", content=f"it was {said.text}; 5+5=")
         return Reply(done=False, messages=(question,), rewrite=(question,))
 
 
@@ -117,7 +125,7 @@ class Careless(_Environment):
 
     Config = Config
 
-    def reply(self, completion: str, finish_reason: str) -> Reply:
+    def reply(self, said: AssistantMessage) -> Reply:
         match self.config.fails_in:
             case "nothing":
                 return None  # type: ignore[return-value]

@@ -7,25 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of
-
-
-@pytest.mark.parametrize("where", ["start", "reply", "close"])
-def test_an_environment_that_is_to_be_awaited(tmp_path: Path, where: str) -> None:
-    name = "tests.flow.environments:Awaited"
-    scene = Scene(tmp_path, environments={name: {"fails_in": where}})
-    scene.announce(0)
-    scene.admit(0, environment=name)
-    RoleDriver(scene, "explorer").work()
-    rollouts = list(rollouts_of(scene).values())
-    assert {one.status for one in rollouts} == {RolloutStatus.completed if where == "close" else RolloutStatus.failed}
-    for one in rollouts:
-        said = f"environment {name}: {where}: TypeError("
-        assert said in (one.error or "")
-        assert f"expected a plain `def {where}`, not `async def`" in (one.error or "")
 
 
 @pytest.mark.parametrize(("where", "line"), [("start", "does not start"), ("reply", "does not answer")])
@@ -40,6 +24,8 @@ def test_the_first_traceback_of_each_kind_stands_in_the_log(
         RoleDriver(scene, "explorer").work()
     assert len(rollouts_of(scene)) == 6
     (told,) = [record for record in caplog.records if line in record.getMessage()]
-    assert told.getMessage().startswith(f"{next(iter(rollouts_of(scene)))}: environment {name}: {where}: RuntimeError(")
+    assert told.getMessage().startswith(
+        f"{next(iter(rollouts_of(scene)))}: environment {name}: {where}: RuntimeError: "
+    )
     assert told.exc_info is not None
     assert f'in {where}\n    raise RuntimeError("the environment {line}")' in caplog.text

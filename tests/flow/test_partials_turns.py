@@ -89,10 +89,10 @@ def test_what_cannot_be_saved_or_loaded_is_begun_anew_and_never_wrong(
         assert_same(rollout, expected[name])
     saved = [piece for own in pieces_of(scene).values() for piece in own]
     if fails_in == "save":
-        assert saved == []
-        assert "cannot be saved: RuntimeError('the environment cannot be saved')" in caplog.text
+        assert all(piece.turns == () for piece in saved), "of its first turn alone: no state is needed for that"
+        assert "save: RuntimeError: the environment cannot be saved" in caplog.text
     elif fails_in == "load":
-        assert "cannot go on: RuntimeError('the environment cannot be loaded')" in caplog.text
+        assert "load: RuntimeError: the environment cannot be loaded" in caplog.text
     else:
         assert all(piece.turns == () for piece in saved), "of its first turn alone: no state is needed for that"
 

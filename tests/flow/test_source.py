@@ -18,7 +18,6 @@ from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ProducerLost, TransactionAborted, TransportError
-from rftstream.service import source
 from rftstream.service.role import FOREVER, Publish, Received, Role, RoleContext, Wakeup
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.self_pipe import SelfPipe
@@ -221,7 +220,7 @@ def test_what_comes_from_outside_is_written_and_answered(stage: Stage) -> None:
 
 
 def test_a_socket_ends_the_wait(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "LOG_LOOK_S", 600.0)
+    monkeypatch.setattr("rftstream.service.service.LOG_LOOK_S", 600.0)
     stage.driver.work()
     sender = threading.Timer(0.05, stage.send, ["a"])
     sender.start()
@@ -234,7 +233,7 @@ def test_a_socket_ends_the_wait(stage: Stage, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_future_ends_the_wait(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "LOG_LOOK_S", 600.0)
+    monkeypatch.setattr("rftstream.service.service.LOG_LOOK_S", 600.0)
     stage.driver.work()
     pipe = SelfPipe()
     monkeypatch.setattr(stage.step, "wakeups", lambda: (stage.inside, pipe))

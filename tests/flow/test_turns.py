@@ -13,11 +13,14 @@ import pytest
 from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.environments.base import Environment
+from rftstream.environments.base import AssistantMessage, Environment
+from rftstream.models.splice import BreakReason, Continuation, Conversation
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.roles.explorer.turn_loop import Attempt, TurnLoop
+from rftstream.roles.explorer.attempt import Attempt
+from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.weights.snapshot import RawTensor
-from tests.flow.environments import Config, Conversation
+from tests.flow.environments import Config
+from tests.flow.environments import Conversation as Sums
 
 END = 0
 SAID = "yes"
@@ -39,6 +42,23 @@ class ChatRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(token for token in token_ids if token != END).decode()
+
+    def parse(
+        self, prompt: Sequence[int], completion: Sequence[int], *, tools: Any, finish_reason: str, turn: int
+    ) -> Any:
+        text = self.decode(completion)
+        return AssistantMessage(content=text, text=text, finish_reason=finish_reason)
+
+    def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:
+        return ChatMessage(role="assistant", content=said.text)
+
+    def continue_prompt(
+        self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
+    ) -> Continuation:
+        whole = self.render(now.messages)
+        if list(whole[: len(known)]) != list(known):
+            return Continuation(break_reason=BreakReason.rewritten)
+        return Continuation(token_ids=whole[len(known) :])
 
 
 class Parrot:
@@ -92,7 +112,7 @@ def attempt_of(
     *, turns: int, context: int | None = None, max_tokens: int = 100, policy: Parrot | None = None
 ) -> tuple[Attempt, Parrot]:
     def make(name: str, problem: Problem, seed: int) -> Environment:
-        return Conversation(Config(turns=turns), problem=problem, seed=seed)
+        return Sums(Config(turns=turns), problem=problem, seed=seed)
 
     parrot = policy or Parrot()
     loop = TurnLoop(policy=parrot, renderer=ChatRenderer(context), make_environment=make, context=context,

@@ -15,7 +15,7 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSumma
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.roles.explorer.turn_loop import oldest_version
+from rftstream.roles.explorer.attempt import oldest_version
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from rftstream.contracts.tasks import Problem
 from rftstream.models.rendering import Renderer, joined, pieces_of_turns
 from rftstream.rewards.base import ScoreReply
-from rftstream.roles.explorer.turn_loop import Attempt
+from rftstream.roles.explorer.attempt import Attempt
 
 
 def generation_line(

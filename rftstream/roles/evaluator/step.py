@@ -29,8 +29,9 @@ from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.roles.evaluator.due import DueEvaluation, DueEvaluations, Evaluation
 from rftstream.roles.evaluator.generations import generation_line
+from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.fit_to_record import rollout_of
-from rftstream.roles.explorer.turn_loop import Attempt, TurnLoop
+from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.verifier.step import reward_input
 from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
@@ -230,6 +231,12 @@ class EvaluatorStep(SingleStepDefaults):
                 rewards.setdefault(sample.index, []).append(sample.reply.score.reward)
                 for name, value in {**sample.reply.score.parts, **sample.reply.score.metrics}.items():
                     extra.setdefault(f"metric/{name}", []).append(value)
+            if (
+                sample.attempt is not None
+                and (posted := sample.attempt.posted) is not None
+                and posted.reward is not None
+            ):
+                extra.setdefault("environment_reward", []).append(posted.reward)
         attempts = [sample.attempt for sample in running.samples.values() if sample.attempt is not None]
         values = {name: sum(column) / len(column) for name, column in extra.items()}
         values |= summarise_samples(rewards.values(), section.k, pass_reward=section.pass_reward)
@@ -287,7 +294,7 @@ class EvaluatorStep(SingleStepDefaults):
         num_open = self._loop.num_open
         may_start = running.waiting and num_open < self._config.evaluator.max_concurrent
         waits = num_open and not may_start and not self._scorer.num_active
-        return min(self._policy.idle_s(), LOOK_S) if waits else 0.0
+        return min(self._policy.idle_s(), self._loop.idle_s(), LOOK_S) if waits else 0.0
 
     def health(self) -> Mapping[str, object]:
         """Return which evaluation is made, and how far it is."""
@@ -302,7 +309,8 @@ class EvaluatorStep(SingleStepDefaults):
         }
 
     def close(self) -> None:
-        """Close the policy and the scorer."""
+        """Close the environments, the policy and the scorer."""
+        self._loop.close()
         self._policy.close()
         self._scorer.close()
 

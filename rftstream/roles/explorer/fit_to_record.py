@@ -9,7 +9,7 @@ from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.errors import ContractError
-from rftstream.roles.explorer.turn_loop import Attempt
+from rftstream.roles.explorer.attempt import Attempt
 
 MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
 """Of a rollout: the verdict and the headers that come on top must fit as well."""
@@ -34,7 +34,7 @@ def fit_to_record(rollout: Rollout) -> tuple[Rollout, bytes]:
 
 
 def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rollout:
-    return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={})
+    return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={}, posted=None)
 
 
 def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem, sampling: Sampling, now: float) -> Rollout:
@@ -49,6 +49,7 @@ def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem, sampling: Sa
         sampling=sampling,
         error=attempt.error,
         metrics=attempt.metrics,
+        posted=attempt.posted,
         started_at=attempt.started_at,
         finished_at=now,
     )

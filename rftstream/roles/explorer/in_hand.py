@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from rftstream import metrics
 from rftstream.models.rendering import Renderer
+from rftstream.roles.explorer.pieces import SavedRollout
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.work import RolloutInHand
 from rftstream.service.role import Publish
@@ -42,7 +43,7 @@ class RolloutsInHand:
             work.is_paused = False
             self._loop.go_on(work.key)
         else:
-            goes_on = self._loop.start(
+            self._loop.start(
                 work.key,
                 problem=task.problem,
                 sampling=task.sampling,
@@ -51,15 +52,20 @@ class RolloutsInHand:
                 truncate=task.ids.taskset in self._truncate,
                 renderer=self._renderers.get(task.ids.taskset),
                 saved=saved,
+                on_resumed=lambda goes_on: self._resumed(work, saved, goes_on=goes_on),
                 name=task.ids.rollout_id,
             )
-            if not goes_on and saved is not None:
-                work.begin_anew("its environment does not", saved.num_tokens)
-            elif saved is not None:
-                metrics.PARTIAL_TOKENS.labels("resumed").inc(saved.num_tokens)
-                log.info("%s: goes on from %d tokens", task.ids.rollout_id, saved.num_tokens)
             work.saved = None
-        work.began_with = self._loop.num_sampled(work.key)
+        work.began_with = self._loop.view(work.key).num_sampled
+
+    def _resumed(self, work: RolloutInHand, saved: SavedRollout | None, *, goes_on: bool) -> None:
+        assert saved is not None
+        if goes_on:
+            work.began_with = saved.num_tokens
+            metrics.PARTIAL_TOKENS.labels("resumed").inc(saved.num_tokens)
+            log.info("%s: goes on from %d tokens", work.task.ids.rollout_id, saved.num_tokens)
+        else:
+            work.begin_anew("its environment does not", saved.num_tokens)
 
     def pause(self, work: RolloutInHand) -> bool:
         """Let an active rollout wait in the middle. Return False if it is about to finish, and goes on."""
@@ -70,9 +76,16 @@ class RolloutsInHand:
         self.waiting.append(work)
         return True
 
+    def ended(self, number: int) -> RolloutInHand | None:
+        """Return the rollout of this item, which has ended and is not in hand any more; None if it was dropped."""
+        for work in [work for work in self.waiting if work.item.number == number and work.is_paused]:
+            self.waiting.remove(work)  # its environment ended it while it was paused
+            return work
+        return self.active.pop(number, None)
+
     def abort(self, work: RolloutInHand) -> None:
         """End what was begun of the rollout, and lose what is not saved of it."""
-        metrics.PARTIAL_TOKENS.labels("lost").inc(self._loop.num_unsaved(work.key))
+        metrics.PARTIAL_TOKENS.labels("lost").inc(self._loop.view(work.key).num_unsaved)
         self._loop.abort(work.key)
 
     def drop(self, numbers: Collection[int]) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
 
 from rftstream.contracts.arrays import Array
-from rftstream.contracts.rollouts import Segment, Turn, VersionSpan
+from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.rollouts import Posted, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
-from rftstream.environments.base import Environment
 from rftstream.models.rendering import Renderer
+from rftstream.models.splice import BreakReason, Conversation
 from rftstream.policies.base import Completion
+from rftstream.roles.explorer.environment_session import EnvironmentSession
 
 
 @dataclass(slots=True)
@@ -108,6 +114,31 @@ class Increment:
     environment_state: bytes | None
     sampler_state: bytes | None
     started_at: float
+    posted: Posted | None
+
+
+class Phase(Enum):
+    """What an open rollout waits for."""
+
+    starting = "starting"
+    """Its environment starts, or loads what was saved."""
+    sampling = "sampling"
+    """The policy samples a turn, or will once the rollout goes on."""
+    replying = "replying"
+    """Its environment answers a turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPrompt:
+    """What the next turn is sampled from."""
+
+    token_ids: Sequence[int]
+    """Tokens that the open segment gets, or those of a new one."""
+    length: int
+    """Tokens of the whole prompt."""
+    opens_segment: bool
+    break_reason: BreakReason | None = None
+    """Why it begins a new segment; None for the first one, and where it goes on."""
 
 
 @dataclass(slots=True)
@@ -126,11 +157,11 @@ class _Mark:
 @dataclass(slots=True)
 class OpenRollout:
     """A rollout between its start and its end: what was said, and the tokens of it. TurnLoop makes it and alone calls
-    it. For each turn that is `extend` for the prompt and `carry` for what was sampled; in between `increment` returns
-    what is new since it was saved last."""
+    it. For each turn that is `ask` for the prompt, `carry` for what was sampled and `end_turn` for the answer; in
+    between `increment` returns what is new since it was saved last."""
 
     key: str
-    environment: Environment
+    session: EnvironmentSession
     problem: Problem
     sampling: Sampling
     seed: int
@@ -140,7 +171,27 @@ class OpenRollout:
     renderer: Renderer
     name: str
     """What it is called in log lines."""
-    environment_name: str
+    context: float
+    """Most tokens of prompt and completion together; infinite for no limit."""
+    phase: Phase = Phase.starting
+    is_paused: bool = False
+    """Whether it is not to be sampled for now. What its environment does goes on."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """All that are offered: the problem's, then the environment's."""
+    asked: Conversation | None = None
+    """What the last prompt was rendered from."""
+    said: AssistantMessage | None = None
+    """The turn that the environment answers; its tokens are the carried ones."""
+    held: Completion | None = None
+    """A completion that came while the environment was being saved."""
+    gives_up: str | None = None
+    """Why the rollout ends with the turn that is about to come from the policy."""
+    environment_state: bytes | None = None
+    """What the environment saved of itself before `state_turn`."""
+    state_turn: int = -1
+    """Before which turn it was asked for its state last."""
+    posted: Posted | None = None
+    """What the environment gave as reward so far."""
     turns: list[Turn] = field(default_factory=list)
     segments: list[OpenSegment] = field(default_factory=list)
     num_tokens: int = 0
@@ -156,17 +207,58 @@ class OpenRollout:
     def __post_init__(self) -> None:
         self._mark.messages = self.problem.messages
 
-    def extend(self, prompt: Sequence[int]) -> None:
-        """Take the tokens of the next prompt. They join the last segment if they begin with it; else they open a new
-        one."""
-        if self.segments:
+    def next_prompt(self, num_said: int) -> NextPrompt:
+        """Return what is asked next. It continues the tokens that are there, the last `num_said` of them those of the
+        turn before, if the renderer can prove that they stay what they are. Errors are those of the template."""
+        now, reason = Conversation(messages=tuple(self.messages), tools=self.tools), None
+        if self.segments and self.asked is not None:
             known = self.segments[-1].token_ids
-            if list(prompt[: len(known)]) == known:
-                self.segments[-1].prompt(prompt[len(known) :])
-                return
-        segment = OpenSegment()
-        segment.prompt(prompt)
-        self.segments.append(segment)
+            found = self.renderer.continue_prompt(known, num_said, self.asked, now)
+            if found.break_reason is None:
+                return NextPrompt(
+                    token_ids=found.token_ids, length=len(known) + len(found.token_ids), opens_segment=False
+                )
+            reason = found.break_reason
+        prompt = self.renderer.render(now.messages, now.tools)
+        return NextPrompt(token_ids=prompt, length=len(prompt), opens_segment=True, break_reason=reason)
+
+    def ask(self, prompt: NextPrompt) -> None:
+        """Take the tokens of the next prompt."""
+        if prompt.opens_segment:
+            self.segments.append(OpenSegment())
+        self.segments[-1].prompt(prompt.token_ids)
+        self.asked = Conversation(messages=tuple(self.messages), tools=self.tools)
+
+    def end_turn(self, *, reward: float | None = None) -> None:
+        """Make a turn of the carried tokens, with the reward that the environment gave for it. `said` is None if the
+        turn was not sampled to its end."""
+        said, ids = self.said, self.carried_ids
+        self.turns.append(
+            Turn(
+                role="assistant",
+                content=self.renderer.decode(ids),
+                num_tokens=len(ids),
+                finish_reason="timeout" if said is None else said.finish_reason,
+                reasoning="" if said is None else said.reasoning,
+                tool_calls=() if said is None else said.tool_calls,
+                reward=reward,
+            )
+        )
+        self.carried, self.sampler_state, self.said = 0, None, None
+
+    def give_up_turn(self, so_far: Completion | None) -> None:
+        """End the turn that is being sampled or answered with what there is of it."""
+        if so_far is not None:
+            self.carry(so_far)
+        if self.carried or self.said is not None:
+            self.end_turn()
+        elif self.segments and not any(self.segments[-1].mask):
+            del self.segments[-1]  # nobody can learn from a prompt alone
+
+    @property
+    def carried_ids(self) -> list[int]:
+        """The tokens of the turn that is being sampled or answered."""
+        return self.segments[-1].token_ids[-self.carried :] if self.carried else []
 
     def carry(self, so_far: Completion) -> None:
         """Take the tokens that were sampled so far. The policy forgets them; sampling goes on behind them."""
@@ -186,13 +278,19 @@ class OpenRollout:
         return sum(sum(segment.mask) for segment in rest)
 
     def increment(self, so_far: Completion | None) -> Increment | None:
-        """Return what is new; it counts as saved from now on. None if nothing is new, or if the state of the
-        environment would be needed and cannot be saved."""
+        """Return what is new; it counts as saved from now on. None if nothing is new, if the state of the environment
+        would be needed and is not known, or if a successor could not tell that the turn has ended.
+
+        A turn that is being answered is saved as one that is being sampled: a successor finds it complete, and asks
+        its environment for the answer."""
         mark, segments = self._mark, self._with(so_far)
         if self.num_unsaved(so_far) == 0:
             return None
-        state = self.environment.save() if mark.environment_turn != self.turn else None
+        is_new = self.state_turn == self.turn and mark.environment_turn != self.turn
+        state = self.environment_state if is_new else None
         if state is None and self.turn > 0 and mark.environment_turn != self.turn:
+            return None
+        if self.phase is Phase.replying and self.end_of_saved() is None:
             return None
         new = [segments[mark.segment].from_token(mark.num_in_segment), *segments[mark.segment + 1 :]]
         continues = mark.num_in_segment > 0
@@ -212,6 +310,7 @@ class OpenRollout:
             environment_state=state,
             sampler_state=so_far.sampler_state if so_far is not None else self.sampler_state,
             started_at=self.started_at,
+            posted=self.posted,
         )
         self.saved(len(segments[-1].token_ids), environment=state is not None or mark.environment_turn == self.turn)
         return found
@@ -226,9 +325,72 @@ class OpenRollout:
             self.turn if environment else -1,
         )
 
+    @property
+    def is_in_policy(self) -> bool:
+        """Whether the policy has it: it samples it, or has finished a turn and is about to say so."""
+        return self.phase is Phase.sampling and not self.is_paused and self.held is None
+
+    def lacks_state(self, so_far: Completion | None) -> bool:
+        """Return whether the environment is to be asked for its state, so that what is new can be saved."""
+        return (
+            self.phase is Phase.sampling
+            and self.turn not in (self.state_turn, self._mark.environment_turn)
+            and self.num_unsaved(so_far) > 0
+        )
+
+    def end_of_saved(self) -> str | None:
+        """Return why the turn of the carried tokens has ended, as a successor can tell; None if it goes on."""
+        if not self.carried:
+            return None
+        if self.carried_ids[-1] in self.renderer.stop_token_ids:
+            return "stop"
+        return "length" if self.num_left < 1 else None
+
+    @property
+    def num_left(self) -> int:
+        """How many tokens more may be sampled of this turn."""
+        context = self.context - len(self.segments[-1].token_ids)
+        return int(min(context, self.sampling.max_tokens - self.num_tokens))
+
     def _with(self, so_far: Completion | None) -> list[OpenSegment]:
         if so_far is None:
             return self.segments
         last = self.segments[-1].from_token(0)
         last.sampled(so_far)
         return [*self.segments[:-1], last]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """What a step may ask about an open rollout; all is 0 or empty for one that has ended. `TurnLoop.view` makes it."""
+
+    _state: OpenRollout | None
+    _so_far: Completion | None
+    """What the policy has sampled of the turn."""
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens were sampled so far."""
+        if self._state is None:
+            return 0
+        return self._state.num_tokens + (0 if self._so_far is None else len(self._so_far.token_ids))
+
+    @property
+    def num_unsaved(self) -> int:
+        """How many tokens are lost if the rollout is aborted."""
+        return 0 if self._state is None else self._state.num_unsaved(self._so_far)
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether its environment is asked for something."""
+        return self._state is not None and self._state.session.is_busy
+
+    def newest_tokens(self, count: int) -> np.ndarray:
+        """Return the newest tokens of the turn that is being sampled, int32 [at most count]."""
+        if self._state is None or self._state.phase is not Phase.sampling:
+            return np.zeros(0, np.int32)
+        tokens = np.zeros(0, np.int32) if self._so_far is None else self._so_far.token_ids[-count:]
+        if (before := min(self._state.carried, count - len(tokens))) > 0:
+            carried = np.asarray(self._state.segments[-1].token_ids[-before:], dtype=np.int32)
+            tokens = np.concatenate([carried, tokens])
+        return tokens

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rftstream.contracts.rollouts import PartialRollout, Segment, Turn
+from rftstream.contracts.rollouts import PartialRollout, Posted, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage, Task
-from rftstream.roles.explorer.open_rollout import OpenSegment
+from rftstream.models.splice import Conversation
+from rftstream.roles.explorer.open_rollout import OpenRollout, OpenSegment
 
 
 class CannotGoOnError(Exception):
@@ -29,6 +30,7 @@ class SavedRollout:
     """None: no turn is finished, so that its start is as good."""
     sampler_state: bytes | None
     started_at: float
+    posted: Posted | None = None
 
 
 def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
@@ -68,7 +70,18 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
         environment_state=state,
         sampler_state=pieces[-1].sampler_state,
         started_at=pieces[0].started_at,
+        posted=pieces[-1].posted,
     )
+
+
+def go_on_from(state: OpenRollout, saved: SavedRollout) -> None:
+    """Put what was saved into a rollout that has been opened again, with its tools."""
+    state.started_at, state.metrics, state.posted = saved.started_at, dict(saved.metrics), saved.posted
+    state.turns, state.segments = list(saved.turns), [OpenSegment.of(segment) for segment in saved.segments]
+    state.num_tokens, state.carried, state.sampler_state = saved.num_tokens, saved.carried, saved.sampler_state
+    state.turn, state.messages = num_finished(saved.turns), list(saved.messages)
+    state.asked = Conversation(messages=saved.messages, tools=state.tools)
+    state.saved(len(state.segments[-1].token_ids), environment=saved.environment_state is not None)
 
 
 def _check(piece: PartialRollout, number: int, task: Task, *, known: int, continues: bool) -> None:

@@ -39,7 +39,8 @@ from rftstream.roles.explorer.stored import stored_rollout
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.weights_update import WeightsUpdate
 from rftstream.roles.explorer.work import RolloutInHand
-from rftstream.service.role import FOREVER, Done, Item, Publish, Received, Saved
+from rftstream.service.role import FOREVER, Done, Item, Publish, Received, Saved, Wakeup
+from rftstream.service.self_pipe import SelfPipe
 from rftstream.service.step_defaults import ConcurrentStepDefaults
 from rftstream.weights.follower import WeightsFollower
 
@@ -76,10 +77,12 @@ class ExplorerStep(ConcurrentStepDefaults):
         process: str,
         clock: Clock,
         fetching: Executor,
+        pipe: SelfPipe | None = None,
     ) -> None:
         """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are cut.
         `fetch_rollout`: returns the rollout that stands at a place of the log, if there is one. `fetching`: of one
-        thread, where weights are fetched."""
+        thread, where weights are fetched. `pipe`: rings when an environment has answered."""
+        self._pipe = pipe
         self._policy = policy
         self._loop = loop
         self._follower = follower
@@ -98,6 +101,8 @@ class ExplorerStep(ConcurrentStepDefaults):
         """Groups with an outcome, newest last, as many as could still have tasks on the way."""
         self._weights = WeightsUpdate(policy, follower, fetching, clock)
         self._look_at = 0.0
+        self._leaving = False
+        """Whether the worker is to leave: what is paused then waits to be saved, not to be sampled."""
         self._save_at = clock.now() + settings.partial_every_s
 
     # ------------------------------------------------------------------------------------------ the loop's side
@@ -134,7 +139,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         if stored is None:
             self._in_hand.waiting.append(work)
         else:
-            self._done.append(self._finish(work, stored))
+            self._done.append(_finish(work, stored))
 
     def drop(self, numbers: Collection[int]) -> None:
         """Abort and forget rollouts."""
@@ -146,15 +151,17 @@ class ExplorerStep(ConcurrentStepDefaults):
 
     def advance(self) -> Sequence[Done]:
         """Take newer weights over, begin what may begin, sample a slice; return what is finished."""
+        if self._pipe is not None:
+            self._pipe.clear()
         behind = self._take_over_weights()
         self._look(behind)
         self._begin(behind)
         for attempt in self._loop.step():
-            work = self._in_hand.active.pop(int(attempt.key), None)
+            work = self._in_hand.ended(int(attempt.key))
             if work is not None:
                 task = work.task
                 rollout = rollout_of(attempt, task.ids, task.problem, task.sampling, self._clock.now())
-                self._done.append(self._finish(work, rollout, attempt.num_tokens))
+                self._done.append(_finish(work, rollout, attempt.num_tokens))
         done, self._done = self._done, []
         return done
 
@@ -163,8 +170,12 @@ class ExplorerStep(ConcurrentStepDefaults):
         if self._done:
             return 0.0
         until_weights = self._weights.retry_in_s
-        until_tokens = min(self._policy.idle_s(), LOOK_S) if self._in_hand.active else FOREVER
-        return min(until_tokens, until_weights if until_weights > 0 else FOREVER)
+        until_tokens = min(self._policy.idle_s(), LOOK_S) if self._policy.num_active else FOREVER
+        return min(until_tokens, self._loop.idle_s(), until_weights if until_weights > 0 else FOREVER)
+
+    def wakeups(self) -> Sequence[Wakeup]:
+        """Return the pipe that rings when an environment has answered, while one is asked."""
+        return () if self._pipe is None or not self._loop.calls.num_running else (self._pipe,)
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
         """Return a rollout that says so; pieces of it are taken back."""
@@ -188,8 +199,11 @@ class ExplorerStep(ConcurrentStepDefaults):
         }
 
     def close(self) -> None:
-        """End the fetching and the policy."""
+        """End the fetching, the environments and the policy."""
         self._weights.close()
+        self._loop.close()
+        if self._pipe is not None:
+            self._pipe.close()
         self._policy.close()
 
     # ------------------------------------------------------------------------------------------ weights
@@ -220,8 +234,13 @@ class ExplorerStep(ConcurrentStepDefaults):
             if task.ids.group_id in self._decided:
                 if work.is_paused:
                     self._in_hand.abort(work)
-                self._done.append(self._finish(work, skipped(task, self._clock.now())))
-            elif work.leaves or len(self._in_hand.active) >= self._places or not self._may_begin(task, behind):
+                self._done.append(_finish(work, skipped(task, self._clock.now())))
+            elif (
+                work.leaves
+                or (self._leaving and work.leaves is None)
+                or len(self._in_hand.active) >= self._places
+                or not self._may_begin(task, behind)
+            ):
                 waiting.append(work)
             else:
                 self._in_hand.begin(work)
@@ -242,10 +261,10 @@ class ExplorerStep(ConcurrentStepDefaults):
         places = sum(self._may_begin(work.task, behind) for work in self._in_hand.waiting) - free
         for work in list(self._in_hand.active.values()):
             count = settings.repetition_tokens
-            if count and repeats(self._loop.newest_tokens(work.key, count), count, settings.repetition_period):
+            if count and repeats(self._loop.view(work.key).newest_tokens(count), count, settings.repetition_period):
                 self._loop.cut(work.key, "repetition")
             elif settings.yield_after_tokens and places > 0:
-                had = self._loop.num_sampled(work.key) - work.began_with
+                had = self._loop.view(work.key).num_sampled - work.began_with
                 if had >= settings.yield_after_tokens and self._in_hand.pause(work):
                     places -= 1
 
@@ -266,38 +285,41 @@ class ExplorerStep(ConcurrentStepDefaults):
         if leaving:
             return self._leave()
         now, every_s = self._clock.now(), self._settings.partial_every_s
-        works = [work for work in self._in_hand.waiting if work.is_due]
+        works = [work for work in (*self._in_hand.waiting, *self._in_hand.active.values()) if work.is_due]
         if every_s and now >= self._save_at:
             self._save_at = now + every_s
-            works += self._in_hand.active.values()
-        for work in works:
-            work.is_due = False
+            works += [work for work in self._in_hand.active.values() if not work.is_due]
         pieces = [
             (work, self._in_hand.next_piece(work, now=self._clock.now(), explorer=self._process)) for work in works
         ]
+        for work, piece in pieces:
+            work.is_due = piece is None and work.may_save and self._loop.view(work.key).is_calling
         return [Saved(work.item.number, (piece,)) for work, piece in pieces if piece is not None]
 
     def _leave(self) -> list[Saved]:
         """Return what can be saved, to be given back with the next transaction. The rest goes on."""
+        self._leaving = True
         for work in [work for work in self._in_hand.active.values() if work.leaves is None]:
             self._in_hand.pause(work)
         saved = []
         for work in self._in_hand.waiting:
             if work.is_paused and work.leaves is None:
                 piece = self._in_hand.next_piece(work, now=self._clock.now(), explorer=self._process)
-                work.leaves = piece is not None or self._loop.num_unsaved(work.key) == 0
+                view = self._loop.view(work.key)
+                if piece is None and view.num_unsaved and view.is_calling and work.may_save:
+                    continue  # what its environment says is waited for
+                work.leaves = piece is not None or view.num_unsaved == 0
                 if work.leaves:
                     saved.append(Saved(work.item.number, () if piece is None else (piece,), leaves=True))
         return saved
 
-    # ------------------------------------------------------------------------------------------ rollouts
 
-    def _finish(self, work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> Done:
-        rollout, value = fit_to_record(rollout)
-        metrics.ROLLOUTS.labels(str(rollout.status)).inc()
-        metrics.SAMPLED_TOKENS.labels(EXPLORER.name).inc(num_sampled)
-        pieces = tombstones(rollout.ids.rollout_id, work.partition, work.pieces)
-        return Done(work.item.number, (Publish("rollouts", work.partition, rollout, value), *pieces))
+def _finish(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> Done:
+    rollout, value = fit_to_record(rollout)
+    metrics.ROLLOUTS.labels(str(rollout.status)).inc()
+    metrics.SAMPLED_TOKENS.labels(EXPLORER.name).inc(num_sampled)
+    pieces = tombstones(rollout.ids.rollout_id, work.partition, work.pieces)
+    return Done(work.item.number, (Publish("rollouts", work.partition, rollout, value), *pieces))
 
 
 def _num_tokens(piece: Record) -> int:

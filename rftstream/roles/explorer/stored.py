@@ -12,7 +12,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import RolloutIds, Task
 from rftstream.errors import ContractError
-from rftstream.roles.explorer.turn_loop import oldest_version
+from rftstream.roles.explorer.attempt import oldest_version
 from rftstream.service.role import read_records
 from rftstream.transport.base import Transport
 

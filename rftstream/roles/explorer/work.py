@@ -82,6 +82,7 @@ class RolloutInHand:
             metrics=new.metrics,
             started_at=new.started_at,
             explorer=explorer,
+            posted=new.posted,
         )
         try:
             value = codec.encode(piece)

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from rftstream.contracts.tasks import ChatMessage, Problem
-from rftstream.environments.base import Reply
+from rftstream.environments.base import AssistantMessage, Reply
 
 
 class HigherLower:
@@ -24,10 +24,10 @@ class HigherLower:
     def start(self) -> tuple[ChatMessage, ...]:
         return self._problem.messages
 
-    def reply(self, completion: str, finish_reason: str) -> Reply:
+    def reply(self, said: AssistantMessage) -> Reply:
         self._num_guesses += 1
         right = int(self._problem.answer or 0)
-        guess = int(completion) if completion.strip().isdecimal() else None
+        guess = int(said.text) if said.text.strip().isdecimal() else None
         if guess == right or self._num_guesses == self._config.max_guesses:
             return Reply(done=True, metrics={"guesses": self._num_guesses, "found": guess == right})
         hint = "a number, please" if guess is None else "higher" if guess < right else "lower"

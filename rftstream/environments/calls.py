@@ -1,0 +1,276 @@
+"""Calls of environments' methods, made outside of the sampling thread.
+
+An environment is somebody's code: it may take its time, hang, or raise. Each environment object has a `CallLine`, which
+makes its calls one at a time, in order. Calls of different objects run at the same time (call_workers.py). Results are
+handed out by `EnvironmentCalls.poll`, in the thread of the turn loop, so that nothing else has to be thread-safe:
+
+    line = calls.open()
+    line.call("reply", environment.reply, said, then=lambda result: print(result.value, result.error))
+    while line.is_busy:
+        calls.poll()
+    line.close("close", environment.close)
+
+A call that exceeds the time limit is given up. A coroutine is cancelled. A plain function cannot be stopped: its thread
+is abandoned, and what it returns later is ignored.
+
+Without workers, calls are made at once in the caller's thread, as for environments that declare `is_immediate` and in a
+simulation. A coroutine is then stepped by hand: `await Pause(seconds)` lets it wait by the clock that is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+LOOK_EVERY_S = 0.05
+"""Seconds between two looks at time limits."""
+CLOSE_S = 2.0
+"""Seconds that environments have to close when the process leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """What became of a call: a value, an error, or that it was given up."""
+
+    value: Any = None
+    error: BaseException | None = None
+    timed_out: bool = False
+
+
+Then = Callable[[CallResult], None]
+"""Takes the result of a call, in the thread that polls."""
+
+
+@dataclass(slots=True, eq=False)
+class EnvironmentCall:
+    """A call of a method. A CallLine makes it; whoever runs it sets `started_at`."""
+
+    line: CallLine
+    method: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    then: Then | None
+    """None: nobody wants the result any more."""
+    started_at: float | None = None
+    """When it began to run; None while it waits for a thread."""
+
+
+class CallRunner(Protocol):
+    """Where calls run beside the sampling thread: `call_workers.CallWorkers`."""
+
+    def run(self, call: EnvironmentCall) -> None:
+        """Begin the call. Its end comes by `take_ended`."""
+
+    def cancel(self, call: EnvironmentCall) -> None:
+        """End the call early if that is possible. Its end still comes by `take_ended`."""
+
+    def abandon(self, call: EnvironmentCall) -> None:
+        """Give the call up: its end does not matter."""
+
+    def take_ended(self) -> list[tuple[EnvironmentCall, CallResult]]:
+        """Return the calls that ended since the last time. Calls that were abandoned may be among them."""
+
+    def close(self) -> None:
+        """End all threads that can be ended."""
+
+
+class Pause:
+    """What a coroutine of a simulated environment awaits: `await Pause(0.5)` takes half a second of the clock."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __await__(self) -> Generator[float]:
+        yield self._seconds
+
+
+class CallLine:
+    """The calls of one environment object, one at a time. `EnvironmentCalls.open` makes it. Its owner uses `call` as
+    often as it likes, and `close` once."""
+
+    def __init__(self, calls: EnvironmentCalls, *, is_immediate: bool) -> None:
+        self.is_immediate = is_immediate
+        self.running: EnvironmentCall | None = None
+        self.waiting: deque[EnvironmentCall] = deque()
+        self.place: object = None
+        """Where workers run its coroutines; theirs alone."""
+        self._calls = calls
+        self._is_closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call has no result yet."""
+        return self.running is not None or bool(self.waiting)
+
+    def call(self, method: str, function: Callable[..., Any], *arguments: Any, then: Then) -> None:
+        """Make a call after those before. `method` is its name in metrics. `then` gets its result, unless the line is
+        closed before."""
+        assert not self._is_closed, f"{method}: the line is closed"
+        self._add(EnvironmentCall(self, method, function, arguments, then))
+
+    def close(self, method: str, function: Callable[[], Any] | None, *, then: Then | None = None) -> None:
+        """Make a last call, if there is one to make. What waits is dropped. What runs is cancelled or waited for, and
+        nobody hears of its result."""
+        self._is_closed = True
+        self.waiting.clear()
+        if (running := self.running) is not None:
+            running.then = None
+            self._calls.cancel(running)
+        if function is not None:
+            self._add(EnvironmentCall(self, method, function, (), then))
+
+    def _add(self, call: EnvironmentCall) -> None:
+        self.waiting.append(call)
+        self._calls.go_on(self)
+
+
+class EnvironmentCalls:
+    """All calls of a turn loop. The composition root makes it; the turn loop opens a line for each rollout, polls, and
+    closes it at the end. One thread alone may use it."""
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        timeout_s: float = math.inf,
+        workers: CallRunner | None = None,
+        observe: Callable[[str, float, bool], None] | None = None,
+    ) -> None:
+        """`timeout_s`: time limit of each call, by the clock `now`. `workers`: None to make all calls in the caller's
+        thread. `observe` gets the method of each call that ended, its seconds, and whether it was given up."""
+        self._now = now
+        self._timeout_s = timeout_s
+        self._workers = workers
+        self._observe = observe
+        self._beside: set[EnvironmentCall] = set()
+        """Calls that run in workers."""
+        self._stepped: dict[EnvironmentCall, tuple[Any, float]] = {}
+        """Coroutines that are stepped by hand, with the time of their next step."""
+        self._look_at = 0.0
+
+    def open(self, *, is_immediate: bool = False) -> CallLine:
+        """Return the line of one more environment object. `is_immediate`: it never blocks, so that its calls are made
+        at once in this thread."""
+        return CallLine(self, is_immediate=is_immediate or self._workers is None)
+
+    @property
+    def num_running(self) -> int:
+        """How many calls have no result yet."""
+        return len(self._beside) + len(self._stepped)
+
+    def poll(self) -> None:
+        """Hand out the results of calls that ended, and give up those that exceed the time limit."""
+        if self._beside and self._workers is not None:
+            for call, result in self._workers.take_ended():
+                self._end(call, result)
+        now = self._now()
+        for call in [call for call, (_, due) in self._stepped.items() if due <= now]:
+            if call in self._stepped:
+                self._step(call)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            for call in [*self._beside, *self._stepped]:
+                if call.started_at is not None and now - call.started_at >= self._timeout_s:
+                    self._give_up(call)
+
+    def idle_s(self) -> float:
+        """Return the seconds until `poll` has something to do; infinite if nothing runs. Calls in workers may end
+        before: they ring."""
+        now = self._now()
+        dues = [due for _, due in self._stepped.values()]
+        begun = [call.started_at for call in (*self._beside, *self._stepped) if call.started_at is not None]
+        return max(0.0, min([*dues, *(at + self._timeout_s for at in begun)], default=math.inf) - now)
+
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """End all calls. Those in workers have `within_s` seconds; the owner has closed all lines before."""
+        deadline = time.monotonic() + within_s
+        while self._beside and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(0.001)
+        for call in [*self._beside, *self._stepped]:
+            self._drop(call)
+        if self._workers is not None:
+            self._workers.close()
+
+    # ------------------------------------------------------------------------------------------ for lines
+
+    def go_on(self, line: CallLine) -> None:
+        """Begin the next call of a line if none of it runs."""
+        if line.running is not None or not line.waiting:
+            return
+        line.running = call = line.waiting.popleft()
+        if self._workers is not None and not line.is_immediate:
+            self._beside.add(call)
+            self._workers.run(call)
+            return
+        call.started_at = self._now()
+        try:
+            value = call.function(*call.arguments)
+        except Exception as error:
+            self._end(call, CallResult(error=error))
+            return
+        if inspect.isawaitable(value):
+            self._stepped[call] = value.__await__(), call.started_at
+            self._step(call)
+        else:
+            self._end(call, CallResult(value=value))
+
+    def cancel(self, call: EnvironmentCall) -> None:
+        """End a call whose result nobody wants, as soon as that is possible."""
+        if call in self._stepped:
+            self._end(call, CallResult())
+        elif self._workers is not None:
+            self._workers.cancel(call)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _step(self, call: EnvironmentCall) -> None:
+        steps, _ = self._stepped[call]
+        try:
+            waits = steps.send(None)
+        except StopIteration as end:
+            self._end(call, CallResult(value=end.value))
+        except Exception as error:
+            self._end(call, CallResult(error=error))
+        else:
+            if isinstance(waits, int | float):
+                self._stepped[call] = steps, self._now() + waits
+            else:
+                text = f"{call.method} awaits {type(waits).__name__}, expected an environment without is_immediate"
+                self._end(call, CallResult(error=TypeError(text)))
+
+    def _give_up(self, call: EnvironmentCall) -> None:
+        self._drop(call)
+        self._end(call, CallResult(timed_out=True))
+
+    def _drop(self, call: EnvironmentCall) -> None:
+        if call in self._beside and self._workers is not None:
+            self._beside.discard(call)
+            self._workers.abandon(call)
+        elif call in self._stepped:
+            _close_steps(self._stepped.pop(call)[0])
+
+    def _end(self, call: EnvironmentCall, result: CallResult) -> None:
+        line, then = call.line, call.then
+        if line.running is not call:
+            return  # it was given up
+        self._beside.discard(call)
+        if (stepped := self._stepped.pop(call, None)) is not None:
+            _close_steps(stepped[0])
+        if call.started_at is not None and self._observe is not None:
+            self._observe(call.method, self._now() - call.started_at, result.timed_out)
+        line.running = None
+        self.go_on(line)
+        if then is not None:
+            then(result)
+
+
+def _close_steps(steps: Any) -> None:
+    with suppress(Exception):  # somebody's code: a coroutine may refuse to end
+        steps.close()

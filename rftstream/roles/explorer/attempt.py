@@ -1,0 +1,99 @@
+"""What a finished turn loop has to show, and what a completion must be for a trainer to learn from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rftstream.contracts.assistant import ToolCall
+from rftstream.contracts.checks import MAX_DEPTH
+from rftstream.contracts.rollouts import Posted, RolloutStatus, Segment, Turn
+from rftstream.error_kinds import Kinds
+from rftstream.policies.base import Completion
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What a finished turn loop has to show."""
+
+    key: str
+    status: RolloutStatus
+    turns: tuple[Turn, ...]
+    segments: tuple[Segment, ...]
+    num_tokens: int
+    error: str | None
+    metrics: dict[str, float]
+    started_at: float
+    posted: Posted | None
+
+
+class FailureLog:
+    """Logs what failed in rollouts: of each kind the first, with its traceback. A turn loop makes it."""
+
+    def __init__(self) -> None:
+        self._kinds = Kinds()
+
+    def say(self, rollout: str, text: str, error: BaseException | None) -> None:
+        """Log the text unless one of its kind was."""
+        if self._kinds.is_new(text):
+            log.warning("%s: %s (the first of its kind in this process)", rollout, text, exc_info=error)
+
+
+def find_oddity(completion: Completion) -> str:
+    """Return what is wrong with a completion, since a policy may be anybody's; empty if a trainer can learn from it."""
+    logprobs, count = completion.behavior_logprobs, len(completion.token_ids)
+    if len(logprobs) != count:
+        return f"{len(logprobs)} logprobs for {count} tokens"
+    if not np.isfinite(logprobs).all():
+        return "a logprob that is not finite"
+    end = 0
+    for span in completion.versions:
+        if span.start != end or span.count < 1:
+            return f"a version for {span.count} tokens from {span.start} on, expected some from {end} on"
+        end += span.count
+    return "" if end == count else f"versions for {end} of {count} tokens"
+
+
+def without_more(key: str, reason: str) -> Completion:
+    """Return a completion without tokens, for a turn that was complete when it was saved."""
+    return Completion(
+        request_id=key,
+        token_ids=np.zeros(0, np.int32),
+        behavior_logprobs=np.zeros(0, np.float32),
+        versions=(),
+        finish_reason=reason,
+    )
+
+
+def recordable_call(call: ToolCall) -> ToolCall:
+    """Return the call as a record can hold it: a model may write numbers, texts and depths that none can."""
+    try:
+        msgspec.msgpack.encode((call.name, call.arguments, call.text))
+        if _depth(call.arguments) <= MAX_DEPTH:
+            return call
+        error = f"arguments of more than {MAX_DEPTH} levels"
+    except (ValueError, OverflowError, RecursionError) as found:  # of which UnicodeEncodeError is one
+        error = f"arguments that no record can hold: {found}"
+    name, text = (value.encode(errors="backslashreplace").decode() for value in (call.name, call.text))
+    return replace(call, name=name, text=text, arguments=None, error=call.error or error)
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    if isinstance(value, list | tuple):
+        return 1 + max(map(_depth, value), default=0)
+    return 0
+
+
+def oldest_version(segments: Sequence[Segment]) -> int | None:
+    """Return the oldest version that sampled a token; None if nothing was sampled."""
+    versions = [span.version for segment in segments for span in segment.versions]
+    return min(versions) if versions else None

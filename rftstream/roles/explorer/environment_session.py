@@ -1,0 +1,258 @@
+"""An environment as the turn loop sees it: one object of somebody's code, its calls, and what they may return."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.rollouts import Posted
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.environments.base import Environment, Reply
+from rftstream.environments.calls import CallLine, CallResult
+from rftstream.error_kinds import last_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFailure:
+    """Why a call of an environment gave nothing."""
+
+    text: str
+    """Environment, method and the last line of the traceback, for people."""
+    error: BaseException | None = None
+    """What was raised; None if the call was given up."""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the call was given up, since it exceeded its time limit."""
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a conversation begins, or goes on from what was saved."""
+
+    messages: tuple[ChatMessage, ...]
+    """What the environment shows first; what was saved if it goes on from there."""
+    tools: tuple[Mapping[str, Any], ...]
+    """The tools that it offers."""
+
+
+class EnvironmentSession:
+    """One environment object. The turn loop makes it, calls `begin` or `resume`, then `reply` for each turn and `save`
+    in between, and `close` last. Every answer comes by a callback: an object that is done at once gives it before the
+    method returns, any other when the calls are polled. After `close` no callback comes."""
+
+    def __init__(self, line: CallLine, make: Callable[[], Environment], *, name: str, timeout_s: float) -> None:
+        """`name` and `timeout_s`, the time limit of a call, stand in failures."""
+        self._line = line
+        self._make = make
+        self._name = name
+        self._timeout_s = timeout_s
+        self._environment: Environment | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call has not ended."""
+        return self._line.is_busy
+
+    def begin(self, then: Callable[[Opening | CallFailure], None]) -> None:
+        """Make the object and have it start."""
+
+        def started(found: Any) -> None:
+            if isinstance(found, CallFailure):
+                then(found)
+            else:
+                self._ask_tools(found, then)
+
+        self._made("start", then, lambda: self._call("start", checked_messages, started))
+
+    def resume(
+        self, state: bytes | None, messages: Sequence[ChatMessage], then: Callable[[Opening | CallFailure], None]
+    ) -> None:
+        """Make the object and have it go on from `state`; None: it starts, and has to begin with `messages`."""
+
+        def loaded(found: Any) -> None:
+            if isinstance(found, CallFailure):
+                then(found)
+            elif state is None and found != tuple(messages):
+                then(CallFailure(text="its environment begins otherwise now", error=ValueError()))
+            else:
+                self._ask_tools(tuple(messages), then)
+
+        if state is None:
+            self._made("start", then, lambda: self._call("start", checked_messages, loaded))
+        else:
+            self._made("load", then, lambda: self._call("load", _anything, loaded, state))
+
+    def reply(self, said: AssistantMessage, then: Callable[[Reply | CallFailure], None]) -> None:
+        """Have the environment answer."""
+        self._call("reply", checked_reply, then, said)
+
+    def save(self, then: Callable[[bytes | CallFailure | None], None]) -> None:
+        """Ask for its state."""
+        self._call("save", _checked_state, then)
+
+    def close(self, told: Callable[[CallFailure], None]) -> None:
+        """Have it closed once nothing of it runs. `told` hears of a failure."""
+        self._line.close("close", self._close, then=lambda result: self._told("close", _anything, result, told))
+
+    def _close(self) -> object:
+        # Read when nothing of it runs any more: it may be made only now.
+        environment, self._environment = self._environment, None
+        return environment.close() if environment is not None else None
+
+    def _made(self, method: str, then: Callable[[CallFailure], None], go_on: Callable[[], None]) -> None:
+        def make() -> None:
+            self._environment = self._make()
+
+        def made(result: CallResult) -> None:
+            if (failure := self._failure(method, result)) is not None:
+                then(failure)
+            else:
+                go_on()
+
+        self._line.call(method, make, then=made)
+
+    def _ask_tools(self, messages: tuple[ChatMessage, ...], then: Callable[[Opening | CallFailure], None]) -> None:
+        def asked(found: Any) -> None:
+            then(found if isinstance(found, CallFailure) else Opening(messages=messages, tools=found))
+
+        if hasattr(self._environment, "tools"):
+            self._call("tools", checked_tools, asked)
+        else:
+            asked(())
+
+    def _call(self, method: str, check: Callable[[Any], Any], then: Callable[[Any], None], *arguments: Any) -> None:
+        function = getattr(self._environment, method, None)
+        if function is None:
+            then(CallFailure(text=self._text(method, text := f"it has no method {method}"), error=TypeError(text)))
+            return
+        self._line.call(method, function, *arguments, then=lambda result: then(self._checked(method, check, result)))
+
+    def _checked(self, method: str, check: Callable[[Any], Any], result: CallResult) -> Any:
+        if (failure := self._failure(method, result)) is not None:
+            return failure
+        try:
+            return check(result.value)
+        except Exception as error:  # of what somebody's code returned
+            return self._failure(method, CallResult(error=error))
+
+    def _told(
+        self, method: str, check: Callable[[Any], Any], result: CallResult, told: Callable[[CallFailure], None]
+    ) -> None:
+        if (failure := self._failure(method, result)) is not None:
+            told(failure)
+
+    def _failure(self, method: str, result: CallResult) -> CallFailure | None:
+        if result.timed_out:
+            return CallFailure(text=self._text(method, f"no answer within {self._timeout_s:g} s"))
+        if result.error is not None:
+            return CallFailure(text=self._text(method, _line_of(result.error)), error=result.error)
+        return None
+
+    def _text(self, method: str, what: str) -> str:
+        return f"environment {self._name}: {method}: {what}"
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the last line of the error's traceback, with its type."""
+    text = last_line(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
+    """Return what the environment gave in all, with the reply to turn number `turn`."""
+    if reply.reward is None and not reply.parts:
+        return posted
+    posted = posted or Posted(reward=None)
+    reward, parts, error = posted.reward, dict(posted.parts), posted.error
+
+    def summed(before: float | None, given: float, what: str) -> float | None:
+        nonlocal error
+        total = given if before is None else before + given
+        if math.isfinite(total):
+            return total
+        error = error or f"the {what} of turn {turn} is {given}, expected a finite number, also as a sum over turns"
+        return before
+
+    if reply.reward is not None:
+        reward = summed(reward, reply.reward, "reward")
+    for name, given in reply.parts.items():
+        if (total := summed(parts.get(name), given, f"part {name!r}")) is not None:
+            parts[name] = total
+    return Posted(reward=reward, parts=parts, source="environment", error=error)
+
+
+# ------------------------------------------------------------------------------------------ what may come
+
+
+def checked_messages(found: Any) -> tuple[ChatMessage, ...]:
+    """Return messages as a tuple. TypeError if they are none."""
+    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
+        raise TypeError(f"got {type(found).__name__}, expected a list of ChatMessage")
+    messages = tuple(found)
+    for message in messages:
+        if not isinstance(message, ChatMessage):
+            raise TypeError(f"got a message of type {type(message).__name__}, expected ChatMessage")
+        for name in ("role", "content"):
+            if not isinstance(getattr(message, name), str):
+                raise TypeError(f"got a message with {name} {getattr(message, name)!r:.100}, expected a text")
+    return messages
+
+
+def checked_tools(found: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return definitions of tools as they come back from JSON. TypeError if they are none."""
+    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
+        raise TypeError(f"got {type(found).__name__}, expected a list of tools")
+    tools = tuple(found)
+    for tool in tools:
+        if not isinstance(tool, Mapping):
+            raise TypeError(f"got a tool of type {type(tool).__name__}, expected a map with type and function")
+    return tuple(json.loads(json.dumps([dict(tool) for tool in tools], allow_nan=False)))
+
+
+def checked_reply(found: Any) -> Reply:
+    """Return the reply in plain types. TypeError if it is none."""
+    if not isinstance(found, Reply):
+        raise TypeError(f"got {type(found).__name__}, expected Reply")
+    return Reply(
+        done=bool(found.done),
+        messages=checked_messages(found.messages),
+        reward=None if found.reward is None else _number(found.reward, "a reward"),
+        parts=_numbers(found.parts, "parts"),
+        metrics=_numbers(found.metrics, "metrics"),
+        rewrite=None if found.rewrite is None else checked_messages(found.rewrite),
+    )
+
+
+def _numbers(found: Any, what: str) -> dict[str, float]:
+    if not isinstance(found, Mapping):
+        raise TypeError(f"got {what} of type {type(found).__name__}, expected a map from names to numbers")
+    if odd := [name for name in found if not isinstance(name, str)]:
+        raise TypeError(f"got {odd[0]!r:.100} as a name in {what}, expected a text")
+    return {name: _number(value, f"{name!r:.100} in {what}") for name, value in found.items()}
+
+
+def _number(value: Any, what: str) -> float:
+    plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    if not isinstance(plain, numbers.Real):
+        raise TypeError(f"got {what} of type {type(value).__name__}, expected a number")
+    try:
+        return float(plain)
+    except OverflowError:
+        return math.inf
+
+
+def _checked_state(found: Any) -> bytes | None:
+    if found is not None and not isinstance(found, bytes):
+        raise TypeError(f"got {type(found).__name__}, expected bytes or None")
+    return found
+
+
+def _anything(found: Any) -> Any:
+    return found
