@@ -212,7 +212,7 @@ class EnvironmentCalls:
         call.started_at = self._now()
         try:
             value = call.function(*call.arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._end(call, CallResult(error=error))
             return
         if inspect.isawaitable(value):
@@ -236,7 +236,7 @@ class EnvironmentCalls:
             waits = steps.send(None)
         except StopIteration as end:
             self._end(call, CallResult(value=end.value))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._end(call, CallResult(error=error))
         else:
             if isinstance(waits, int | float):

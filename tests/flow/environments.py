@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import dataclass
 
 from rftstream.contracts.tasks import ChatMessage, Problem
@@ -136,3 +138,99 @@ class Careless(_Environment):
             case "number":
                 return Reply(done=False, messages=(ChatMessage(role="user", content=7),))  # type: ignore[arg-type]
         return Reply(done=True, metrics={"\udcff": 1.0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GameConfig:
+    turns: int = 3
+    reply_s: float = 0.0
+    """Seconds of the clock that each reply takes."""
+    reward: float | None = 0.5
+    """Of each turn."""
+    odd_turn: int = -1
+    """The turn in which `odd` happens."""
+    odd: str = ""
+    """`hangs`, `nan`, `none` (no reward), `nan part` or `exits`."""
+    saves: bool = True
+
+
+class Game:
+    """Gives a reward in each turn; a reply takes its time."""
+
+    Config = GameConfig
+
+    def __init__(self, config: GameConfig, *, problem: Problem, seed: int) -> None:
+        self.config, self.problem, self.turn = config, problem, 0
+
+    async def start(self) -> tuple[ChatMessage, ...]:
+        return self.problem.messages
+
+    async def reply(self, said: AssistantMessage) -> Reply:
+        config, turn = self.config, self.turn
+        if config.reply_s:
+            await Pause(config.reply_s)
+        odd = config.odd if turn == config.odd_turn else ""
+        if odd == "hangs":
+            await Pause(1e9)
+        if odd == "exits":
+            raise SystemExit(3)
+        self.turn += 1
+        return Reply(
+            done=self.turn == config.turns,
+            messages=(ChatMessage(role="user", content=f"{turn}+1="),) if self.turn < config.turns else (),
+            reward={"nan": float("nan"), "none": None}.get(odd, config.reward),
+            parts={"turns": 1.0, "odd": float("inf") if odd == "nan part" else 0.0},
+            metrics={"turns": self.turn},
+        )
+
+    def save(self) -> bytes | None:
+        return bytes([self.turn]) if self.config.saves else None
+
+    async def load(self, state: bytes) -> None:
+        self.turn = state[0]
+
+    def close(self) -> None:
+        pass
+
+
+class Gate:
+    """Where a test holds replies up: `entered` says that one has come, `opened` lets all go on."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def reset(self) -> None:
+        for event in (self.entered, self.opened, self.closed):
+            event.clear()
+
+
+GATE = Gate()
+
+
+class Blocking(_Environment):
+    """Its first reply waits at the gate, in its thread."""
+
+    Config = Config
+
+    def reply(self, said: AssistantMessage) -> Reply:
+        GATE.entered.set()
+        GATE.opened.wait()
+        return Reply(done=True, reward=1.0)
+
+    def close(self) -> None:
+        GATE.closed.set()
+
+
+class BlockingLater(_Environment):
+    """As above, as a coroutine."""
+
+    Config = Config
+
+    async def reply(self, said: AssistantMessage) -> Reply:
+        GATE.entered.set()
+        while not GATE.opened.is_set():
+            await asyncio.sleep(0.001)
+        return Reply(done=True, reward=1.0)
+
+    def close(self) -> None:
+        GATE.closed.set()
