@@ -44,6 +44,7 @@ class CallWorkers:
         self._tasks: dict[EnvironmentCall, _LoopTask] = {}
         """Coroutines that run, by their call."""
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def run(self, call: EnvironmentCall) -> None:
         """Begin the call in a thread, or on the loop."""
@@ -80,7 +81,9 @@ class CallWorkers:
                 return ended
 
     def close(self) -> None:
-        """End the threads that have no work, and the loops that are not stuck."""
+        """End the threads that have no work, and the loops that are not stuck. Nothing rings afterwards."""
+        with self._lock:
+            self._is_closed = True
         self._threads.close()
         for loop in self._loops:
             loop.close()
@@ -121,8 +124,10 @@ class CallWorkers:
         self._end(call, result)
 
     def _end(self, call: EnvironmentCall, result: CallResult) -> None:
-        self._ended.put((call, result))
-        self._ring()
+        with self._lock:
+            if not self._is_closed:
+                self._ended.put((call, result))
+                self._ring()
 
 
 class _LoopTask:

@@ -209,7 +209,7 @@ def test_an_evaluation_has_the_reward_of_its_environment(tmp_path: Path) -> None
     RoleDriver(scene, "evaluator").work()
     (result,) = [one for one in scene.messages("evals") if isinstance(one, EvalResult)]
     assert (result.num_tasks, result.num_unscored) == (3, 0)
-    assert result.metrics["mean"] == result.metrics["metric/environment_reward"] == 1.5
+    assert result.metrics["mean"] == result.metrics["environment_reward"] == 1.5
     assert result.metrics["metric/turns"] == 3.0
 
 
