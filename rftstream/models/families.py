@@ -10,25 +10,29 @@ import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rftstream.contracts.assistant import AssistantMessage, ToolCall
+from rftstream.models.chat_template import THINK
 from rftstream.models.tokenizer import Tokenizer
-from rftstream.models.tool_calls import EXPECTED, call_id, checked_arguments
+from rftstream.models.tool_calls import EXPECTED, PROMPT_END, call_id, checked_arguments, ends_in_thought
 
 log = logging.getLogger(__name__)
 
+HARMONY = "gpt-oss"
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "gpt-oss": ("<|channel|>", "<|message|>", "<|call|>"),
+    HARMONY: ("<|channel|>", "<|message|>", "<|call|>"),
     "kimi-k2": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
     "deepseek-r1": ("<｜tool▁calls▁begin｜>", "```json", "<think>"),
     "deepseek-v3": ("<｜tool▁calls▁begin｜>", "```json"),
     "glm-4.5": ("<arg_key>", "<arg_value>", "<|observation|>"),
     "minimax-m2": ("<minimax:tool_call>", "<invoke name="),
     "qwen3.5": ("<tool_call>", "<function=", "<parameter="),
+    "prime-qwen3": ("<tool_call>", "<function=", "<parameter="),
     "qwen3": ("<tool_call>", "<tool_response>", "</think>"),
 }
-"""Name of a family as the package has it -> what its templates contain. The first that fits is taken."""
+"""Name of a family as the package has it -> what its templates contain. The first that fits and finds its tokens is
+taken."""
 
 ERRORS = {
     "invalid_json": "The arguments of the tool call are not valid JSON",
@@ -39,9 +43,9 @@ ERRORS = {
 """What the package says of a call that it cannot read -> the same for the model."""
 
 
-def family_of(template: str) -> str | None:
-    """Return the name of the family whose template this is; None if it is none of FAMILIES."""
-    return next((name for name, signs in FAMILIES.items() if all(sign in template for sign in signs)), None)
+def families_of(template: str) -> list[str]:
+    """Return the names of the families whose template this could be."""
+    return [name for name, signs in FAMILIES.items() if all(sign in template for sign in signs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ class FamilyParser:
         finish_reason: str,
         turn: int,
     ) -> AssistantMessage | None:
-        """Return the completion (without its stop token) taken apart; None if the package fails at it."""
+        """Return the completion taken apart; None if the package fails at it."""
+        if ends_in_thought(self._tokenizer.full_text(prompt[-PROMPT_END:])):
+            prompt = self._tokenizer.encode(f"{THINK}\n")  # not every prompt has the header that is looked for
         try:
             found = self._renderer.parse_response(
                 list(completion), tools=[dict(tool) for tool in tools] or None, prompt_ids=list(prompt)
@@ -101,16 +107,19 @@ class FamilyParser:
 def open_parser(template: str, tokenizer: Tokenizer) -> FamilyParser | None:
     """Return the parser for models with this template; None if its family is not known, the package is missing, or the
     tokenizer lacks a token of the family."""
-    name = family_of(template)
-    if name is None or importlib.util.find_spec("renderers") is None:
+    names = families_of(template)
+    if not names or importlib.util.find_spec("renderers") is None:
         return None
     from renderers import config_from_name, create_renderer
 
-    try:
-        return FamilyParser(name, create_renderer(_Adapter(tokenizer), config_from_name(name)), tokenizer)
-    except Exception as error:  # an assertion, for a token that is missing
-        log.debug("renderers cannot parse for a template like %s: %r", name, error)
-        return None
+    adapter = _Adapter(tokenizer)
+    for name in names:
+        try:
+            made = _Harmony(adapter) if name == HARMONY else create_renderer(adapter, config_from_name(name))
+            return FamilyParser(name, made, tokenizer)
+        except Exception as error:  # an assertion, for a token that is missing
+            log.debug("renderers cannot parse for a template like %s: %r", name, error)
+    return None
 
 
 class _Adapter:
@@ -133,3 +142,25 @@ class _Adapter:
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         return self._ids.get(tokens) if isinstance(tokens, str) else [self._ids.get(token) for token in tokens]
+
+
+class _Harmony:
+    """The parser of gpt-oss without its renderer, which would fetch a vocabulary over the network."""
+
+    NAMES: ClassVar = ("return", "call", "start", "end", "channel", "message", "constrain")
+
+    def __init__(self, adapter: _Adapter) -> None:
+        self._adapter = adapter
+        self._ids = {f"{name}_id": adapter.convert_tokens_to_ids(f"<|{name}|>") for name in self.NAMES}
+        if None in self._ids.values():
+            raise KeyError(f"tokens of {HARMONY}")
+
+    def parse_response(self, token_ids: list[int], *, tools: Any, prompt_ids: list[int]) -> Any:
+        from renderers.parsing import parse_gpt_oss
+
+        start = self._ids["start_id"]
+        head = prompt_ids[len(prompt_ids) - 1 - prompt_ids[::-1].index(start) :] if start in prompt_ids else [start]
+        found = parse_gpt_oss(self._adapter, [*head, *token_ids], **self._ids)
+        for call in found.tool_calls:
+            call.token_span = tuple(max(0, place - len(head)) for place in call.token_span)
+        return found

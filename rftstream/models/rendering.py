@@ -25,8 +25,6 @@ from rftstream.models.tokenizer import SPECIAL_NAMES, open_tokenizer, token_text
 
 SHOWN_CHARACTERS = 8
 """Largest number of characters without a token that an error shows."""
-PROMPT_END = 32
-"""Tokens at the end of a prompt in which the mark that opens reasoning is looked for."""
 
 
 Pieces = list[tuple[str, bool]]
@@ -213,19 +211,19 @@ class HfRenderer:
     ) -> AssistantMessage:
         said = list(map(int, completion))
         text = self.decode(said)
-        if said and said[-1] in self.stop_token_ids:
-            said.pop()
         if self._family is not None:
             found = self._family.parse(prompt, said, text=text, tools=tools, finish_reason=finish_reason, turn=turn)
             if found is not None:
                 return found
+        if said and said[-1] in self.stop_token_ids:
+            said.pop()
         return tool_calls.parse_text(
             self._tokenizer.text_with(tool_calls.MARKS, said),
             text=text,
             tools=tools,
             finish_reason=finish_reason,
             turn=turn,
-            in_thought=tool_calls.ends_in_thought(self._tokenizer.full_text(prompt[-PROMPT_END:])),
+            in_thought=tool_calls.ends_in_thought(self._tokenizer.full_text(prompt[-tool_calls.PROMPT_END :])),
         )
 
     @functools.cached_property
@@ -248,6 +246,8 @@ class HfRenderer:
 
     def _why_not(self, text: str, error: Exception) -> str:
         unknown = []
+        for name in self._tokenizer.added.values():
+            text = text.replace(name, "")
         for character in dict.fromkeys(text):
             try:
                 self._tokenizer.encode(character)
@@ -299,7 +299,7 @@ class FakeRenderer:
         turn: int,
     ) -> AssistantMessage:
         text = self.decode(completion)
-        in_thought = tool_calls.ends_in_thought(self.decode(prompt[-PROMPT_END:]))
+        in_thought = tool_calls.ends_in_thought(self.decode(prompt[-tool_calls.PROMPT_END :]))
         return tool_calls.parse_text(
             text, text=text, tools=tools, finish_reason=finish_reason, turn=turn, in_thought=in_thought
         )

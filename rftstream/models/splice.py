@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -32,6 +32,8 @@ MARK = "<0marked-turn0>"
 """Stands for what the assistant said. It has no white space at its ends, since templates trim."""
 NEXT_MARK = "<0marked-next0>"
 """Stands for what the message after it says."""
+KEPT_TEXTS = 256
+"""Number of conversations whose text is kept; so many rollouts may be open at once without a text written twice."""
 _EMPTY_THOUGHT = re.compile(rf"{THINK}\s*{END_THINK}\s*")
 _ANY_THOUGHT = re.compile(rf"({THINK}.*?)?{END_THINK}\s*|{THINK}\s*\Z", re.DOTALL)
 _WINDOWS = (16, 8, 4, 2, 1)
@@ -85,7 +87,8 @@ class _BreakError(Exception):
 
 
 class Splicer:
-    """Continues prompts. A renderer makes it with its template and tokenizer and calls `continue_prompt`."""
+    """Continues prompts. A renderer makes it with its template and tokenizer and calls `continue_prompt`, from one
+    thread."""
 
     def __init__(
         self,
@@ -96,6 +99,9 @@ class Splicer:
         encode: Callable[[str], Sequence[int]],
     ) -> None:
         self._template, self._tokenizer, self._encoded = template, tokenizer, encode
+        self._kept: dict[tuple[int, ...], tuple[Conversation, str]] = {}
+        """Ids of messages and tools -> these, so that the ids stay theirs, and the text. The oldest come first."""
+        self._control = tuple(tokenizer.special.values())
         self._stops = {token: text for token in stop_token_ids if (text := tokenizer.full_text([token]))}
 
     def continue_prompt(
@@ -106,8 +112,7 @@ class Splicer:
             return Continuation(break_reason=reason)
         stop = known[-1] if num_said and known[-1] in self._stops else None
         try:
-            prompt = self._template.render(before.messages, before.tools)
-            whole = self._template.render(now.messages, now.tools)
+            prompt, whole = self._written(before), self._written(now)
             if MARK in whole or NEXT_MARK in whole:  # somebody says what must be said by nobody
                 raise _BreakError(BreakReason.turn_hidden)
             turn = _Turn(self._template, prompt, before, now, is_cut=stop is None)
@@ -119,17 +124,31 @@ class Splicer:
         except _BreakError as found:
             return Continuation(break_reason=found.reason)
 
+    def _written(self, conversation: Conversation) -> str:
+        """Return the conversation as the template writes it. What was the whole conversation in one turn is the prompt
+        in the next, so the newest texts are kept."""
+        key = (*map(id, conversation.messages), 0, *map(id, conversation.tools))
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = (conversation, self._template.render(conversation.messages, conversation.tools))
+            self._kept[key] = kept
+            if len(self._kept) > KEPT_TEXTS:
+                self._kept.pop(next(iter(self._kept)))
+        return kept[1]
+
     def _tail(self, turn: _Turn, stop: int | None) -> tuple[str, bool]:
         """Return the text to append, and whether it begins with a stop token. `stop` is the one that was sampled."""
         after = turn.after
         if stop is not None and after.startswith(self._stops[stop]):
             return after[len(self._stops[stop]) :], False
-        end = after[: turn.length_of_end()]
+        end = after[: turn.length_of_end(self._stops.values())]
         places = {place: token for token, text in self._stops.items() if (place := end.find(text)) >= 0}
-        if not places:  # the template writes no end of a turn
-            if end and turn.shows_calls:
+        if not places:
+            if end.lstrip().startswith(self._control):
+                raise _BreakError(BreakReason.other_stop)
+            if turn.shows_calls:
                 raise _BreakError(BreakReason.no_stop)
-            return after, False
+            return after, False  # the template writes no end of a turn
         first = min(places)
         if stop is None:
             if end[:first].strip():
@@ -200,12 +219,17 @@ class _Turn:
         if MARK not in text or not _is_kept(prompt, history, text[: text.find(MARK)], said):
             raise _BreakError(BreakReason.template_changes_history)
 
-    def length_of_end(self) -> int:
+    def length_of_end(self, stops: Collection[str]) -> int:
         """Return how long the part of `after` is that belongs to the end of the turn: it ends where the content of the
-        next message begins, if there is one."""
+        next message begins, if there is one. Where that content could begin earlier, but behind a stop token, the
+        length is up to there."""
         later = self._now.messages[len(self._before.messages) + 1 :]
         if not later:
             return len(self.after)
+        content = later[0].content.strip()
+        place = self.after.find(content) if content else -1
+        if any(0 <= self.after.find(stop) <= place - len(stop) for stop in stops):
+            return place
         text = self._write((replace(later[0], content=NEXT_MARK), *later[1:]))
         after = text[text.rfind(MARK) + len(MARK) :]
         length = after.find(NEXT_MARK)
@@ -269,13 +293,19 @@ def _is_kept(prompt: str, history: str, head: str, said: str) -> bool:
     generation prompt.
 
     The head of the turn itself may differ from the generation prompt. A generation prompt that opens the reasoning is
-    longer. A head is longer where it has what the policy says by itself: reasoning, or the channel that it speaks
-    in."""
+    longer. A head is longer where it has what the policy says by itself: reasoning, the channel that it speaks in, the
+    beginning of a call. Without a generation prompt that has to be in what was said, or it could be of something
+    else."""
     if not (prompt.startswith(history) and head.startswith(history)):
         return False
     asked, written = prompt[len(history) :], head[len(history) :]
     if asked.startswith(written):
         return True
-    if written.startswith(asked) and written[len(asked) :] in said:
+    if written.startswith(asked) and (asked.strip() or _letters(written) in _letters(said)):
         return True
     return _ANY_THOUGHT.sub("", asked).rstrip() == _ANY_THOUGHT.sub("", written).rstrip()
+
+
+def _letters(text: str) -> str:
+    """Return the text without white space and what JSON writes around words, which models set in their own ways."""
+    return re.sub(r"""[\s"'\[\]{}]+""", "", text)

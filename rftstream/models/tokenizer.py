@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -27,7 +27,7 @@ class Tokenizer:
     added: Mapping[int, str]
     """Id -> text of the tokens at which a text is split before anything else; no piece reaches over one of them."""
     size: int
-    identity: bytes
+    identity: bytes = field(repr=False)
     """Bytes that stand for the whole tokenizer in digests."""
 
     def is_left_out(self, token: int) -> bool:

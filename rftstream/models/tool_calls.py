@@ -29,6 +29,8 @@ PYTHON_TAG, CALLS_TAG, ARGS_TAG = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
 THOUGHT_MARKS = ((THINK, END_THINK), ("[THINK]", "[/THINK]"))
 MARKS = frozenset({OPEN_CALL, END_CALL, PYTHON_TAG, CALLS_TAG, ARGS_TAG, *sum(THOUGHT_MARKS, ())})
 """Marks that are read here. They stay in the text that is read, though a tokenizer may have them as special tokens."""
+PROMPT_END = 32
+"""Tokens at the end of a prompt in which the mark that opens reasoning is looked for."""
 EXPECTED = 'write one JSON object with "name" and "arguments"'
 
 _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?[ \t]*\n(.*?)(```|\Z)", re.DOTALL)
