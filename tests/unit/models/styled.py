@@ -123,7 +123,8 @@ class History:
             found = self.renderer.continue_prompt([*known, *tokens], len(tokens), before, now)
             if found.break_reason is not None:
                 self.check_break(str(found.break_reason), expected, is_cut)
-                known, exact, canonical = list(self.renderer.render(now.messages, now.tools)), True, True
+                known, canonical = list(self.renderer.render(now.messages, now.tools)), True
+                exact = self.style.keeps_reasoning or not any("<think>" in one.content for one in now.messages)
             else:
                 assert not expected, f"it goes on, expected {expected}"
                 exact = exact and not is_cut and self.is_written_so(said)

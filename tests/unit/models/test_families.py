@@ -61,6 +61,12 @@ def test_calls_that_cannot_be_read_say_why(renderers: dict[str, HfRenderer], nam
     assert call.text
 
 
+def test_text_in_tags_needs_no_type(renderers: dict[str, HfRenderer]) -> None:
+    text = "<tool_call>\n<function=other>\n<parameter=a>\nso {\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    (call,) = parsed(renderers["qwen3.5"], text).tool_calls
+    assert (call.name, call.arguments, call.error) == ("other", {"a": "so {"}, None)
+
+
 def test_without_tools_there_are_no_calls(renderers: dict[str, HfRenderer]) -> None:
     text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     said = parsed(renderers["qwen3"], f"{text}<|im_end|>", tools=())
