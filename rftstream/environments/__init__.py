@@ -1,7 +1,7 @@
 """Environments.
 
 To add one: a module with a class that has a `Config` and keeps `rftstream.environments.base.Environment`, and a line
-here.
+here. `toolset` holds the tools of the environment `tools`.
 """
 
 from rftstream.config.part_specs import EnvironmentSpec
@@ -10,4 +10,5 @@ ENVIRONMENTS = {
     "single_turn": EnvironmentSpec(
         "rftstream.environments.single_turn:SingleTurn", has_one_turn=True, is_immediate=True
     ),
+    "tools": EnvironmentSpec("rftstream.environments.tools:ToolEnvironment"),
 }

@@ -64,6 +64,7 @@ ONLY = {
         "rftstream.errors",
         "rftstream.contracts",
         "rftstream.config.part_specs",
+        "rftstream.config.secrets",
     ),
 }
 """Module or package -> all of our own that it may import."""

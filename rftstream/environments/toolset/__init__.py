@@ -1,0 +1,12 @@
+"""Tools that a policy may call, for the environment `tools` and for your own.
+
+To add one: a module with a function whose parameters have type hints and whose docstring says what it does, or with a
+class, as `base` describes them, and a line here. A run file names a tool of its own as `module:function` or
+`module:Class`, without a line here.
+"""
+
+TOOLS = {
+    "calculator": "rftstream.environments.toolset.calculator:calculator",
+    "search": "rftstream.environments.toolset.search:Search",
+    "mcp": "rftstream.environments.toolset.mcp:McpServers",
+}
