@@ -11,4 +11,6 @@ ENVIRONMENTS = {
         "rftstream.environments.single_turn:SingleTurn", has_one_turn=True, is_immediate=True
     ),
     "tools": EnvironmentSpec("rftstream.environments.tools:ToolEnvironment"),
+    "attempts": EnvironmentSpec("rftstream.environments.attempts:Attempts"),
+    "text_game": EnvironmentSpec("rftstream.environments.text_game:TextGame"),
 }

@@ -86,7 +86,12 @@ class ToolEnvironment:
                 parts[name] = parts.get(name, 0.0) + value
         done = any(result.done for result in results)
         messages = [
-            ChatMessage(role="tool", content=self._readable(result.content), name=call.name or None, tool_call_id=call.id)
+            ChatMessage(
+                role="tool",
+                content=self._readable(result.content),
+                name=call.name if call.name in self._opened.by_name else None,
+                tool_call_id=call.id,
+            )
             for call, result in zip(said.tool_calls, results, strict=True)
         ]
         return Reply(

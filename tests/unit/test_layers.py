@@ -65,6 +65,7 @@ ONLY = {
         "rftstream.contracts",
         "rftstream.config.part_specs",
         "rftstream.config.secrets",
+        "rftstream.data.gym_entries",
     ),
 }
 """Module or package -> all of our own that it may import."""

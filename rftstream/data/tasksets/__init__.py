@@ -17,4 +17,5 @@ TASKSETS = {
     ),
     "reasoning_gym": TasksetSpec("rftstream.data.tasksets.reasoning_gym:ReasoningGymTaskset"),
     "arithmetic": TasksetSpec("rftstream.data.tasksets.arithmetic:ArithmeticTaskset"),
+    "text_game": TasksetSpec("rftstream.data.tasksets.text_game:TextGameTaskset"),
 }

@@ -6,15 +6,14 @@ Some of its generators depend on Python's hash seed, so a problem carries its wh
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.config import registry
 from rftstream.contracts.tasks import Problem
+from rftstream.data.gym_entries import import_reasoning_gym, pack_value
 from rftstream.data.tasksets.generated import GeneratedTaskset
 from rftstream.errors import ConfigError, importing
 
@@ -51,52 +50,6 @@ class ReasoningGymTaskset(GeneratedTaskset):
             info={"dataset": self._name, "config": pack_value(self._settings), "entry": pack_value(entry)},
             data_source=f"reasoning_gym/{self._name}",
         )
-
-
-def pack_value(value: Any) -> Any:
-    """Return a value of reasoning-gym as plain values that survive any encoding. Tuples, and dicts with other keys than
-    texts, are marked."""
-    if value is None or isinstance(value, (bool, str)):
-        return str(value) if isinstance(value, str) else value
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**63 else {"!int": str(value)}
-    if isinstance(value, list):
-        return [pack_value(one) for one in value]
-    if isinstance(value, tuple):
-        return {"!tuple": [pack_value(one) for one in value]}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) and not key.startswith("!") for key in value):
-            return {str(key): pack_value(one) for key, one in value.items()}
-        return {"!dict": [[pack_value(key), pack_value(one)] for key, one in value.items()]}
-    if hasattr(value, "item"):  # a number of numpy
-        return pack_value(value.item())
-    raise ConfigError(f"reasoning_gym: found a {type(value).__name__}, expected plain values; take another task")
-
-
-def unpack_value(value: Any) -> Any:
-    """Return the value that `pack_value` was given."""
-    if isinstance(value, list):
-        return [unpack_value(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        ((key, inner),) = value.items()
-        if key == "!tuple":
-            return tuple(unpack_value(one) for one in inner)
-        if key == "!dict":
-            return {unpack_value(name): unpack_value(one) for name, one in inner}
-        if key == "!int":
-            return int(inner)
-    return {key: unpack_value(one) for key, one in value.items()}
-
-
-def import_reasoning_gym() -> Any:
-    """Import the package, which takes some seconds. ImportError if it is not installed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it uses
-        return importlib.import_module("reasoning_gym")
 
 
 def _create(name: str, settings: dict[str, Any]) -> Any:

@@ -26,6 +26,8 @@ from rftstream.errors import ConfigError
 WHERE = "environments.tools.options.mcp.servers"
 CLOSE_S = 15.0
 """Seconds for a connection to end. The package asks a server to end, then kills it, in less."""
+HTTP_S, HTTP_READ_S = 30.0, 300.0
+"""Seconds for a request over HTTP to be sent, and for a piece of its response to come."""
 MAX_PAGES = 100
 """Pages of a server's list of tools."""
 
@@ -176,10 +178,11 @@ class Connection:
     async def _target(self, stack: AsyncExitStack) -> Any:
         where = f"{WHERE}.{self._name}"
         if self._server.url is not None:
+            import httpx2
             from mcp.client.streamable_http import streamable_http_client
-            from mcp.shared._httpx_utils import create_mcp_http_client
 
-            http = create_mcp_http_client(headers=reveal(self._server.headers, where=f"{where}.headers"))
+            headers = reveal(self._server.headers, where=f"{where}.headers")
+            http = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(HTTP_S, read=HTTP_READ_S))
             return streamable_http_client(self._server.url, http_client=await stack.enter_async_context(http))
         from mcp.client.stdio import StdioServerParameters, stdio_client
 

@@ -150,8 +150,9 @@ def _described(function: Callable[..., Any], where: str) -> tuple[Signature, str
     signature = Signature(function, where=where)
     description, arguments = describe(function)
     properties = {
-        name: {**schema, "description": arguments[name]} if name in arguments and "description" not in schema else schema
+        name: {**schema, "description": arguments[name]}
+        if name in arguments and "description" not in schema
+        else schema
         for name, schema in signature.schema["properties"].items()
     }
     return signature, description, {**signature.schema, "properties": properties}
-
