@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config import registry, secrets
-from rftstream.config.part_specs import Location, TasksetSpec
+from rftstream.config.part_specs import EnvironmentSpec, Location, TasksetSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.toml_errors import explain_toml
 from rftstream.contracts.tasks import Sampling
@@ -305,8 +305,30 @@ def _absolute(config: RunConfig) -> RunConfig:
         sources = [source(demonstrations_source(one, base)) for one in experts.sources]
         experts = dataclasses.replace(experts, source=sources[0] if len(sources) == 1 else tuple(sources) or None)
     return dataclasses.replace(
-        config, model=model, tasksets=sections("tasksets"), evaluations=sections("evaluations"), experts=experts
+        config,
+        model=model,
+        tasksets=sections("tasksets"),
+        evaluations=sections("evaluations"),
+        experts=experts,
+        environments={name: _absolute_settings(name, values, base) for name, values in config.environments.items()},
     )
+
+
+def _absolute_settings(environment: str, values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Return the settings of an environment with the paths that it declares made absolute."""
+    spec = registry.built_in(EnvironmentSpec).get(environment)
+    for setting in () if spec is None else spec.path_settings:
+        values = _absolute_at(values, setting.split("."), base)
+    return values
+
+
+def _absolute_at(values: Any, keys: Sequence[str], base: Path) -> Any:
+    if not keys:
+        return str(base / Path(values).expanduser()) if isinstance(values, str) else values
+    if not isinstance(values, dict):
+        return values
+    wanted = values.keys() if keys[0] == "*" else values.keys() & {keys[0]}
+    return {key: _absolute_at(value, keys[1:], base) if key in wanted else value for key, value in values.items()}
 
 
 def location_kind(scheme: str) -> Location:

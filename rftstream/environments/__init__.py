@@ -10,7 +10,10 @@ ENVIRONMENTS = {
     "single_turn": EnvironmentSpec(
         "rftstream.environments.single_turn:SingleTurn", has_one_turn=True, is_immediate=True
     ),
-    "tools": EnvironmentSpec("rftstream.environments.tools:ToolEnvironment"),
+    "tools": EnvironmentSpec(
+        "rftstream.environments.tools:ToolEnvironment",
+        path_settings=("options.search.corpus", "options.mcp.servers.*.cwd"),
+    ),
     "attempts": EnvironmentSpec("rftstream.environments.attempts:Attempts"),
     "text_game": EnvironmentSpec("rftstream.environments.text_game:TextGame"),
 }

@@ -31,6 +31,8 @@ class Signature:
         fields: list[Any] = []
         given = []
         for name, parameter in inspect.signature(function).parameters.items():
+            if name == "self":  # `__call__` of a class
+                continue
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise ConfigError(f"{where}: parameter {parameter}, expected parameters that can be given by name")
             if name in FILLED_IN:

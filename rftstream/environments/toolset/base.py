@@ -81,7 +81,7 @@ class ToolSource(Protocol):
     def load(self, state: Any) -> None:
         """Go on from a saved state."""
 
-    def close(self) -> None | Awaitable[None]:
+    def close(self) -> Awaitable[None] | None:
         """Let go of what it holds."""
 
 

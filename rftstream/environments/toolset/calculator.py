@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic with numbers of bounded size. It has a parser of its own and never runs Python code."""
+"""A calculator: exact arithmetic with numbers of bounded size. It reads expressions itself and runs no Python code."""
 
 from __future__ import annotations
 

@@ -1,0 +1,217 @@
+"""Tools of MCP servers: over stdio and HTTP, of one rollout and shared, and servers that fail, hang or die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("mcp")
+pytestmark = pytest.mark.slow  # each test starts a server, which takes seconds to import its package
+
+from rftstream.contracts.assistant import AssistantMessage, ToolCall  # noqa: E402
+from rftstream.contracts.tasks import ChatMessage, Problem  # noqa: E402
+from rftstream.environments.tools import ToolEnvironment  # noqa: E402
+from rftstream.environments.toolset.base import ToolError  # noqa: E402
+from rftstream.environments.toolset.mcp import close_shared  # noqa: E402
+from rftstream.errors import ConfigError  # noqa: E402
+
+SERVER = str(Path(__file__).with_name("notes_server.py"))
+STDIO = {"command": [sys.executable, SERVER]}
+PROBLEM = Problem(messages=(ChatMessage(role="user", content="?"),))
+
+
+def made(*, timeout_s: float = 20.0, **servers: dict[str, Any]) -> ToolEnvironment:
+    config = ToolEnvironment.Config(
+        tools=("mcp",), options={"mcp": {"servers": servers}} if servers else {}, timeout_s=timeout_s, max_turns=100
+    )
+    return ToolEnvironment(config, problem=PROBLEM, seed=0)
+
+
+async def ask(environment: ToolEnvironment, name: str, /, **arguments: Any) -> str:
+    call = ToolCall(id="call_0_0", name=name, arguments=arguments, text="")
+    reply = await environment.reply(AssistantMessage(content="", tool_calls=(call,)))
+    return reply.messages[0].content
+
+
+def run(steps: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(steps)
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_shared()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    process = subprocess.Popen([sys.executable, SERVER, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            assert process.poll() is None, "the server has ended"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        psutil.Process(pid).wait(20)
+    except psutil.NoSuchProcess:
+        return True
+    return not psutil.pid_exists(pid)
+
+
+def test_over_stdio_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_TEST_TOKEN", "secret")
+    monkeypatch.setenv("MCP_TEST_OTHER", "not for servers")
+    environment = made(notes={**STDIO, "env": {"TOKEN": "env:MCP_TEST_TOKEN"}}, timeout_s=2.0)
+
+    async def steps() -> list[int]:
+        tools = {tool["function"]["name"]: tool["function"] for tool in await environment.tools()}
+        assert set(tools) == {"add", "note", "fail", "die", "hang", "pids", "variable"}
+        assert tools["add"]["description"] == "Add two numbers."
+        assert tools["add"]["parameters"]["required"] == ["a", "b"]
+        assert await ask(environment, "add", a=1, b=2) == "3"
+        assert await ask(environment, "add", a="x", b=2) == "Error: add: argument 'a': 'x' is not of type 'integer'"
+        assert (await ask(environment, "fail")).startswith("Error: ")
+        assert await ask(environment, "variable", name="TOKEN") == "secret"
+        assert await ask(environment, "variable", name="MCP_TEST_OTHER") == "unset"
+        assert await ask(environment, "note", text="a") == "a"
+        pids = [int(pid) for pid in (await ask(environment, "pids")).split()]
+        assert await ask(environment, "hang") == "Error: hang did not answer within 2 s"
+        assert await ask(environment, "note", text="b") == "a, b"
+        assert environment.save() is None
+        await environment.close()
+        return pids
+
+    server, child = run(steps())
+    assert is_gone(server), "the server outlives its rollout"
+    psutil.Process(child).kill() if psutil.pid_exists(child) else None
+
+
+def test_a_server_that_dies_is_an_error_of_the_call() -> None:
+    environment = made(notes=STDIO)
+
+    async def steps() -> None:
+        await environment.tools()
+        assert await ask(environment, "die") == "Error: die failed: its server has ended"
+        assert await ask(environment, "add", a=1, b=2) == "Error: add failed: its server has ended"
+        await environment.close()
+
+    run(steps())
+
+
+def test_rollouts_have_servers_of_their_own_or_share_one() -> None:
+    async def noted(shared: bool) -> list[str]:
+        heard = []
+        for text in "ab":
+            environment = made(notes={**STDIO, "shared": shared, "tools": ["note", "die"], "prefix": "my_"})
+            assert [tool["function"]["name"] for tool in await environment.tools()] == ["my_note", "my_die"]
+            heard.append(await ask(environment, "my_note", text=text))
+            assert (environment.save() is None) == (not shared)
+            await environment.close()
+        return heard
+
+    assert run(noted(shared=False)) == ["a", "b"]
+    assert run(noted(shared=True)) == ["a", "a, b"]
+
+
+def test_a_shared_server_that_died_is_started_again_for_the_next_rollout() -> None:
+    async def steps() -> None:
+        first, second = made(notes={**STDIO, "shared": True}), made(notes={**STDIO, "shared": True})
+        await first.tools()
+        assert await ask(first, "die") == "Error: die failed: its server has ended"
+        await second.tools()
+        assert await ask(second, "note", text="c") == "c"
+
+    run(steps())
+
+
+def test_over_http(url: str) -> None:
+    environment = made(notes={"url": url, "headers": {"X-Test": "1"}})
+
+    async def steps() -> None:
+        await environment.tools()
+        assert await ask(environment, "add", a=20, b=22) == "42"
+        assert (await ask(environment, "fail")).startswith("Error: ")
+        await environment.close()
+
+    run(steps())
+
+
+def test_a_rollout_that_goes_on_elsewhere_connects_again(url: str) -> None:
+    async def steps() -> None:
+        first, second = (made(notes={"url": url, "shared": True}) for _ in range(2))
+        await first.tools()
+        await ask(first, "add", a=1, b=2)
+        await second.load(first.save() or b"")
+        assert await ask(second, "add", a=3, b=4) == "7"
+
+    run(steps())
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        ({"command": ["/no/such/program"]}, "servers.one: cannot be used: FileNotFoundError"),
+        (
+            {"command": [sys.executable, "-c", "raise SystemExit(3)"]},
+            "servers.one: cannot be used: .*Connection closed",
+        ),
+        ({"url": "http://127.0.0.1:1/mcp"}, "servers.one: cannot be used: ConnectError"),
+        ({"command": ["cat"], "env": {"X": "env:MCP_TEST_NOT_SET"}}, "MCP_TEST_NOT_SET is not set"),
+        (
+            {"command": [sys.executable, "-c", "import time; time.sleep(600)"], "start_timeout_s": 0.2},
+            "servers.one: did not list its tools within 0.2 s",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_fails_the_rollout(server: dict[str, Any], why: str) -> None:
+    environment = made(one=server)
+
+    async def steps() -> None:
+        with pytest.raises(ToolError, match=why):
+            await environment.tools()
+        await environment.close()
+
+    run(steps())
+
+
+@pytest.mark.parametrize(
+    ("servers", "why"),
+    [
+        ({}, "argument 'servers' is missing"),
+        ({"one": {}}, "servers.one: expected either a command or a url"),
+        ({"one": {**STDIO, "url": "http://x"}}, "servers.one: expected either a command or a url"),
+        ({"one": {"comand": ["x"]}}, "argument 'servers.*unknown field comand"),
+        ({"one": {**STDIO, "tools": ["sub"]}}, "servers.one.tools: 'sub' is not there; it has add, note"),
+        ({"one": STDIO, "two": STDIO}, "two tools are called 'add'"),
+    ],
+)
+def test_settings_that_cannot_be(servers: dict[str, Any], why: str) -> None:
+    environment = made(**servers)
+
+    async def steps() -> None:
+        with pytest.raises(ConfigError, match=why):
+            await environment.tools()
+        await environment.close()
+
+    run(steps())
