@@ -109,12 +109,13 @@ class Connection:
         self._client: Any = None
         self._loop = _event_loop()
         self._closing = asyncio.Event()
+        self._is_ending = False
         self._task = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
 
     @property
     def is_over(self) -> bool:
         """Whether it was closed, could not be made, or its server is gone."""
-        return self._task.done() or self._closing.is_set()
+        return self._task.done() or self._is_ending
 
     async def tools(self) -> list[Any]:
         """Return the server's tools, as it lists them. ToolError if it does not start."""
@@ -159,6 +160,7 @@ class Connection:
             self._task.result(CLOSE_S)
 
     def _end(self) -> None:
+        self._is_ending = True
         self._loop.call_soon_threadsafe(self._closing.set)
 
     async def _run(self) -> None:
