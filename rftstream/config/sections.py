@@ -55,6 +55,8 @@ class MakeModel:
     """A small model made on the spot, with one token per character: to learn from nothing, in seconds."""
 
     characters: str = "0123456789+-*/= "
+    words: tuple[str, ...] = ()
+    """Longer texts that have a token of their own, too, as tokenizers have for the marks of tool calls."""
     layers: Positive = 2
     width: Positive = 64
     heads: Positive = 4

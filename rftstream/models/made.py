@@ -1,4 +1,5 @@
-"""Models that are made on the spot (`[model.make]`): a small Llama with one token per character and random weights.
+"""Models that are made on the spot (`[model.make]`): a small Llama with one token per character (and for words that are
+given) and random weights.
 
 Imports neither torch nor transformers, like `rftstream.models.folder`.
 """
@@ -10,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -43,6 +45,10 @@ def make_model(make: MakeModel, folder: Path, seed: int) -> str:
         raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
     if len(set(make.characters)) != len(make.characters) or not make.characters:
         raise ConfigError(f"model.make.characters: got {make.characters!r}, expected each character once")
+    if wrong := [word for word in make.words if len(word) < 2 or word in SPECIAL_TOKENS[LAYOUT]]:
+        raise ConfigError(f"model.make.words: got {wrong[0]!r}, expected texts of two characters or more")
+    if len(set(make.words)) != len(make.words):
+        raise ConfigError(f"model.make.words: got {list(make.words)!r}, expected each word once")
     if not (folder / RECIPE).is_file():
         _make_atomically(folder, make, seed, LAYOUT)
     found = read_json(folder / RECIPE)
@@ -69,7 +75,10 @@ def make_as_recorded(section: ModelSection, folder: Path, seed: int, digests: Ma
 
 
 def _recipe(make: MakeModel, seed: int, layout: int) -> dict[str, Any]:
-    return {"make": dataclasses.asdict(make), "seed": seed, "layout": layout}
+    settings = {**dataclasses.asdict(make), "words": list(make.words)}
+    if not make.words:  # as it was before there were any
+        del settings["words"]
+    return {"make": settings, "seed": seed, "layout": layout}
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -99,9 +108,10 @@ def _write_tokenizer(folder: Path, make: MakeModel, layout: int) -> None:
 
     special = SPECIAL_TOKENS[layout]
     pad, unknown = special[0], special[-1] if layout == 1 else None
-    vocabulary = {token: index for index, token in enumerate([*special, *make.characters])}
+    vocabulary = {token: index for index, token in enumerate([*special, *make.words, *make.characters])}
+    words = sorted(map(re.escape, make.words), key=len, reverse=True)
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, **({"unk_token": unknown} if unknown else {})))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("|".join([*words, r"[\s\S]"])), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -128,7 +138,7 @@ def _write_config(folder: Path, make: MakeModel, layout: int) -> None:
             "model_type": "llama",
             "dtype": "float32",
             "hidden_act": "silu",
-            "vocab_size": len(SPECIAL_TOKENS[layout]) + len(make.characters),
+            "vocab_size": _vocabulary_size(make, layout),
             "hidden_size": make.width,
             "intermediate_size": 2 * make.width,
             "num_hidden_layers": make.layers,
@@ -147,10 +157,14 @@ def _write_config(folder: Path, make: MakeModel, layout: int) -> None:
     write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
 
 
+def _vocabulary_size(make: MakeModel, layout: int) -> int:
+    return len(SPECIAL_TOKENS[layout]) + len(make.words) + len(make.characters)
+
+
 def _write_weights(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
     from safetensors.numpy import save_file
 
-    vocabulary = len(SPECIAL_TOKENS[layout]) + len(make.characters)
+    vocabulary = _vocabulary_size(make, layout)
     save_file(dict(_made_weights(make, seed, vocabulary)), folder / "model.safetensors", metadata={"format": "pt"})
 
 

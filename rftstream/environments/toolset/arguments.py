@@ -120,11 +120,14 @@ def cut(text: str, limit: int = MAX_SHOWN) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit:,} characters more)"
 
 
+def _called(function: Any) -> Any:
+    """Return the function whose parameters those of a class are."""
+    return function.__init__ if inspect.isclass(function) else function
+
+
 def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    called = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
-    called = function.__init__ if inspect.isclass(function) else called  # type: ignore[misc]
     try:
-        return typing.get_type_hints(called, include_extras=True)
+        return typing.get_type_hints(_called(function), include_extras=True)
     except (NameError, TypeError) as error:
         raise ConfigError(f"{where}: its type hints cannot be read: {error}") from None
 

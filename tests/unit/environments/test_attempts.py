@@ -62,7 +62,7 @@ def test_the_rewards_add_up_to_that_of_the_attempt_that_counts(
 ) -> None:
     environment = made(
         Problem(messages=PROBLEM.messages, answer="0"), max_attempts=len(scores), counts=counts, discount=discount,
-        check="my_tools:closest",
+        check="sample_tools:closest",
     )  # fmt: skip
     replies = [say(environment, repr((1 - score) * 10)) for score in scores]
     values = [score * discount**number for number, score in enumerate(scores)]
@@ -71,7 +71,7 @@ def test_the_rewards_add_up_to_that_of_the_attempt_that_counts(
         assert sum(reply.reward or 0.0 for reply in replies[:number]) == pytest.approx(wanted, abs=1e-9)
 
 
-@pytest.mark.parametrize("check", ["my_tools:closest", "my_tools:closest_later"])
+@pytest.mark.parametrize("check", ["sample_tools:closest", "sample_tools:closest_later"])
 def test_a_check_of_the_users(check: str) -> None:
     environment = made(check=check, solved_at=0.9, discount=1.0)
     assert say(environment, "40").reward == pytest.approx(0.8)
@@ -84,17 +84,17 @@ def test_a_check_of_the_users(check: str) -> None:
 
 def test_a_check_that_raises_or_gives_no_number_fails_the_rollout() -> None:
     with pytest.raises(ValueError, match="could not convert"):
-        say(made(check="my_tools:closest"), "forty")
+        say(made(check="sample_tools:closest"), "forty")
     with pytest.raises(ValueError, match="gave nan, expected a finite score"):
-        say(made(check="my_tools:not_finite"), "40")
+        say(made(check="sample_tools:not_finite"), "40")
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("my_tools:nothing", "cannot be imported: AttributeError"),
+        ("sample_tools:nothing", "cannot be imported: AttributeError"),
         ("nothing", "write 'module:function'"),
-        ("my_tools:not_callable", "is a int, expected a function"),
+        ("sample_tools:not_callable", "is a int, expected a function"),
     ],
 )
 def test_a_check_that_is_not_there(name: str, why: str) -> None:

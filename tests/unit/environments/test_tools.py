@@ -24,7 +24,7 @@ from rftstream.environments.toolset.base import ToolError
 from rftstream.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parent))
-import my_tools
+import sample_tools
 
 PROBLEM = Problem(
     messages=(ChatMessage(role="user", content="6 * 7?"),), answer="42", info={"table": {"k": "v"}},
@@ -32,7 +32,7 @@ PROBLEM = Problem(
 
 
 def made(*tools: str, problem: Problem = PROBLEM, **settings: Any) -> ToolEnvironment:
-    names = [f"my_tools:{tool}" if hasattr(my_tools, tool) else tool for tool in tools or ("calculator",)]
+    names = [f"sample_tools:{tool}" if hasattr(sample_tools, tool) else tool for tool in tools or ("calculator",)]
     values = {"tools": names, **settings}
     config = registry.build_config(ToolEnvironment, values, where="environments.tools")
     return ToolEnvironment(config, problem=problem, seed=7)
@@ -187,7 +187,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["width", "height", "unit", "", "ä"]), JSON, max_size=4))
 def test_any_arguments_are_taken_or_refused(arguments: dict[str, Any]) -> None:
-    signature = Signature(my_tools.area, where="area")
+    signature = Signature(sample_tools.area, where="area")
     try:
         checked = signature.check(arguments)
     except ToolError as error:
@@ -216,9 +216,9 @@ def test_tools_that_fail_are_told_of_and_counted() -> None:
 
 @pytest.fixture
 def _released() -> Iterator[None]:
-    my_tools.released.clear()
+    sample_tools.released.clear()
     yield
-    my_tools.released.set()
+    sample_tools.released.set()
 
 
 @pytest.mark.usefixtures("_released")
@@ -236,7 +236,7 @@ def test_calls_that_hang_do_not_pile_up() -> None:
     environment = made("wait_for_release", timeout_s=0.001, max_turns=100, max_calls=100)
     answers = told(environment, *[call("wait_for_release")] * (MAX_HANGING + 3))
     assert answers[-1] == f"Error: wait_for_release was not called: {MAX_HANGING} earlier calls still hang"
-    my_tools.released.set()
+    sample_tools.released.set()
 
     async def until_there_is_room() -> str:
         later = made("wait_for_release")
@@ -273,7 +273,7 @@ def test_a_tool_may_end_the_rollout_with_a_reward() -> None:
 
 
 def test_a_class_keeps_its_state_also_in_another_process() -> None:
-    options = {"my_tools:Notebook": {"limit": 2}}
+    options = {"sample_tools:Notebook": {"limit": 2}}
 
     async def steps() -> list[str]:
         first = made("Notebook", options=options)
@@ -312,12 +312,12 @@ def test_a_tool_with_a_schema_of_its_own() -> None:
 
 
 def test_every_tool_is_closed() -> None:
-    my_tools.Closed.closed = 0
+    sample_tools.Closed.closed = 0
     environment = made("Closed", "calculator")
     run(environment.tools())
     with pytest.raises(OSError, match="could not be closed"):
         run(environment.close())
-    assert my_tools.Closed.closed == 1
+    assert sample_tools.Closed.closed == 1
     run(made().close())  # of one that never began
 
 
@@ -330,12 +330,12 @@ def test_tools_that_the_problem_offers_itself_are_not_offered_twice() -> None:
     ("tools", "settings", "why"),
     [
         (["claculator"], {}, "unknown tool 'claculator'; known: calculator, search, mcp"),
-        (["my_tools:nothing"], {}, "'my_tools:nothing' cannot be imported: AttributeError"),
+        (["sample_tools:nothing"], {}, "'sample_tools:nothing' cannot be imported: AttributeError"),
         (["no_such_module:f"], {}, "cannot be imported: ModuleNotFoundError"),
         ([":"], {}, "cannot be imported: ValueError"),
-        (["my_tools:not_callable"], {}, "is a int, expected a function or a class"),
-        (["my_tools:no_hint"], {}, "parameter 'key' has no type hint; add one, e.g. key: str"),
-        (["my_tools:any_number"], {}, "parameter \\*keys"),
+        (["sample_tools:not_callable"], {}, "is a int, expected a function or a class"),
+        (["sample_tools:no_hint"], {}, "parameter 'key' has no type hint; add one, e.g. key: str"),
+        (["sample_tools:any_number"], {}, "parameter \\*keys"),
         (["calculator", "calculator"], {}, "tools has 'calculator' twice"),
         (["search"], {}, "options.search: argument 'corpus' is missing"),
         (["search"], {"search": {"corpus": "c", "corpsu": "d"}}, "options.search: unknown argument 'corpsu'"),
@@ -375,7 +375,7 @@ def test_paths_of_its_settings_are_relative_to_the_run_file(tmp_path: Path) -> N
 
 
 def test_docstrings_are_taken_apart() -> None:
-    text, arguments = describe(my_tools.area)
+    text, arguments = describe(sample_tools.area)
     assert text == "Compute the area of a rectangle. It is exact."
     assert arguments == {"width": "How wide it is, in the unit.", "height": "How high it is."}
     assert describe(lambda: None) == ("", {})
