@@ -35,6 +35,7 @@ class Attempts:
         """The settings in `[environments.attempts]`."""
 
         max_attempts: Annotated[int, Meta(ge=1)] = 3
+        """Turns of the policy."""
         check: str | None = None
         """What scores an answer: `module:function` with `(answer: str, problem: Problem) -> float`, plain or async.
         Default: the task's own scorer for problems of reasoning-gym, else 1 if the answer is the problem's, character

@@ -28,11 +28,13 @@ class TextGameTaskset:
         """The settings in `[tasksets.NAME.options]`."""
 
         rooms: Annotated[int, Meta(ge=3, le=36)] = 4
+        """Rooms of each house."""
         size: Annotated[int, Meta(ge=1)] = 1000
         """Houses in one pass."""
         seed: Annotated[int, Meta(ge=0)] = 0
-        rules: str = RULES
-        """What stands before the first room."""
+        """Another seed makes other houses."""
+        rules: str | None = None
+        """What stands before the first room; default: the rules of the game."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         if location or columns:
