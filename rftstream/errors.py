@@ -19,6 +19,9 @@
     │   ├── StoreRefused          2     no    the store takes no such request: no keys, no rights, no such bucket
     │   └── StoreUnreachable      3     yes   the store did not answer within weights.patience_s
     ├── BackendError              1     no    a process that trains along died, failed or hangs; start the trainer again
+    ├── HostError                 1     yes   a host process died, or could not be started
+    │   └── HostTimeout           1     yes   ... or did not answer in time
+    ├── HostedCodeError           1     no    an environment or agent in a host raised an exception
     └── RewardError               1     yes   a reward could not be computed; never a reward of 0
         ├── RewardTimeout         1     yes   ... within its time limit
         ├── NoReward              1     no    ... because environment or agent gave none
@@ -179,6 +182,20 @@ class StoreUnreachable(WeightsError):
 
 class BackendError(RftError):
     """A process that trains along has died, failed or hangs. The trainer has to be started again."""
+
+
+class HostError(RftError):
+    """A host process died or could not be started. What ran in it is lost; it can be begun anew in another."""
+
+    retriable = True
+
+
+class HostTimeout(HostError, TimeoutError):
+    """An environment or agent in a host did not answer within its time limit."""
+
+
+class HostedCodeError(RftError):
+    """An environment or agent in a host raised an exception. The text ends with its type and its words."""
 
 
 class RewardError(RftError):

@@ -16,4 +16,5 @@ ENVIRONMENTS = {
     ),
     "attempts": EnvironmentSpec("rftstream.environments.attempts:Attempts"),
     "text_game": EnvironmentSpec("rftstream.environments.text_game:TextGame"),
+    "hosted": EnvironmentSpec("rftstream.environments.hosted:HostedEnvironment"),
 }

@@ -23,9 +23,21 @@ from typing import Any
 import msgspec
 
 from rftstream.errors import ConfigError, MissingChecker, NoReward, RewardError, RewardTimeout
+from rftstream.frames import FrameReader
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
-from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result, ScoreItem, Setup, pack, write_page
+from rftstream.rewards.frames import (
+    IDLE,
+    MAX_FRAME_BYTES,
+    PAGE_BYTES,
+    At,
+    Ready,
+    Result,
+    ScoreItem,
+    Setup,
+    pack,
+    write_page,
+)
 from rftstream.rewards.functions import BatchFailed
 
 READ_BYTES = 1 << 20
@@ -43,7 +55,7 @@ def main() -> None:
     page = mmap.mmap(page_fd, PAGE_BYTES)
     os.close(page_fd)
     faulthandler.enable()
-    frames = Frames()
+    frames = FrameReader(MAX_FRAME_BYTES)
     bodies: list[bytes] = []
     while not bodies:
         bodies += _read(requests, frames)
@@ -179,7 +191,7 @@ def _take_pipes() -> tuple[int, int]:
     return requests, replies
 
 
-def _read(requests: int, frames: Frames) -> list[bytes]:
+def _read(requests: int, frames: FrameReader) -> list[bytes]:
     data = os.read(requests, READ_BYTES)
     if not data:
         raise SystemExit(0)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rftstream.frames import frame
 from rftstream.rewards.base import RewardInput, Score
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -67,31 +68,7 @@ class Result(msgspec.Struct, array_like=True):
 
 def pack(value: Any) -> bytes:
     """Return the frame that holds `value`."""
-    body = msgspec.msgpack.encode(value)
-    return len(body).to_bytes(4, "little") + body
-
-
-class Frames:
-    """Cuts a stream of bytes into frames. Each end of a pipe has one, and feeds it what it reads."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are complete now. ValueError for a length that no frame has."""
-        self._buffer += data
-        bodies = []
-        start = 0
-        while len(self._buffer) - start >= 4:
-            length = int.from_bytes(self._buffer[start : start + 4], "little")
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
-            if len(self._buffer) - start - 4 < length:
-                break
-            bodies.append(bytes(self._buffer[start + 4 : start + 4 + length]))
-            start += 4 + length
-        del self._buffer[:start]
-        return bodies
+    return frame(msgspec.msgpack.encode(value))
 
 
 class At(NamedTuple):

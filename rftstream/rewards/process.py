@@ -19,7 +19,18 @@ from typing import Any
 
 import msgspec
 
-from rftstream.rewards.frames import IDLE, PAGE_BYTES, At, Frames, Ready, Result, pack, read_page, write_page
+from rftstream.frames import FrameReader
+from rftstream.rewards.frames import (
+    IDLE,
+    MAX_FRAME_BYTES,
+    PAGE_BYTES,
+    At,
+    Ready,
+    Result,
+    pack,
+    read_page,
+    write_page,
+)
 from rftstream.rewards.queue import Pending
 
 TARGET_S = 0.05
@@ -73,7 +84,7 @@ class RewardChild:
         self._sizes = sizes
         self.error: str | None = None
         """Why the rewards cannot be built; None if they can."""
-        self._frames = Frames()
+        self._frames = FrameReader(MAX_FRAME_BYTES)
         self._out = bytearray()
         self._item_s = TARGET_S / 8
         self._received_at = time.monotonic()

@@ -1,0 +1,137 @@
+"""An environment in a process with an interpreter of its own (`hosts/`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.environments.base import Reply
+from rftstream.environments.hosts.host import HostSettings
+from rftstream.environments.hosts.pool import HostSession, pool_of, target_path
+from rftstream.environments.json_form import (
+    messages_from_plain,
+    problem_to_plain,
+    reply_from_plain,
+    said_to_plain,
+    tools_from_plain,
+)
+from rftstream.errors import ConfigError, HostError, HostTimeout
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedConfig:
+    """Settings of code that runs in host processes."""
+
+    target: str = ""
+    """What to run: `module:Thing`, `file.py:Thing`, or the name of an adapter."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of the target, which gets them as a dict."""
+    python: str = ""
+    """The interpreter: a path, or a name on PATH. Empty: the one that runs rftstream."""
+    path: tuple[str, ...] = ()
+    """Folders in which that interpreter looks up modules first. It looks in the folder of the run file, too."""
+    processes: Annotated[int, Meta(ge=1)] = 1
+    """Host processes of each explorer, at most. Each holds any number of environments."""
+    timeout_s: Annotated[float, Meta(ge=0)] = 60.0
+    """Seconds that one answer may take, without the time to import the target. 0: no limit."""
+    idle_timeout_s: Annotated[float, Meta(gt=0)] = 300.0
+    """Seconds after which a host without environments is ended. The next environment starts one again."""
+    log_folder: str = ""
+    """Folder for what hosts print, at most 1 MiB a file. Empty: it goes to the log of the explorer."""
+
+    def hosts(self) -> HostSettings:
+        """Return what the processes depend on."""
+        return HostSettings(
+            python=self.python,
+            processes=self.processes,
+            idle_timeout_s=self.idle_timeout_s,
+            path=self.path,
+            log_folder=self.log_folder,
+        )
+
+
+class HostedEnvironment:
+    """An environment that runs elsewhere, as the turn loop sees it. Each method is a request to a host process.
+
+    If the foreign class has `save` and `load`, its state comes along with each answer. Should the host die, the
+    environment goes on from there in another host. Otherwise HostError says that it has to be begun anew."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(HostedConfig):
+        """The settings in `[environments.hosted]`."""
+
+    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
+        if not config.target:
+            raise ConfigError("environments.hosted.target: missing; name the class to run, as in my_envs:Game")
+        self._config = config
+        self._pool = pool_of(config.hosts())
+        self._arguments = {"config": config.options, "problem": problem_to_plain(problem), "seed": seed}
+        self._session: HostSession | None = None
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._state: bytes | None = None
+
+    async def start(self) -> tuple[ChatMessage, ...]:
+        answer = await self._begin("start")
+        return messages_from_plain(answer.get("messages"), what="start")
+
+    async def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Return the tools, which came with the first answer."""
+        return self._tools
+
+    async def reply(self, said: AssistantMessage) -> Reply:
+        fields = {"said": said_to_plain(said)}
+        try:
+            answer = await self._ask("reply", **fields)
+        except HostTimeout:
+            raise
+        except HostError:
+            if self._state is None:
+                raise
+            await self._begin("load", state=json.loads(self._state))
+            answer = await self._ask("reply", **fields)
+        self._keep_state(answer)
+        return reply_from_plain(answer.get("reply"))
+
+    def save(self) -> bytes | None:
+        return self._state
+
+    async def load(self, state: bytes) -> None:
+        await self._begin("load", state=json.loads(state))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close(self._config.timeout_s)
+
+    async def _begin(self, do: str, **fields: Any) -> dict[str, Any]:
+        """Start or load the environment in a host. A host that dies of it is replaced once: nothing is lost yet."""
+        try:
+            answer = await self._begin_once(do, **fields)
+        except HostTimeout:
+            raise
+        except HostError:
+            answer = await self._begin_once(do, **fields)
+        self._tools = tools_from_plain(answer.get("tools"))
+        self._keep_state(answer)
+        return answer
+
+    async def _begin_once(self, do: str, **fields: Any) -> dict[str, Any]:
+        with contextlib.suppress(HostError):
+            await self.close()
+        pool = self._pool
+        self._session = await pool.loop.run(pool.open(target_path(self._config.target)))
+        return await self._ask(do, **self._arguments, **fields)
+
+    async def _ask(self, do: str, **fields: Any) -> dict[str, Any]:
+        assert self._session, "the turn loop starts or loads an environment before it asks"
+        return await self._session.call(do, self._config.timeout_s, **fields)
+
+    def _keep_state(self, answer: Mapping[str, Any]) -> None:
+        self._state = json.dumps(answer["state"]).encode() if "state" in answer else None

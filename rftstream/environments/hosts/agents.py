@@ -1,0 +1,74 @@
+"""Agents in host processes: functions of others that drive themselves against an endpoint.
+
+    async def run(problem, base_url, api_key, seed) -> reward, None, or {"reward", "parts", "metrics"}
+
+The function gets plain values (`json_form.py`), and its settings as `options` if it has such a parameter. It may also
+be a plain function that blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.contracts.tasks import Problem
+from rftstream.environments.hosted import HostedConfig
+from rftstream.environments.hosts.pool import pool_of, target_path
+from rftstream.environments.json_form import numbers_from_plain, problem_to_plain
+from rftstream.errors import ConfigError, HostedCodeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentResult:
+    """What an agent returned."""
+
+    reward: float | None = None
+    """None if it gave none, which is not a reward of 0."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What was measured."""
+
+
+class HostedAgent:
+    """An agent in host processes. The explorer makes one for its run file, and calls `run` for each rollout, many at
+    once."""
+
+    def __init__(self, config: HostedConfig) -> None:
+        if not config.target:
+            raise ConfigError("agent: missing; name the function to run, as in my_agents:solve")
+        self._config = config
+        self._pool = pool_of(config.hosts())
+
+    async def run(self, *, problem: Problem, base_url: str, api_key: str, seed: int) -> AgentResult:
+        """Run the agent to its end. HostError if its host dies, HostTimeout if it takes too long, HostedCodeError if it
+        raises. Cancelling this cancels the agent."""
+        session = await self._pool.loop.run(self._pool.open(target_path(self._config.target)))
+        try:
+            answer = await session.call(
+                "run_agent",
+                self._config.timeout_s,
+                options=self._config.options,
+                problem=problem_to_plain(problem),
+                base_url=base_url,
+                api_key=api_key,
+                seed=seed,
+            )
+        finally:
+            await session.leave()
+        return result_from_plain(answer.get("result"))
+
+
+def result_from_plain(value: Any) -> AgentResult:
+    """Return what an agent's function returned, checked. HostedCodeError if it is neither a number nor a dict of it."""
+    if not isinstance(value, dict):
+        value = {"reward": value}
+    if unknown := sorted(set(value) - {"reward", "parts", "metrics"}):
+        raise HostedCodeError(f"agent: unknown key {unknown[0]!r} of its result; known: metrics, parts, reward")
+    reward = value.get("reward")
+    return AgentResult(
+        reward=None if reward is None else numbers_from_plain({"reward": reward}, what="agent")["reward"],
+        parts=numbers_from_plain(value.get("parts"), what="agent.parts"),
+        metrics=numbers_from_plain(value.get("metrics"), what="agent.metrics"),
+    )

@@ -1,0 +1,251 @@
+"""The guard of a host: `PYTHON -I -S guard.py SETTINGS`, run by rftstream's interpreter with the standard library.
+
+A guard starts one host and ends with it. It stands between the host and the explorer for two reasons. It is the one
+that everything of the host belongs to: on Linux, processes that the host leaves behind become the guard's own children,
+also those that moved to a session of their own. And it outlives both sides: when the explorer dies, when the host dies,
+or when stdin ends, it kills all that is left, writes how the host ended to stdout, and exits.
+
+It also takes what the host and its children print, and writes it to a log of a bounded size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+TAIL_BYTES = 2000
+"""How much of the last output is told to the explorer."""
+READ_BYTES = 1 << 16
+KILL_S = 10.0
+"""Most seconds that the guard tries to kill what is left."""
+TAG = "RFTSTREAM_HOST"
+"""Environment variable of the host and its children, with a value of this host alone: a sweep knows them by it."""
+NOT_FOR_HOSTS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+"""Environment variables of rftstream's own interpreter."""
+
+
+class OutputLog:
+    """Keeps what a host prints: in a file that is begun anew when it is full, or on stderr until that is too much."""
+
+    def __init__(self, path: str, max_bytes: int, name: str) -> None:
+        self.tail = b""
+        self._path = path
+        self._max_bytes = max_bytes
+        self._name = name
+        self._num_bytes = 0
+        self._at_line_start = True
+        self._file = open(path, "ab", buffering=0) if path else None  # noqa: SIM115  (it lives as long as the guard)
+        if self._file:
+            self._num_bytes = self._file.tell()
+
+    def write(self, data: bytes) -> None:
+        """Keep `data`. A log that cannot be written loses it, and the host does not notice."""
+        self.tail = (self.tail + data)[-TAIL_BYTES:]
+        with contextlib.suppress(OSError):
+            if self._file:
+                self._write_file(data)
+            else:
+                self._write_stderr(data)
+
+    def _write_file(self, data: bytes) -> None:
+        if self._num_bytes + len(data) > self._max_bytes and self._num_bytes:
+            assert self._file
+            self._file.close()
+            os.replace(self._path, self._path + ".1")
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+            self._num_bytes = 0
+        assert self._file
+        self._num_bytes += self._file.write(data[-self._max_bytes :])
+
+    def _write_stderr(self, data: bytes) -> None:
+        room = self._max_bytes - self._num_bytes
+        if room <= 0:
+            return
+        self._num_bytes += len(data)
+        label = f"[{self._name}] ".encode()
+        lines = data[:room].splitlines(keepends=True)
+        text = b"".join((label if number or self._at_line_start else b"") + line for number, line in enumerate(lines))
+        self._at_line_start = text.endswith(b"\n")
+        os.write(2, text)
+        if len(data) >= room:
+            os.write(2, b"\n" + label + b"prints too much; the rest is not kept\n")
+
+
+class Guard:
+    """One host and all that it starts. `main` makes it, and calls `watch` and then `end`."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.exit_code: int | None = None
+        """How the host ended, as the shell says it; None while it runs."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._log = OutputLog(settings["log"], settings["log_bytes"], settings["name"])
+        self._selector = selectors.DefaultSelector()
+        self._is_told_to_end = False
+        wake, wake_end = os.pipe()
+        for descriptor in (wake, wake_end):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._output, output_end = os.pipe()
+        os.set_blocking(self._output, False)
+        self._selector.register(0, selectors.EVENT_READ, "lifeline")
+        self._selector.register(wake, selectors.EVENT_READ, "signal")
+        self._selector.register(self._output, selectors.EVENT_READ, "output")
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._selector.register(os.pidfd_open(settings["explorer"]), selectors.EVENT_READ, "explorer")
+            except ProcessLookupError:
+                self._is_told_to_end = True
+        self.worker = self._start(settings, output_end)
+        os.close(output_end)
+        for descriptor in settings["descriptors"]:
+            os.close(descriptor)
+
+    def _on_term(self, number: int, frame: object) -> None:
+        self._is_told_to_end = True
+
+    def _start(self, settings: dict[str, Any], output: int) -> int:
+        variables = {name: value for name, value in os.environ.items() if name not in NOT_FOR_HOSTS}
+        for_runner = {key: settings[key] for key in ("descriptors", "path", "max_frame_bytes", "close_s")}
+        process = subprocess.Popen(
+            [settings["python"], "-u", settings["runner"], json.dumps({**for_runner, "parent": os.getpid()})],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=settings["descriptors"],
+            start_new_session=True,
+            env={**variables, TAG: settings["tag"]},
+        )
+        process.returncode = 0  # it is waited for here, not by subprocess
+        return process.pid
+
+    def watch(self) -> None:
+        """Return when the host has ended, or is to be ended."""
+        while self.exit_code is None and not self._is_told_to_end:
+            for key, _ in self._selector.select():
+                if key.data == "output":
+                    self._take_output()
+                elif key.data == "signal":
+                    os.read(key.fd, READ_BYTES)
+                    self._reap()
+                elif key.data == "explorer" or not os.read(key.fd, READ_BYTES):
+                    return
+
+    def end(self) -> None:
+        """Kill the host and everything that it started, and take the last output."""
+        deadline = time.monotonic() + KILL_S
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.worker, signal.SIGKILL)
+        while self._reap() and time.monotonic() < deadline:
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+        self._take_output()
+
+    @property
+    def tail(self) -> str:
+        """Return the end of what the host printed."""
+        return self._log.tail.decode("utf-8", "replace")
+
+    def _reap(self) -> bool:
+        """Take note of the children that have ended. Return whether there are others."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return True
+                if pid == self.worker:
+                    code = os.waitstatus_to_exitcode(status)
+                    self.exit_code = code if code >= 0 else 128 - code
+        except ChildProcessError:
+            return False
+
+    def _take_output(self) -> None:
+        for _ in range(64):  # a host that prints without end does not keep the guard from the rest
+            try:
+                data = os.read(self._output, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                if self._output in self._selector.get_map():
+                    self._selector.unregister(self._output)
+                return
+            self._log.write(data)
+
+
+def parents() -> Iterator[tuple[int, int, int]]:
+    """Yield the id, the parent and the session of every process of this machine, where the system tells."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    for name in filter(str.isdigit, names):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            yield int(name), int(fields[1]), int(fields[3])
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the children of a process, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for child, parent, _ in parents():
+        children.setdefault(parent, []).append(child)
+    found: set[int] = set()
+    new = [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, ()) if child not in found]
+        found.update(new)
+    return found
+
+
+def sweep(tag: str, sessions: set[int]) -> None:
+    """Kill what is left of a host whose guard was killed: processes of its sessions, and those that have its tag."""
+    wanted = f"{TAG}={tag}".encode()
+    for _ in range(3):  # what was started between reading the list and killing is found the next time
+        found = {pid for pid, _, session in parents() if session in sessions or wanted in _variables_of(pid)}
+        for pid in found - {os.getpid()}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _variables_of(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def main() -> None:
+    """Start the host, wait until it is over, and say how it ended."""
+    try:
+        guard = Guard(json.loads(sys.argv[1]))
+    except OSError as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        return
+    guard.watch()
+    ended_by_itself = guard.exit_code is not None
+    guard.end()
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps({"code": guard.exit_code if ended_by_itself else None, "tail": guard.tail}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

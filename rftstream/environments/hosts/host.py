@@ -1,0 +1,316 @@
+"""One host process, as the explorer sees it: its guard, its two pipes, and the calls on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.environments.hosts.guard import sweep
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from rftstream.frames import FrameReader, frame
+
+FOLDER = Path(__file__).parent
+MAX_FRAME_BYTES = 16 << 20
+"""Largest request and answer. A rollout that says more does not fit on the log anyway."""
+LOG_BYTES = 1 << 20
+"""Most bytes of output that are kept: of each host on stderr, of each file in a folder of logs."""
+START_S = 60.0
+"""Most seconds until the other interpreter is ready."""
+IMPORT_S = 600.0
+"""Most seconds that importing a target may take, since it may load a model."""
+CLOSE_S = 5.0
+"""Seconds that a host has to close its environments before it is killed."""
+END_S = 15.0
+"""Seconds that a guard has to kill what is left before it is killed itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """What a host process depends on. Environments with equal settings share hosts."""
+
+    python: str = ""
+    """The interpreter: a path, or a name on PATH; empty for rftstream's own."""
+    processes: int = 1
+    idle_timeout_s: float = 300.0
+    path: tuple[str, ...] = ()
+    """Folders for its sys.path, before those that it has by itself."""
+    log_folder: str = ""
+    """Where output goes, to a file for each host; empty for this process's stderr."""
+
+    def interpreter(self) -> str:
+        """Return the path of the interpreter. ConfigError if there is none."""
+        if not self.python:
+            return sys.executable
+        if os.sep not in self.python:
+            found = shutil.which(self.python)
+        else:
+            found = next((str(place) for place in places_of(self.python) if os.access(place, os.X_OK)), None)
+        if found is None or Path(found).is_dir():
+            raise ConfigError(
+                f"environments: python: got {self.python!r}, expected an interpreter that can be run; "
+                "make one, as with: python -m venv FOLDER"
+            )
+        return found
+
+
+def own_folders() -> tuple[str, ...]:
+    """Return the folders in which this process looks up the user's own modules: those in sys.path that hold neither an
+    interpreter's packages nor rftstream itself."""
+    package = str(Path(__file__).parents[3])
+    prefixes = tuple({os.path.realpath(one) + os.sep for one in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
+    folders = dict.fromkeys(os.path.realpath(entry or ".") for entry in sys.path)
+    return tuple(one for one in folders if os.path.isdir(one) and one != package and not one.startswith(prefixes))
+
+
+def places_of(path: str) -> list[Path]:
+    """Return where a relative path may be: in the working folder, and in the user's own folders."""
+    here = Path(path).expanduser()
+    return [here.absolute(), *(Path(folder) / here for folder in own_folders() if not here.is_absolute())]
+
+
+class Host:
+    """One host process and its guard.
+
+    A HostPool makes it and calls `start` once, then `prepare` for a target and `call` for any number of environments
+    at once, and `close`. If the host dies, all calls that it has not answered raise HostError. All methods run in the
+    pool's event loop.
+    """
+
+    def __init__(self, settings: HostSettings, name: str) -> None:
+        self.keys: set[str] = set()
+        """Environments and agents in it that are neither over nor given up."""
+        self.stuck: dict[int, str] = {}
+        """Call that was given up and has no answer yet -> its key."""
+        self.idle_since = 0.0
+        """When its last environment left, in seconds of its loop's clock."""
+        self.pid = 0
+        """Process id of the other interpreter, once it is ready."""
+        self.end: str | None = None
+        """How the process ended; None before that."""
+        self._settings = settings
+        self._name = name
+        self._tag = uuid.uuid4().hex
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._imports: dict[str, asyncio.Task[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._status = bytearray()
+        self._fault = ""
+        """What the host did wrong, if that is why it was ended."""
+
+    async def start(self) -> None:
+        """Start the process, and wait until it is ready. ConfigError or HostError if it can't be."""
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._guard, requests, replies = self._spawn()
+        assert self._guard.stdout
+        answers, status = _Replies(self._on_frame, self._on_fault), _Status(self._status, self._on_end)
+        to_host, from_host = os.fdopen(requests, "wb", buffering=0), os.fdopen(replies, "rb", buffering=0)
+        self._requests, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, to_host)
+        self._transports: list[asyncio.BaseTransport] = [self._requests]
+        self._transports.append((await loop.connect_read_pipe(lambda: answers, from_host))[0])
+        self._transports.append((await loop.connect_read_pipe(lambda: status, self._guard.stdout))[0])
+        waited = (self._ready, self._ended)
+        await asyncio.wait(waited, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            if self.end is None:
+                self._on_fault(f"was not ready after {START_S:g} s")
+                await self._ended
+            raise HostError(f"{self._name}: {self.end}")
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], int, int]:
+        settings = self._settings
+        requests_end, requests = os.pipe()
+        replies, replies_end = os.pipe()
+        log = ""
+        if settings.log_folder:
+            os.makedirs(settings.log_folder, exist_ok=True)
+            log = os.path.join(settings.log_folder, f"{self._name}.log")
+        for_guard = {
+            "python": settings.interpreter(),
+            "runner": str(FOLDER / "runner.py"),
+            "explorer": os.getpid(),
+            "descriptors": [requests_end, replies_end],
+            "path": [str(places_of(folder)[0]) for folder in settings.path] + list(own_folders()),
+            "max_frame_bytes": MAX_FRAME_BYTES,
+            "close_s": CLOSE_S,
+            "log": log,
+            "log_bytes": LOG_BYTES,
+            "name": self._name,
+            "tag": self._tag,
+        }
+        try:
+            guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(FOLDER / "guard.py"), json.dumps(for_guard)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(requests_end, replies_end),
+                start_new_session=True,  # a terminal's ctrl-C does not reach it
+                bufsize=0,
+            )
+        finally:
+            os.close(requests_end)
+            os.close(replies_end)
+        return guard, requests, replies
+
+    async def prepare(self, target: str) -> None:
+        """Import a target in the host, once. ConfigError if that fails."""
+        if target not in self._imports:
+            self._imports[target] = asyncio.create_task(
+                self.call("import", f"import {target}", IMPORT_S, target=target)
+            )  # fmt: skip
+        await asyncio.shield(self._imports[target])
+
+    async def call(self, do: str, key: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """Return what the host answers. 0 as `timeout_s` means no limit."""
+        if self.end is not None:
+            raise HostError(f"{self._name}: {self.end}")
+        number = next(self._numbers)
+        body = json.dumps({"id": number, "do": do, "key": key, **fields}).encode()
+        if len(body) > MAX_FRAME_BYTES:
+            raise HostError(f"{self._name}: a request of {len(body)} bytes; expected at most {MAX_FRAME_BYTES}")
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._requests.write(frame(body))
+        try:
+            async with asyncio.timeout(timeout_s or None):
+                answer: dict[str, Any] = await future
+                return answer
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if self._waiting.pop(number, None) is not None and self.end is None:
+                self.stuck[number] = key
+                self._requests.write(frame(json.dumps({"do": "cancel", "key": key, "call": number}).encode()))
+            if isinstance(error, TimeoutError):
+                raise HostTimeout(f"{self._name}: no answer to {do!r} within {timeout_s:g} s") from None
+            raise
+
+    def _on_frame(self, body: bytes) -> None:
+        answer = json.loads(body)
+        if "ready" in answer:
+            self.pid = answer["ready"]["pid"]
+            self._ready.set_result(None)
+            return
+        self.stuck.pop(answer["id"], None)
+        future = self._waiting.pop(answer["id"], None)
+        if future is None or future.done():
+            return
+        if "error" not in answer:
+            future.set_result(answer["value"])
+            return
+        kind, line = answer["error"]["kind"], answer["error"]["line"]
+        if kind == "import":
+            python = self._settings.python or sys.executable
+            future.set_exception(
+                ConfigError(f"environments: target: {line} (with {python}); install it there, or mend it")
+            )
+        else:
+            future.set_exception(HostedCodeError(line))
+
+    def _on_fault(self, fault: str) -> None:
+        """End a host that does what no host may do."""
+        self._fault = self._fault or fault
+        self._cut_lifeline()
+
+    def _cut_lifeline(self) -> None:
+        assert self._guard.stdin
+        with contextlib.suppress(OSError):
+            self._guard.stdin.close()
+
+    def _on_end(self) -> None:
+        """Take note of how the host ended. Its guard has killed what was left, or was killed itself."""
+        status = self._read_status()
+        if status is None:
+            for pid in filter(None, (self.pid, self._guard.pid)):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            sweep(self._tag, {pid for pid in (self.pid, self._guard.pid) if pid})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(timeout=END_S)
+        self.end = self._describe(status)
+        for transport in self._transports:
+            transport.close()
+        self._cut_lifeline()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(HostError(f"{self._name}: {self.end}"))
+        self._waiting.clear()
+        self.stuck.clear()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _read_status(self) -> Mapping[str, Any] | None:
+        try:
+            status: Mapping[str, Any] = json.loads(self._status)
+            return status
+        except ValueError:
+            return None
+
+    def _describe(self, status: Mapping[str, Any] | None) -> str:
+        if status is None:
+            return "its guard was killed"
+        if "error" in status:
+            return f"cannot be started: {status['error']}"
+        how = self._fault or (f"ended with {exit_text(status['code'])}" if status["code"] is not None else "was ended")
+        last = status["tail"].strip().rpartition("\n")[2].strip()
+        return f"{how}; the last that it printed: {last}" if last else how
+
+    async def close(self, patience_s: float = CLOSE_S) -> None:
+        """End the host. It gets `patience_s` to close its environments; then everything that is left is killed."""
+        if self.end is not None:
+            return
+        self._requests.close()
+        await asyncio.wait((self._ended,), timeout=patience_s)
+        self._cut_lifeline()
+        await asyncio.wait((self._ended,), timeout=END_S)
+        if not self._ended.done():
+            self._guard.kill()
+            await self._ended
+
+
+def exit_text(code: int) -> str:
+    """Return how a process ended, by its exit code as a shell has it."""
+    if code > 128:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(code - 128).name
+    return f"exit code {code}"
+
+
+class _Replies(asyncio.Protocol):
+    """Reads the answers of a host."""
+
+    def __init__(self, on_frame: Callable[[bytes], None], on_fault: Callable[[str], None]) -> None:
+        self._reader = FrameReader(MAX_FRAME_BYTES)
+        self._on_frame = on_frame
+        self._on_fault = on_fault
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._on_frame(body)
+        except (ValueError, KeyError, TypeError) as error:
+            self._on_fault(f"sent what is no answer ({type(error).__name__}: {error})")
+
+
+class _Status(asyncio.Protocol):
+    """Reads what a guard says at the end."""
+
+    def __init__(self, status: bytearray, on_end: Callable[[], None]) -> None:
+        self._status = status
+        self._on_end = on_end
+
+    def data_received(self, data: bytes) -> None:
+        self._status += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_end()

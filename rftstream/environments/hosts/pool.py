@@ -1,0 +1,228 @@
+"""The hosts of an explorer: which process an environment gets, when one is started, and when one is ended.
+
+All hosts of a process are driven by one event loop in a thread of its own. So they do not depend on the loops and
+threads of their callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rftstream.environments.hosts.host import CLOSE_S, Host, HostSettings, places_of
+from rftstream.errors import ConfigError, HostError
+
+ADAPTERS = {
+    "gymnasium": "gymnasium.py:GymnasiumEnvironment",
+    "textarena": "textarena.py:TextArenaEnvironment",
+    "openenv": "openenv.py:OpenEnvEnvironment",
+    "verifiers": "verifiers.py:run",
+}
+"""Name of an adapter -> its file in `adapters/` and what is in it: a class, or an agent's function."""
+
+STUCK_S = 5.0
+"""Seconds that a call which was given up has to return, before a host with nothing else to do is ended."""
+
+Value = TypeVar("Value")
+
+
+def target_path(target: str) -> str:
+    """Return what the host is to import: an adapter's file, a file with its whole path, or `module:Thing` as it is."""
+    if target in ADAPTERS:
+        return str(Path(__file__).parent / "adapters" / ADAPTERS[target])
+    place, _, name = target.rpartition(":")
+    if not place:
+        raise ConfigError(
+            f"environments: target: got {target!r}, expected module:Thing, file.py:Thing, or one of "
+            f"{', '.join(sorted(ADAPTERS))}"
+        )
+    if not place.endswith(".py"):
+        return target
+    found = next((path for path in places_of(place) if path.is_file()), None)
+    if found is None:
+        raise ConfigError(f"environments: target: got {target!r}, but there is no file {place!r}; name its whole path")
+    return f"{found}:{name}"
+
+
+class HostLoop:
+    """An event loop in a thread of its own. The first call starts it; `close_pools` ends it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def run(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
+        """Run a coroutine in this loop and await it from the caller's. Cancelling the caller cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def run_blocking(self, coroutine: Coroutine[Any, Any, Value], timeout_s: float) -> Value:
+        """Run a coroutine in this loop, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+    def close(self) -> None:
+        """End loop and thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class HostPool:
+    """Up to `processes` hosts of one kind. `pool_of` makes it; `open` gives a session in one of the hosts, and starts
+    that host if need be. A host that has died is replaced when the next session is opened, and one that has been empty
+    for `idle_timeout_s` is ended."""
+
+    def __init__(self, settings: HostSettings, loop: HostLoop, name: str) -> None:
+        self.loop = loop
+        self._settings = settings
+        self._name = name
+        self._hosts: list[Host] = []
+        self._starting: dict[Host, asyncio.Task[None]] = {}
+        self._numbers = itertools.count(1)
+        self._is_closed = False
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Return the hosts that have not ended."""
+        return tuple(host for host in self._hosts if host.end is None)
+
+    async def open(self, target: str) -> HostSession:
+        """Return a session in a host that has imported `target`. Runs in the loop of the pool."""
+        host = self._choose()
+        key = f"{next(self._numbers)}"
+        host.keys.add(key)
+        try:
+            await asyncio.shield(self._starting[host])
+            await host.prepare(target)
+        except BaseException:
+            self.release(host, key)
+            raise
+        return HostSession(self, host, key, target)
+
+    def _choose(self) -> Host:
+        if self._is_closed:
+            raise HostError(f"{self._name}: closed")
+        self._hosts = [host for host in self._hosts if host.end is None]
+        usable = [host for host in self._hosts if not host.stuck]
+        best = min(usable, key=lambda host: len(host.keys), default=None)
+        if best is not None and (not best.keys or len(self._hosts) >= self._settings.processes):
+            return best
+        if best is None and len(self._hosts) >= 2 * self._settings.processes:
+            return min(self._hosts, key=lambda host: len(host.keys))  # all have calls that hang; there may be no more
+        host = Host(self._settings, f"{self._name}-{next(self._numbers)}")
+        self._hosts.append(host)
+        self._starting[host] = asyncio.create_task(self._start(host))
+        return host
+
+    async def _start(self, host: Host) -> None:
+        try:
+            await host.start()
+        except BaseException as error:
+            host.end = host.end or str(error)
+            raise
+
+    def release(self, host: Host, key: str) -> None:
+        """Take note that a session is over. An empty host is ended: soon if one of its calls hangs, else when it has
+        been idle for long."""
+        host.keys.discard(key)
+        if host.end is not None:
+            self._starting.pop(host, None)
+        elif not host.keys:
+            loop = asyncio.get_running_loop()
+            host.idle_since = loop.time()
+            for wait_s in (STUCK_S, self._settings.idle_timeout_s):
+                loop.call_later(wait_s, self._end_if_idle, host)
+
+    def _end_if_idle(self, host: Host) -> None:
+        """End a host that has been empty for long enough."""
+        wait_s = STUCK_S if host.stuck else self._settings.idle_timeout_s
+        idle_s = asyncio.get_running_loop().time() - host.idle_since
+        if host.keys or host.end is not None or host not in self._hosts or idle_s < wait_s - 0.001:
+            return
+        self._hosts.remove(host)
+        task = asyncio.create_task(host.close(0.0 if host.stuck else CLOSE_S))
+        self._starting[host] = task
+        task.add_done_callback(lambda _: self._starting.pop(host, None))
+
+    async def close(self) -> None:
+        """End all hosts."""
+        self._is_closed = True
+        await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        await asyncio.gather(*(host.close(0.0 if host.stuck else CLOSE_S) for host in self._hosts))
+        self._starting.clear()
+
+
+class HostSession:
+    """One environment, or one run of an agent, in a host. `HostPool.open` makes it. Its owner calls `call` any number
+    of times, and `close` or `leave` at the end, in any event loop."""
+
+    def __init__(self, pool: HostPool, host: Host, key: str, target: str) -> None:
+        self._pool = pool
+        self.host = host
+        self._key = key
+        self._target = target
+
+    async def call(self, do: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """Return the host's answer. HostError if the host dies, HostTimeout if it takes too long, HostedCodeError if
+        the code in it raises."""
+        return await self._pool.loop.run(self.host.call(do, self._key, timeout_s, target=self._target, **fields))
+
+    async def close(self, timeout_s: float) -> None:
+        """Let go of the environment. One that does not answer in time is left to the host, which is ended for it."""
+        await self._pool.loop.run(self._close(timeout_s))
+
+    async def _close(self, timeout_s: float) -> None:
+        try:
+            if self.host.end is None:
+                hangs = self._key in self.host.stuck.values()
+                await self.host.call("close", self._key, 0.001 if hangs else timeout_s)
+        except HostError:
+            pass  # it is gone already, or is given up
+        finally:
+            self._pool.release(self.host, self._key)
+
+    async def leave(self) -> None:
+        """Let go of an agent's run, which closes by itself when it is over."""
+        await self._pool.loop.run(self._leave())
+
+    async def _leave(self) -> None:
+        self._pool.release(self.host, self._key)
+
+
+_LOCK = threading.Lock()
+_POOLS: dict[HostSettings, HostPool] = {}
+_LOOPS: list[HostLoop] = []
+
+
+def pool_of(settings: HostSettings) -> HostPool:
+    """Return the pool of this process with these settings. The first caller makes it."""
+    with _LOCK:
+        if not _LOOPS:
+            _LOOPS.append(HostLoop())
+        if settings not in _POOLS:
+            _POOLS[settings] = HostPool(settings, _LOOPS[0], f"host-{len(_POOLS) + 1}")
+        return _POOLS[settings]
+
+
+def close_pools() -> None:
+    """End all hosts of this process. What asks for one later gets new ones."""
+    with _LOCK:
+        pools, loops = list(_POOLS.values()), list(_LOOPS)
+        _POOLS.clear()
+        _LOOPS.clear()
+    for pool in pools:
+        pool.loop.run_blocking(pool.close(), 60.0)
+    for loop in loops:
+        loop.close()
+
+
+atexit.register(close_pools)
