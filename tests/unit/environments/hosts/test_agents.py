@@ -1,0 +1,129 @@
+"""Agents in hosts: what they return is checked, and they end when nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.environments.hosted import HostedConfig
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent, result_from_plain
+from rftstream.errors import ConfigError, HostedCodeError, HostTimeout
+from tests.unit.environments.hosts.scene import PROBLEM, wait_until
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Says 42 to everybody who has a key."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str | None, Any]] = []
+        super().__init__(("127.0.0.1", 0), EndpointHandler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class EndpointHandler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert isinstance(self.server, Endpoint)
+        self.server.requests.append((self.path, self.headers["Authorization"], body))
+        answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": "42"}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def agent(foreign: Path, name: str, **settings: Any) -> HostedAgent:
+    return HostedAgent(HostedConfig(target=f"{foreign}:{name}", **settings))
+
+
+def run(own: HostedAgent, *, url: str = "http://127.0.0.1:9/v1", seed: int = 3) -> AgentResult:
+    return asyncio.run(own.run(problem=PROBLEM, base_url=url, api_key="a key", seed=seed))
+
+
+def test_an_agent_calls_its_endpoint(foreign: Path, endpoint: Endpoint) -> None:
+    own = agent(foreign, "solve", options={"depth": 2})
+
+    async def many() -> list[AgentResult]:
+        runs = (own.run(problem=PROBLEM, base_url=endpoint.url, api_key=f"key {n}", seed=n) for n in range(20))
+        return await asyncio.gather(*runs)
+
+    results = asyncio.run(many())
+    assert results == [AgentResult(reward=1.0, parts={"right": 1.0}, metrics={"calls": 1.0, "depth": 2.0})] * 20
+    assert {path for path, _, _ in endpoint.requests} == {"/v1/chat/completions"}
+    assert {(key, body["seed"]) for _, key, body in endpoint.requests} == {(f"Bearer key {n}", n) for n in range(20)}
+    assert [len(host.keys) for host in own._pool.hosts] == [0]
+
+
+def test_results(foreign: Path) -> None:
+    assert run(agent(foreign, "blocking"), seed=5) == AgentResult(reward=5.0)
+    assert run(agent(foreign, "silent")) == AgentResult(reward=None)
+    with pytest.raises(HostedCodeError, match="^LookupError: no such thing$"):
+        run(agent(foreign, "wrong"))
+    with pytest.raises(HostedCodeError, match="agent.reward: got 'well done', expected a number"):
+        run(agent(foreign, "odd"))
+    with pytest.raises(ConfigError, match="has no 'nobody'"):
+        run(agent(foreign, "nobody"))
+    with pytest.raises(ConfigError, match="agent: missing"):
+        HostedAgent(HostedConfig())
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, AgentResult()),
+        (True, AgentResult(reward=1.0)),
+        ({}, AgentResult()),
+        ({"reward": None, "parts": {"a": 1}}, AgentResult(parts={"a": 1.0})),
+    ],
+)
+def test_forms_of_a_result(value: Any, expected: AgentResult) -> None:
+    assert result_from_plain(value) == expected
+
+
+def test_wrong_forms_of_a_result() -> None:
+    with pytest.raises(HostedCodeError, match="unknown key 'score'"):
+        result_from_plain({"score": 1.0})
+    with pytest.raises(HostedCodeError, match="agent.metrics: got 5"):
+        result_from_plain({"metrics": 5})
+
+
+@pytest.mark.parametrize("how", ["given up", "too slow"])
+def test_an_agent_that_nobody_waits_for_is_cancelled(foreign: Path, how: str) -> None:
+    mark = foreign.parent / "mark"
+    own = agent(foreign, "endless", options={"mark": str(mark)}, timeout_s=0.5 if how == "too slow" else 0.0)
+
+    async def give_up() -> None:
+        task = asyncio.create_task(own.run(problem=PROBLEM, base_url="", api_key="", seed=0))
+        if how == "too slow":
+            with pytest.raises(HostTimeout):
+                await task
+        else:
+            await asyncio.to_thread(wait_until, mark.exists)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await asyncio.to_thread(wait_until, lambda: mark.exists() and mark.read_text() == "cancelled")
+
+    asyncio.run(give_up())
+    [host] = own._pool.hosts
+    wait_until(lambda: not host.stuck)
