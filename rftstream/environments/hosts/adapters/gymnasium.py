@@ -1,0 +1,173 @@
+"""Environments of the package gymnasium, played in text. `target = "gymnasium"`; one step for each turn.
+
+Options, also those of a single problem in its `info.options`:
+
+    id              name of the environment, as `FrozenLake-v1`; with a module before a colon, that is imported first
+    settings        what `gymnasium.make` gets besides
+    instructions    text before the first observation
+    actions         names of the discrete actions, in their order; without them actions are numbers
+    show            "observation", or "render" for the picture in text of environments that have one
+    most_invalid    replies without a legal action after which the rollout ends, 3 by default
+    invalid_reward  reward of a reply without a legal action, 0 by default
+
+The action is the last name or number in the reply; where an action is several numbers, the last ones. The state between
+two turns is the list of actions, so an environment can go on elsewhere if its seed decides all the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import gymnasium
+import numpy
+
+KNOWN = ("id", "settings", "instructions", "actions", "show", "most_invalid", "invalid_reward")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+COLOURED = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")
+
+
+class GymnasiumEnvironment:
+    """One environment of gymnasium, as a host calls it."""
+
+    def __init__(self, config: dict[str, Any], *, problem: dict[str, Any], seed: int) -> None:
+        options = {**config, **problem["info"].get("options", {})}
+        if unknown := sorted(set(options) - set(KNOWN)):
+            raise ValueError(f"options: unknown key {unknown[0]!r}; known: {', '.join(KNOWN)}")
+        if "id" not in options:
+            raise ValueError("options: missing id, as in id = 'FrozenLake-v1'")
+        self._is_rendered = options.get("show", "observation") == "render"
+        settings = {**({"render_mode": "ansi"} if self._is_rendered else {}), **options.get("settings", {})}
+        self._environment = gymnasium.make(options["id"], **settings)
+        self._messages = problem["messages"]
+        self._seed = seed % 2**31
+        self._instructions = options.get("instructions", "")
+        self._names = list(options.get("actions", ()))
+        self._most_invalid = options.get("most_invalid", 3)
+        self._invalid_reward = options.get("invalid_reward", 0.0)
+        self._actions: list[Any] = []
+        self._num_invalid = 0
+        self._space = self._environment.action_space
+        self._check_space()
+
+    def start(self) -> list[dict[str, Any]]:
+        """Return the problem's messages, with the first observation at the end of the last one that is the user's."""
+        observation, _ = self._environment.reset(seed=self._seed)
+        text = "\n\n".join(filter(None, (self._instructions, self._shown(observation), self._legal())))
+        if self._messages and self._messages[-1]["role"] == "user":
+            last = self._messages[-1]
+            return [*self._messages[:-1], {**last, "content": f"{last['content']}\n\n{text}".strip()}]
+        return [*self._messages, {"role": "user", "content": text}]
+
+    def reply(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Take the step that the policy chose."""
+        action = self._action_of(said["content"])
+        if action is None:
+            self._num_invalid += 1
+            return {
+                "done": self._num_invalid >= self._most_invalid,
+                "messages": [f"This has no legal action. {self._legal()}"],
+                "reward": self._invalid_reward,
+                "metrics": self._metrics(),
+            }
+        observation, reward, terminated, truncated, _ = self._environment.step(self._taken(action))
+        self._actions.append(action)
+        return {
+            "done": bool(terminated or truncated),
+            "messages": [self._shown(observation)],
+            "reward": float(reward),
+            "metrics": {**self._metrics(), "out_of_steps": float(truncated)},
+        }
+
+    def save(self) -> dict[str, Any]:
+        """Return what leads to this state: the seed is known, the actions are these."""
+        return {"actions": self._actions, "invalid": self._num_invalid}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take the same actions again."""
+        self._environment.reset(seed=self._seed)
+        for action in state["actions"]:
+            self._environment.step(self._taken(action))
+        self._actions, self._num_invalid = list(state["actions"]), state["invalid"]
+
+    def close(self) -> None:
+        """Let go of what the environment holds."""
+        self._environment.close()
+
+    def _metrics(self) -> dict[str, float]:
+        return {"steps": float(len(self._actions)), "invalid_actions": float(self._num_invalid)}
+
+    def _check_space(self) -> None:
+        space = self._space
+        if isinstance(space, gymnasium.spaces.Discrete):
+            if self._names and len(self._names) != space.n:
+                raise ValueError(f"options.actions: got {len(self._names)} names, expected {space.n}")
+        elif not isinstance(
+            space,
+            (gymnasium.spaces.Box, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary, gymnasium.spaces.Text),
+        ):
+            raise ValueError(f"the actions {space} have no form in text; wrap the environment in a class of your own")
+
+    def _legal(self) -> str:
+        space = self._space
+        if isinstance(space, gymnasium.spaces.Discrete):
+            numbers = range(int(space.start), int(space.start + space.n))
+            return f"Legal actions: {', '.join(self._names or map(str, numbers))}."
+        if isinstance(space, gymnasium.spaces.Text):
+            return ""
+        return f"An action is {math.prod(space.shape)} numbers, from {_text(space)}."
+
+    def _action_of(self, text: str) -> Any:
+        """Return the action as a plain value; None if there is no legal one."""
+        space = self._space
+        if isinstance(space, gymnasium.spaces.Text):
+            return text.strip() if space.contains(text.strip()) else None
+        if isinstance(space, gymnasium.spaces.Discrete) and self._names:
+            return self._named_action(text)
+        numbers = [float(number) for number in NUMBER.findall(text)]
+        if isinstance(space, gymnasium.spaces.Discrete):
+            action: Any = int(numbers[-1]) if numbers and numbers[-1].is_integer() else None
+        else:
+            count = math.prod(space.shape)
+            action = numbers[-count:] if len(numbers) >= count else None
+        return action if action is not None and space.contains(self._taken(action)) else None
+
+    def _named_action(self, text: str) -> int | None:
+        places = [
+            (match.end(), match.end() - match.start(), number)
+            for number, name in enumerate(self._names)
+            for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+        ]
+        return max(places)[2] + int(self._space.start) if places else None
+
+    def _taken(self, action: Any) -> Any:
+        """Return the action as the environment takes it."""
+        space = self._space
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return numpy.int64(action)
+        if isinstance(space, gymnasium.spaces.Text):
+            return action
+        return numpy.asarray(action).reshape(space.shape).astype(space.dtype)
+
+    def _shown(self, observation: Any) -> str:
+        if not self._is_rendered:
+            return _text(observation)
+        picture = self._environment.render()
+        return COLOURED.sub(r"[\1]", str(picture)).strip("\n")
+
+
+def _text(value: Any) -> str:
+    """Return an observation as text."""
+    if isinstance(value, gymnasium.spaces.Space):
+        low, high = getattr(value, "low", 0), getattr(value, "high", getattr(value, "nvec", 2))
+        return f"{_text(low)} to {_text(high)}"
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_text(one)}" for name, one in value.items())
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(_text(one) for one in value) + "]"
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return _text(value.tolist())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,150 @@
+"""The adapter of gymnasium, with the package in a virtual environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.environments.base import Reply
+from rftstream.environments.hosted import HostedEnvironment
+from rftstream.environments.hosts.pool import close_pools
+from rftstream.errors import HostedCodeError
+from tests.unit.environments.hosts.scene import PROBLEM, say, wait_until
+from tests.unit.environments.hosts.venvs import interpreter
+
+LAKE = {
+    "id": "FrozenLake-v1", "settings": {"is_slippery": False}, "actions": ["left", "down", "right", "up"],
+    "show": "render",
+}  # fmt: skip
+OWN = '''
+import gymnasium, numpy
+from gymnasium import spaces
+
+class Echo(gymnasium.Env):
+    """Shows what it was given."""
+    def __init__(self, actions):
+        self.action_space = eval(actions, {"spaces": spaces, "numpy": numpy})
+        self.observation_space = spaces.Text(1000)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"seed": seed, "draw": numpy.float32(0.123456)}, {}
+    def step(self, action):
+        return (f"{type(action).__name__} {action}", numpy.arange(2)), numpy.float32(0.5), False, True, {}
+
+gymnasium.register("Echo-v0", Echo, disable_env_checker=True)
+'''
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return interpreter("gymnasium==1.4.0", "numpy==2.4.6")
+
+
+@pytest.fixture(autouse=True)
+def no_hosts() -> Iterator[None]:
+    yield
+    close_pools()
+
+
+def environment(python: str, options: dict[str, Any], *, problem: Problem = PROBLEM, **settings: Any) -> Any:
+    config = HostedEnvironment.Config(python=python, target="gymnasium", options=options, **settings)
+    return HostedEnvironment(config, problem=problem, seed=2**62 + 1)
+
+
+async def play(own: HostedEnvironment, *words: str) -> tuple[str, list[Reply]]:
+    first = (await own.start())[-1].content
+    replies = [await own.reply(say(word)) for word in words]
+    await own.close()
+    return first, replies
+
+
+def test_a_walk_over_the_lake(python: str) -> None:
+    words = ["down", "I go Down, not up: DOWN", "right", "3 steps", "down", "right", "right"]
+    first, replies = asyncio.run(play(environment(python, {**LAKE, "instructions": "Reach G."}), *words))
+    assert first == "Begin.\n\nReach G.\n\n[S]FFF\nFHFH\nFFFH\nHFFG\n\nLegal actions: left, down, right, up."
+    assert replies[0].messages[0].content == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
+    assert [reply.done for reply in replies] == [False] * 6 + [True]
+    assert [reply.reward for reply in replies] == [0.0] * 6 + [1.0]
+    assert replies[3].messages[0].content == "This has no legal action. Legal actions: left, down, right, up."
+    assert replies[-1].metrics == {"steps": 6.0, "invalid_actions": 1.0, "out_of_steps": 0.0}
+
+
+def test_it_goes_on_after_its_host_was_killed(python: str) -> None:
+    own = environment(python, LAKE)
+
+    async def walk() -> Reply:
+        await own.start()
+        await own.reply(say("down"))
+        await own.reply(say("what?"))
+        [host] = own._pool.hosts
+        os.kill(host.pid, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: host.end is not None)
+        reply = await own.reply(say("down"))
+        await own.close()
+        return reply
+
+    reply = asyncio.run(walk())
+    assert reply.messages[0].content == "  (Down)\nSFFF\nFHFH\n[F]FFH\nHFFG"
+    assert reply.metrics["steps"] == 2.0
+    assert reply.metrics["invalid_actions"] == 1.0
+
+
+def test_too_many_replies_without_an_action(python: str) -> None:
+    options = {"id": "CartPole-v1", "most_invalid": 2, "invalid_reward": -1.0}
+    first, replies = asyncio.run(play(environment(python, options), "left", "7"))
+    assert first.endswith("Legal actions: 0, 1.")
+    assert [(reply.done, reply.reward) for reply in replies] == [(False, -1.0), (True, -1.0)]
+
+
+def test_options_of_a_problem_go_first(python: str) -> None:
+    problem = Problem(
+        messages=(ChatMessage(role="system", content="Play."),), info={"options": {"actions": list("lr")}}
+    )
+    first, replies = asyncio.run(play(environment(python, {"id": "CartPole-v1"}, problem=problem), "L or R: R"))
+    assert first.endswith("Legal actions: l, r.")
+    assert replies[0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("actions", "words", "expected"),
+    [
+        ("spaces.Discrete(3, start=5)", "first 9, then 7", "int64 7"),
+        ("spaces.Box(-1, 1, (2,), numpy.float32)", "1. I push with [0.5, -2e-1]", "ndarray [ 0.5 -0.2]"),
+        ("spaces.Box(-1, 1, (2, 1), numpy.float32)", "5 and 0.5", None),
+        ("spaces.MultiDiscrete([2, 3])", "1 2", "ndarray [1 2]"),
+        ("spaces.MultiBinary(2)", "0 1", "ndarray [0 1]"),
+        ("spaces.Text(5, charset='abc')", " abc\n", "str abc"),
+        ("spaces.Text(5, charset='abc')", "xyz", None),
+        ("spaces.Discrete(3)", "1.5", None),
+    ],
+)
+def test_kinds_of_actions(python: str, tmp_path: Any, actions: str, words: str, expected: str | None) -> None:
+    (tmp_path / "own_envs.py").write_text(OWN)
+    options = {"id": "own_envs:Echo-v0", "settings": {"actions": actions}}
+    first, [reply] = asyncio.run(play(environment(python, options, path=(str(tmp_path),)), words))
+    assert first.startswith(f"Begin.\n\nseed: {(2**62 + 1) % 2**31}\ndraw: 0.1235")
+    if expected is None:
+        assert reply.messages[0].content.startswith("This has no legal action.")
+    else:
+        assert reply.messages[0].content == f"[{expected}, [0, 1]]"
+        assert (reply.done, reply.reward, reply.metrics["out_of_steps"]) == (True, 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "ValueError: options: missing id"),
+        ({"id": "FrozenLake-v1", "name": "x"}, "ValueError: options: unknown key 'name'; known: id, settings"),
+        ({"id": "NoSuchGame-v1"}, "NameNotFound: Environment `NoSuchGame` doesn't exist"),
+        ({"id": "CartPole-v1", "actions": ["left"]}, r"options.actions: got 1 names, expected 2"),
+    ],
+)
+def test_wrong_options(python: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(HostedCodeError, match=expected):
+        asyncio.run(play(environment(python, options)))
