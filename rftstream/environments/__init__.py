@@ -15,6 +15,7 @@ ENVIRONMENTS = {
         path_settings=("options.search.corpus", "options.mcp.servers.*.cwd"),
     ),
     "attempts": EnvironmentSpec("rftstream.environments.attempts:Attempts"),
-    "text_game": EnvironmentSpec("rftstream.environments.text_game:TextGame"),
+    "text_game": EnvironmentSpec("rftstream.environments.text_game:TextGame", is_immediate=True),
     "hosted": EnvironmentSpec("rftstream.environments.hosted:HostedEnvironment"),
+    "served": EnvironmentSpec("rftstream.environments.served:ServedEnvironment"),
 }

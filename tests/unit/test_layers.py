@@ -65,7 +65,7 @@ ONLY = {
         "rftstream.frames",
         "rftstream.contracts",
         "rftstream.config.part_specs",
-        "rftstream.config.secrets",
+        "rftstream.config.secrets",  # the key of a server stands in no run file
         "rftstream.data.gym_entries",
     ),
 }
@@ -93,6 +93,10 @@ OWNERS = {
     "datasets": "rftstream.data.tasksets.datafolder",
     "httpcore": "rftstream.models.server_client",
     "renderers": "rftstream.models.families",
+    "gymnasium": "rftstream.environments.hosts.adapters.gymnasium",
+    "textarena": "rftstream.environments.hosts.adapters.textarena",
+    "websockets": "rftstream.environments.hosts.adapters.openenv",
+    "verifiers": "rftstream.environments.hosts.adapters.verifiers",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 

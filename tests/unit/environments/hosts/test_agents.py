@@ -77,9 +77,9 @@ def test_an_agent_calls_its_endpoint(foreign: Path, endpoint: Endpoint) -> None:
 def test_results(foreign: Path) -> None:
     assert run(agent(foreign, "blocking"), seed=5) == AgentResult(reward=5.0)
     assert run(agent(foreign, "silent")) == AgentResult(reward=None)
-    with pytest.raises(HostedCodeError, match="^LookupError: no such thing$"):
+    with pytest.raises(HostedCodeError, match=r"^LookupError: no such thing$"):
         run(agent(foreign, "wrong"))
-    with pytest.raises(HostedCodeError, match="agent.reward: got 'well done', expected a number"):
+    with pytest.raises(HostedCodeError, match=r"agent\.reward: got 'well done', expected a number"):
         run(agent(foreign, "odd"))
     with pytest.raises(ConfigError, match="has no 'nobody'"):
         run(agent(foreign, "nobody"))
@@ -103,7 +103,7 @@ def test_forms_of_a_result(value: Any, expected: AgentResult) -> None:
 def test_wrong_forms_of_a_result() -> None:
     with pytest.raises(HostedCodeError, match="unknown key 'score'"):
         result_from_plain({"score": 1.0})
-    with pytest.raises(HostedCodeError, match="agent.metrics: got 5"):
+    with pytest.raises(HostedCodeError, match=r"agent\.metrics: got 5"):
         result_from_plain({"metrics": 5})
 
 

@@ -202,8 +202,7 @@ def test_code_that_meddles_with_the_pipes_loses_its_host(make: Made, words: str)
         environment = make()
         await environment.start()
         with pytest.raises(HostError):
-            await environment.reply(say(words))
-            await environment.reply(say("say x"))
+            await asyncio.gather(*(environment.reply(say(word)) for word in (words, "say x")))
         await environment.close()
         assert (await ask(make(), "say another"))[0].messages[0].content == "another"
 

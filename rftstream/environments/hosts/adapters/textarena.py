@@ -1,0 +1,133 @@
+"""Games of the package textarena. `target = "textarena"`; one move for each turn.
+
+Options, also those of a single problem in its `info.options`:
+
+    id            name of the game, as `GuessTheNumber-v0`
+    settings      what `textarena.make` gets besides
+    num_players   1 by default
+    seat          the policy's place among them, 0 by default
+    opponent      `module:function` that plays all others: (observation, player, seed) -> move
+    instructions  text before the first observation
+
+The reward comes with the last reply: what the game gives the policy's player. textarena draws from Python's one random
+generator. So each game has a state of it for itself, and only one game of a host moves at a time. The state between two
+turns is the list of all moves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import textarena
+
+KNOWN = ("id", "settings", "num_players", "seat", "opponent", "instructions")
+ONE_MOVES = threading.Lock()
+
+
+class TextArenaEnvironment:
+    """One game of textarena, as a host calls it."""
+
+    def __init__(self, config: dict[str, Any], *, problem: dict[str, Any], seed: int) -> None:
+        options = {**config, **problem["info"].get("options", {})}
+        if unknown := sorted(set(options) - set(KNOWN)):
+            raise ValueError(f"options: unknown key {unknown[0]!r}; known: {', '.join(KNOWN)}")
+        if "id" not in options:
+            raise ValueError("options: missing id, as in id = 'GuessTheNumber-v0'")
+        self._seed = seed
+        self._random = random.Random(seed).getstate()
+        self._messages = problem["messages"]
+        self._instructions = options.get("instructions", "")
+        self._num_players, self._seat = options.get("num_players", 1), options.get("seat", 0)
+        self._opponent: Callable[[str, int, int], str] | None = None
+        if "opponent" in options:
+            module, _, name = options["opponent"].partition(":")
+            self._opponent = getattr(importlib.import_module(module), name)
+        elif self._num_players > 1:
+            raise ValueError("options: missing opponent, as in opponent = 'my_players:careful'")
+        self._moves: list[str] = []
+        self._turns = 0
+        self._seen = ""
+        with self._own_random():
+            self._game = textarena.make(options["id"], **options.get("settings", {}))
+
+    def start(self) -> list[dict[str, Any]]:
+        """Return the problem's messages, with what the player sees first at the end."""
+        with self._own_random():
+            self._reset()
+            self._play_others()
+            text = "\n\n".join(filter(None, (self._instructions, self._observe())))
+        if self._messages and self._messages[-1]["role"] == "user":
+            last = self._messages[-1]
+            return [*self._messages[:-1], {**last, "content": f"{last['content']}\n\n{text}".strip()}]
+        return [*self._messages, {"role": "user", "content": text}]
+
+    def reply(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Make the policy's move, and those of the others until it is the policy's turn again."""
+        with self._own_random():
+            self._turns += 1
+            done = self._move(said["content"]) or self._play_others()
+            if not done:
+                return {"done": False, "messages": [self._observe()], "metrics": {"moves": float(self._turns)}}
+            rewards, info = self._game.close()
+        about = (info or {}).get(self._seat, {})
+        return {
+            "done": True,
+            "reward": None if rewards is None else rewards.get(self._seat),
+            "metrics": {"moves": float(self._turns), "invalid_moves": float(bool(about.get("invalid_move")))},
+        }
+
+    def save(self) -> dict[str, Any]:
+        """Return what leads to this state: the seed is known, the moves are these."""
+        return {"moves": self._moves, "turns": self._turns}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Make the same moves again."""
+        with self._own_random():
+            self._reset()
+            for move in state["moves"]:
+                if self._game.get_observation()[0] == self._seat:
+                    self._observe()
+                self._move(move)
+            self._observe()
+        self._turns = state["turns"]
+
+    def _reset(self) -> None:
+        self._game.reset(num_players=self._num_players, seed=self._seed % 2**31)
+
+    def _play_others(self) -> bool:
+        """Make the moves of the others. Return whether the game is over."""
+        while not self._game.state.done and self._game.state.current_player_id != self._seat:
+            player, observation = self._game.get_observation()
+            assert self._opponent
+            if self._move(self._opponent(str(observation), player, self._seed)):
+                return True
+        return bool(self._game.state.done)
+
+    def _move(self, move: str) -> bool:
+        self._moves.append(move)
+        done, _ = self._game.step(action=move)
+        return bool(done)
+
+    def _observe(self) -> str:
+        """Return what is new. Games whose observation has all that was before give the rest of it."""
+        _, observation = self._game.get_observation()
+        text = observation if isinstance(observation, str) else "\n".join(str(one[1]) for one in observation)
+        new = text[len(self._seen) :] if text.startswith(self._seen) else text
+        self._seen = text
+        return new.strip()
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        with ONE_MOVES:
+            outside = random.getstate()
+            random.setstate(self._random)
+            try:
+                yield
+            finally:
+                self._random = random.getstate()
+                random.setstate(outside)

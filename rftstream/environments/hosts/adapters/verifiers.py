@@ -1,0 +1,105 @@
+"""Environments of the package verifiers (0.4): taskset, harness and rewards, run as an agent. `agent = "verifiers"`.
+
+Options:
+
+    env    the environment as verifiers' own run files have it in [env]: taskset, agent, harness. The agent's runtime is
+           `subprocess` unless it is said otherwise; verifiers' own default is a cloud.
+    model  the name of the model in requests, "policy" by default
+
+The problem says in `info.idx` which task of the taskset is meant. The reward is that of the trace, or the mean of
+several. A trace that failed has the reward 0 in verifiers; here it is an error, so its rollout is not trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import json
+import os
+import uuid
+from typing import Any
+
+from verifiers.v1.clients import EvalClientConfig, ModelContext
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+
+class LoadedEnvironment:
+    """An environment of verifiers with its servers and the tasks that were asked for. One for each `env`."""
+
+    def __init__(self, env: dict[str, Any]) -> None:
+        data = copy.deepcopy(env)
+        data.setdefault("agent", {}).setdefault("runtime", {"type": "subprocess"})
+        self.environment = load_environment(resolve_env_config(data))
+        self._tasks: dict[int, Any] = {}
+        self._is_serving = asyncio.Event()
+        self._server = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        async with self.environment.serving():
+            self._is_serving.set()
+            await asyncio.Event().wait()  # until the host ends
+
+    async def ready(self) -> None:
+        """Wait until the servers run, and raise why they don't."""
+        waiting = asyncio.create_task(self._is_serving.wait())
+        await asyncio.wait((waiting, self._server), return_when=asyncio.FIRST_COMPLETED)
+        if self._server.done():
+            waiting.cancel()
+            self._server.result()
+
+    def task(self, number: int) -> Any:
+        """Return the task at this place of the taskset."""
+        if number not in self._tasks:
+            found = next(itertools.islice(iter(self.environment.taskset), number, None), None)
+            if found is None:
+                raise ValueError(f"info.idx: got {number}, but the taskset has no such task")
+            self._tasks[number] = found
+        return self._tasks[number]
+
+
+LOADED: dict[str, LoadedEnvironment] = {}
+
+
+async def run(
+    problem: dict[str, Any], base_url: str, api_key: str, seed: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run one episode, and return its reward, parts and metrics."""
+    if "idx" not in problem["info"] or "env" not in options:
+        raise ValueError("expected the options `env`, and `info.idx` in every problem")
+    key = json.dumps(options["env"], sort_keys=True)
+    if key not in LOADED:
+        LOADED[key] = LoadedEnvironment(options["env"])
+    loaded = LOADED[key]
+    await loaded.ready()
+    variable = f"RFTSTREAM_KEY_{uuid.uuid4().hex}"  # the only way by which verifiers takes a key
+    os.environ[variable] = api_key
+    try:
+        client = EvalClientConfig(base_url=base_url, api_key_var=variable)
+        context = ModelContext(model=options.get("model", "policy"), client=client)
+        episode = await loaded.environment.run_episode(loaded.task(problem["info"]["idx"]), context)
+    finally:
+        del os.environ[variable]
+    if not episode.ok:
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        raise RuntimeError(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed")
+    return result_of(episode.traces)
+
+
+def result_of(traces: list[Any]) -> dict[str, Any]:
+    """Return the mean reward of the traces, with their parts and metrics."""
+    parts: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
+    for trace in traces:
+        for name, reward in trace.rewards.items():
+            if reward is not None:
+                parts.setdefault(name, []).append(reward.value)
+        for name, value in {**trace.metrics, "num_turns": trace.num_turns}.items():
+            if value is not None:
+                metrics.setdefault(name, []).append(float(value))
+    scored = [trace.reward for trace in traces if any(reward is not None for reward in trace.rewards.values())]
+    return {
+        "reward": sum(scored) / len(scored) if scored else None,
+        "parts": {name: sum(values) / len(traces) for name, values in parts.items()},
+        "metrics": {name: sum(values) / len(values) for name, values in metrics.items()},
+    }

@@ -1,0 +1,292 @@
+"""The adapters of textarena, openenv-core and verifiers, each with its package in a virtual environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.environments.base import Reply
+from rftstream.environments.hosted import HostedConfig, HostedEnvironment
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent
+from rftstream.environments.hosts.pool import close_pools
+from rftstream.errors import HostedCodeError
+from tests.unit.environments.hosts.scene import PROBLEM, say, wait_until
+from tests.unit.environments.hosts.venvs import interpreter
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def no_hosts() -> Iterator[None]:
+    yield
+    close_pools()
+
+
+def hosted(target: str, python: str, options: dict[str, Any], *, seed: int = 5, **settings: Any) -> HostedEnvironment:
+    config = HostedEnvironment.Config(python=python, target=target, options=options, timeout_s=300.0, **settings)
+    return HostedEnvironment(config, problem=PROBLEM, seed=seed)
+
+
+async def play(own: HostedEnvironment, *words: str) -> tuple[str, list[Reply]]:
+    first = (await own.start())[-1].content
+    replies = [await own.reply(say(word)) for word in words]
+    await own.close()
+    return first, replies
+
+
+# textarena
+
+
+@pytest.fixture(scope="module")
+def arena() -> str:
+    return interpreter("textarena==0.7.4")
+
+
+GUESS = {"id": "GuessTheNumber-v0"}
+
+
+async def find_the_number(own: HostedEnvironment, *, kill: bool = False) -> tuple[int, Reply]:
+    """Halve the range until the number is found; kill the host on the way."""
+    first = await own.start()
+    assert "between 1 and 20" in first[-1].content
+    low, high = 1, 20
+    while True:
+        guess = (low + high) // 2
+        reply = await own.reply(say(f"[{guess}]"))
+        if reply.done:
+            await own.close()
+            return guess, reply
+        low, high = (guess + 1, high) if "higher" in reply.messages[0].content else (low, guess - 1)
+        assert "You have to guess" not in reply.messages[0].content, "only what is new is said"
+        if kill:
+            kill = False
+            [host] = own._pool.hosts
+            os.kill(host.pid, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: own._pool.hosts == ())
+
+
+def test_games_of_textarena(arena: str) -> None:
+    async def games() -> list[tuple[int, Reply]]:
+        own = [hosted("textarena", arena, GUESS, seed=seed) for seed in (5, 6, 7, 5)]
+        together = await asyncio.gather(*(find_the_number(one) for one in own))
+        return [*together, await find_the_number(hosted("textarena", arena, GUESS), kill=True)]
+
+    results = asyncio.run(games())
+    numbers = [number for number, _ in results]
+    assert numbers[0] == numbers[3] == numbers[4], "the seed decides, whoever else plays and however often a host dies"
+    assert len(set(numbers)) > 1
+    assert all(reply.reward == 1.0 for _, reply in results)
+    assert results[0][1].metrics == results[4][1].metrics
+    assert results[0][1].metrics["invalid_moves"] == 0.0
+
+
+def test_a_game_of_two(arena: str, tmp_path: Path) -> None:
+    (tmp_path / "players.py").write_text(
+        "import re\n"
+        "def first_free(observation, player, seed):\n"
+        "    return re.findall(r\"'(\\[\\d\\])'\", observation.rpartition('Available Moves')[2])[0]\n"
+    )
+    options = {"id": "TicTacToe-v0", "num_players": 2, "seat": 1, "opponent": "players:first_free"}
+    own = hosted("textarena", arena, options, path=(str(tmp_path),))
+    first, replies = asyncio.run(play(own, "[3]", "[4]"))
+    assert "Player 0 placed their symbol (O) in cell 0" in first
+    assert [(reply.done, reply.reward) for reply in replies] == [(False, None), (True, -1.0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "missing id"),
+        ({"id": "Nothing-v0"}, "Environment Nothing-v0 not found"),
+        ({"id": "TicTacToe-v0", "num_players": 2}, "missing opponent"),
+        ({"id": "x", "name": "y"}, "unknown key 'name'"),
+    ],
+)
+def test_wrong_options_of_textarena(arena: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(HostedCodeError, match=expected):
+        asyncio.run(play(hosted("textarena", arena, options)))
+
+
+# openenv-core
+
+ECHO_SERVER = '''
+import socket, sys
+import uvicorn
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Word(Action):
+    message: str
+    loud: bool = False
+
+class Heard(Observation):
+    text: str
+
+class Echo(Environment):
+    """Ends after three words."""
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        super().__init__()
+        self._state = State(episode_id="e", step_count=0)
+
+    def reset(self, seed=None, episode_id=None, **more):
+        self._state = State(episode_id="e", step_count=0)
+        return Heard(text=f"seed {seed}, {more}", done=False, reward=None)
+
+    def step(self, action, timeout_s=None, **more):
+        self._state.step_count += 1
+        done = self._state.step_count == 3
+        text = action.message.upper() if action.loud else action.message
+        return Heard(text=text, done=done, reward=float(done))
+
+    @property
+    def state(self):
+        return self._state
+
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen(64)
+print(listener.getsockname()[1], flush=True)
+app = create_fastapi_app(Echo, Word, Heard, max_concurrent_envs=8)
+uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+'''
+
+
+@pytest.fixture(scope="module")
+def openenv() -> str:
+    return interpreter("openenv-core==0.3.0")
+
+
+@pytest.fixture
+def echo_server(openenv: str, tmp_path: Path) -> Iterator[str]:
+    path = tmp_path / "echo_server.py"
+    path.write_text(ECHO_SERVER)
+    with subprocess.Popen([openenv, str(path)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        server.kill()
+
+
+def test_an_openenv_server(openenv: str, echo_server: str) -> None:
+    options = {"url": echo_server, "observation": "text", "reset": {"level": 2}, "fields": {"loud": True}}
+
+    async def several() -> None:
+        own = [hosted("openenv", openenv, options, seed=seed) for seed in (5, 6)]
+        for seed, (first, replies) in zip(
+            (5, 6), await asyncio.gather(*(play(one, *"abc") for one in own)), strict=True
+        ):
+            assert first == f"Begin.\n\nseed {seed}, {{'level': 2}}"
+            assert [reply.messages[0].content for reply in replies] == ["A", "B", "C"]
+            assert [(reply.done, reply.reward) for reply in replies] == [(False, 0.0), (False, 0.0), (True, 1.0)]
+        whole = hosted("openenv", openenv, {"url": echo_server, "action": "json"})
+        first, replies = await play(whole, "a {", 'so: {"x": 1} or {"message": "hm", "loud": true}')
+        assert json.loads(first.partition("\n\n")[2])["text"] == "seed 5, {}"
+        assert replies[0].messages[0].content.startswith("This holds no JSON object")
+        assert json.loads(replies[1].messages[0].content)["text"] == "HM"
+        with pytest.raises(HostedCodeError, match="the server said to 'step'"):
+            await play(whole, '{"wrong": 1}')
+        await whole.close()
+
+    asyncio.run(several())
+
+
+# verifiers
+
+SUMS = """
+import verifiers.v1 as vf
+
+class SumData(vf.TaskData):
+    answer: str = ""
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward(weight=0.5)
+    async def right(self, trace) -> float:
+        return float(self.data.answer in trace.last_reply)
+
+    @vf.reward
+    async def polite(self, trace) -> float:
+        if self.data.answer == "1":
+            raise LookupError("no rule for this")
+        return float("please" in trace.last_reply)
+
+    @vf.metric
+    async def length(self, trace) -> float:
+        return float(len(trace.last_reply))
+
+class SumTaskset(vf.Taskset[SumTask]):
+    def load(self):
+        for number in range(5):
+            yield SumTask(SumData(prompt=f"{number}+1?", answer=str(number + 1)), self.config.task)
+
+__all__ = ["SumTaskset"]
+"""
+
+
+class StreamingHandler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, self.headers["Authorization"], body))  # type: ignore[attr-defined]
+        assert body["stream"]
+        choice = {"index": 0, "delta": {"role": "assistant", "content": "It is 3."}, "finish_reason": "stop"}
+        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "policy", "choices": [choice]}
+        data = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+def test_an_episode_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs are run by uv, which must be found."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("UV_SYSTEM_CERTS", "1")
+    (tmp_path / "sums_taskset.py").write_text(SUMS)
+    python = interpreter("verifiers==0.4.0")
+    env = {"taskset": {"id": "sums_taskset"}, "agent": {"harness": {"id": "null"}}}
+    agent = HostedAgent(
+        HostedConfig(target="verifiers", python=python, path=(str(tmp_path),), options={"env": env}, timeout_s=500.0)
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StreamingHandler)
+    server.requests = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    async def one(number: int) -> AgentResult:
+        problem = Problem(messages=(ChatMessage(role="user", content=""),), info={"idx": number})
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        return await agent.run(problem=problem, base_url=url, api_key=f"key {number}", seed=0)
+
+    async def both() -> list[AgentResult | BaseException]:
+        return await asyncio.gather(one(2), one(0), return_exceptions=True)
+
+    try:
+        right, failed = asyncio.run(both())
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert right == AgentResult(
+        reward=0.5, parts={"right": 0.5, "polite": 0.0}, metrics={"length": 8.0, "num_turns": 1.0}
+    )  # fmt: skip
+    assert isinstance(failed, HostedCodeError), "an episode that failed has no reward, not one of 0"
+    assert "no rule for this" in str(failed)
+    asked = {key: body["messages"][-1]["content"] for _, key, body in server.requests}  # type: ignore[attr-defined]
+    assert asked == {"Bearer key 2": "2+1?", "Bearer key 0": "0+1?"}

@@ -1,0 +1,215 @@
+"""An environment on a server: what is lost on the way is sent again, and is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rftstream.environments import served
+from rftstream.environments.served import ServedEnvironment
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from tests.unit.environments.hosts.scene import PROBLEM, say
+
+
+class GameServer(ThreadingHTTPServer):
+    """Counts down from the seed. `troubles` are given first: a status and a body, or None to drop the connection
+    after the request was carried out."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, dict[str, Any]] = {}
+        self.troubles: list[tuple[int, bytes] | str] = []
+        self.requests: list[tuple[str, Any, str | None]] = []
+        self.release = threading.Event()
+        super().__init__(("127.0.0.1", 0), GameHandler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/games"
+
+    def answer(self, resource: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if resource in ("start", "load"):
+            left = body["state"] if resource == "load" else body["seed"]
+            session = f"s{len(self.sessions)}"
+            self.sessions[session] = {"left": left, "answers": {}}
+            return 200, {"session": session, "messages": [f"{left} left"], "state": left, "tools": [{"name": "t"}]}
+        session = self.sessions.get(body["session"])
+        if session is None:
+            return 404, {"error": "no such session"}
+        if resource == "close":
+            return 200, {}
+        if body["said"]["content"] == "wrong":
+            return 400, {"error": "ValueError: that is wrong"}
+        if body["turn"] not in session["answers"]:
+            session["left"] -= 1
+            done = session["left"] == 0
+            reply = {"done": done, "messages": [f"{session['left']} left"], "reward": 1.0 if done else None}
+            session["answers"][body["turn"]] = {"reply": reply, "state": session["left"]}
+        return 200, session["answers"][body["turn"]]
+
+
+class GameHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, GameServer)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.requests.append((self.path, body, self.headers["Authorization"]))
+        trouble = server.troubles.pop(0) if server.troubles else None
+        if trouble == "hang":
+            server.release.wait(60)
+        if isinstance(trouble, tuple):
+            status, data = trouble
+        else:
+            status, answer = server.answer(self.path.removeprefix("/games/"), body)
+            data = json.dumps(answer).encode()
+        if trouble == "drop":
+            self.close_connection = True
+            return
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError):
+            super().finish()
+
+
+@pytest.fixture
+def games(monkeypatch: pytest.MonkeyPatch) -> Iterator[GameServer]:
+    monkeypatch.setattr(served, "PAUSE_S", 0.001)
+    with GameServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.release.set()
+        server.shutdown()
+        thread.join()
+
+
+def environment(games: GameServer, seed: int = 3, **settings: Any) -> ServedEnvironment:
+    config = ServedEnvironment.Config(url=games.url, **settings)
+    return ServedEnvironment(config, problem=PROBLEM, seed=seed)
+
+
+async def play(own: ServedEnvironment) -> list[str]:
+    seen = [(await own.start())[0].content]
+    done = False
+    while not done:
+        reply = await own.reply(say("next"))
+        seen.append(reply.messages[0].content)
+        done = reply.done
+    assert reply.reward == 1.0
+    await own.close()
+    return seen
+
+
+def test_a_game(games: GameServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAME_KEY", "the key")
+    own = environment(games, options={"level": 2}, api_key="env:GAME_KEY")
+    assert asyncio.run(play(own)) == ["3 left", "2 left", "1 left", "0 left"]
+    assert asyncio.run(own.tools()) == ({"name": "t"},)
+    resource, body, key = games.requests[0]
+    assert (resource, key) == ("/games/start", "Bearer the key")
+    assert (body["options"], body["seed"], body["problem"]["answer"]) == ({"level": 2}, 3, "42")
+    assert [(path, body.get("turn")) for path, body, _ in games.requests[1:]] == [
+        ("/games/reply", 1), ("/games/reply", 2), ("/games/reply", 3), ("/games/close", None),
+    ]  # fmt: skip
+
+
+def test_many_at_once(games: GameServer) -> None:
+    async def many() -> list[list[str]]:
+        return await asyncio.gather(*(play(environment(games, seed=4)) for _ in range(50)))
+
+    assert asyncio.run(many()) == [["4 left", "3 left", "2 left", "1 left", "0 left"]] * 50
+
+
+@pytest.mark.parametrize("trouble", ["drop", (503, b"busy"), (429, b""), (500, b'{"error": "x"}')])
+def test_what_is_lost_is_sent_again_and_counts_once(games: GameServer, trouble: Any) -> None:
+    async def with_trouble() -> None:
+        own = environment(games)
+        await own.start()
+        games.troubles = [trouble, trouble]
+        assert (await own.reply(say("next"))).messages[0].content == "2 left"
+        await own.close()
+
+    asyncio.run(with_trouble())
+
+
+def test_a_server_that_lost_the_session(games: GameServer) -> None:
+    async def lose() -> None:
+        own = environment(games)
+        await own.start()
+        await own.reply(say("next"))
+        games.sessions.pop("s0")
+        games.sessions["other"] = {}
+        assert (await own.reply(say("next"))).messages[0].content == "1 left"
+        state = own.save()
+        assert state == b"1"
+        await own.close()
+        other = environment(games)
+        await other.load(state)
+        assert (await other.reply(say("next"))).done
+        own._state = None
+        own._session = "s99"
+        with pytest.raises(HostError, match="status 404: no such session"):
+            await own.reply(say("next"))
+        for one in (own, other):
+            await one.close()
+
+    asyncio.run(lose())
+
+
+@pytest.mark.parametrize(
+    ("troubles", "error", "expected"),
+    [
+        ([(400, b'{"error": "KeyError: x"}')], HostedCodeError, "start: status 400: KeyError: x"),
+        ([(404, b"<html>nothing here")], HostedCodeError, "status 404: <html>nothing here"),
+        ([(200, b"[1]")], HostedCodeError, "got .1., expected a JSON object"),
+        ([(200, b"{")], HostedCodeError, "the answer is not JSON"),
+        ([(200, b"{}")], HostedCodeError, "has no 'session'"),
+        ([(200, b" " * (17 << 20))], HostedCodeError, "more than 16777216 bytes"),
+        ([(503, b"busy")] * 3, HostError, "status 503: busy, after 3 tries"),
+        (["drop"] * 3, HostError, "RemoteDisconnected: .*, after 3 tries"),
+        (["hang"] * 3, HostTimeout, "timed out, after 3 tries"),
+    ],
+)
+def test_servers_that_fail(games: GameServer, troubles: list[Any], error: type[Exception], expected: str) -> None:
+    games.troubles = troubles
+
+    async def fail() -> None:
+        own = environment(games, timeout_s=0.2 if "hang" in troubles else 60.0)
+        try:
+            await own.start()
+        finally:
+            await own.close()
+
+    with pytest.raises(error, match=expected):
+        asyncio.run(fail())
+
+
+def test_what_the_environment_finds_wrong(games: GameServer) -> None:
+    async def wrong() -> None:
+        own = environment(games)
+        await own.start()
+        with pytest.raises(HostedCodeError, match="ValueError: that is wrong"):
+            await own.reply(say("wrong"))
+        await own.close()
+
+    asyncio.run(wrong())
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:9", "ftp://x", "http://"])
+def test_wrong_addresses(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"environments\.served\.url"):
+        ServedEnvironment(ServedEnvironment.Config(url=url), problem=PROBLEM, seed=0)
