@@ -1,0 +1,98 @@
+"""The worked examples of docs/environments-hosts.md do what they say, each in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.environments.base import Reply
+from rftstream.environments.hosted import HostedConfig, HostedEnvironment
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent
+from rftstream.environments.hosts.pool import close_pools
+from rftstream.environments.served import ServedEnvironment
+
+EXAMPLES = Path(__file__).parent / "examples"
+PROBLEM = Problem(messages=(ChatMessage(role="system", content="Play."),), answer="42")
+
+
+@pytest.fixture(autouse=True)
+def no_hosts() -> Iterator[None]:
+    yield
+    close_pools()
+
+
+async def play(game: HostedEnvironment | ServedEnvironment) -> list[Reply]:
+    first = await game.start()
+    assert [message.content for message in first] == ["Play.", "Find my number, 1 to 8."]
+    replies = [await game.reply(AssistantMessage(content="eight?"))]
+    assert game.save() is not None
+    for guess in range(1, 9):
+        replies.append(await game.reply(AssistantMessage(content=str(guess))))
+        if replies[-1].done:
+            break
+    await game.close()
+    return replies
+
+
+def check(replies: list[Reply]) -> None:
+    assert (replies[0].reward, replies[0].messages[0].content) == (-0.1, "A number, please.")
+    assert [reply.messages[0].content for reply in replies[1:-1]] == ["colder", *["warmer"] * (len(replies) - 3)]
+    assert (replies[-1].reward, replies[-1].parts) == (1.0, {"found": 1.0})
+    assert replies[-1].metrics == {"guesses": len(replies) - 1}
+
+
+def test_a_game_in_a_host() -> None:
+    config = HostedEnvironment.Config(target="my_games:HotOrCold", options={"highest": 8})
+    replies = asyncio.run(play(HostedEnvironment(config, problem=PROBLEM, seed=3)))
+    check(replies)
+
+
+def test_a_game_on_a_server() -> None:
+    command = [sys.executable, str(EXAMPLES / "my_server.py"), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout
+        url = server.stdout.readline().split()[-1]
+        config = ServedEnvironment.Config(url=url, options={"highest": 8})
+        try:
+            check(asyncio.run(play(ServedEnvironment(config, problem=PROBLEM, seed=3))))
+        finally:
+            server.kill()
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = "42" if "Somebody says" in body["messages"][0]["content"] else "It may be 41."
+        data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+def test_an_agent_in_a_host() -> None:
+    agent = HostedAgent(HostedConfig(target="my_agents:draft_and_check"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        try:
+            result = asyncio.run(agent.run(problem=PROBLEM, base_url=url, api_key="a key", seed=0))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert result == AgentResult(reward=1.0, parts={"draft": 0.0})
