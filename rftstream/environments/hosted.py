@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,10 +122,9 @@ class HostedEnvironment:
         return answer
 
     async def _begin_once(self, do: str, **fields: Any) -> dict[str, Any]:
-        with contextlib.suppress(HostError):
-            await self.close()
-        pool = self._pool
-        self._session = await pool.loop.run(pool.open(target_path(self._config.target)))
+        await self.close()
+        self._session = self._pool.session(target_path(self._config.target))
+        await self._session.open()
         return await self._ask(do, **self._arguments, **fields)
 
     async def _ask(self, do: str, **fields: Any) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class HostedAgent:
     async def run(self, *, problem: Problem, base_url: str, api_key: str, seed: int) -> AgentResult:
         """Run the agent to its end. HostError if its host dies, HostTimeout if it takes too long, HostedCodeError if it
         raises. Cancelling this cancels the agent."""
-        session = await self._pool.loop.run(self._pool.open(target_path(self._config.target)))
+        session = self._pool.session(target_path(self._config.target))
         try:
+            await session.open()
             answer = await session.call(
                 "run_agent",
                 self._config.timeout_s,

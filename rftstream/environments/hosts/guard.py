@@ -109,6 +109,8 @@ class Guard:
                 self._selector.register(os.pidfd_open(settings["explorer"]), selectors.EVENT_READ, "explorer")
             except ProcessLookupError:
                 self._is_told_to_end = True
+            except OSError:
+                pass  # this system has none: the end of stdin has to do
         self.worker = self._start(settings, output_end)
         os.close(output_end)
         for descriptor in settings["descriptors"]:

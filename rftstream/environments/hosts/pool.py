@@ -10,12 +10,13 @@ import asyncio
 import atexit
 import itertools
 import threading
+import uuid
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rftstream.environments.hosts.host import CLOSE_S, Host, HostSettings, places_of
-from rftstream.errors import ConfigError, HostError
+from rftstream.errors import ConfigError, HostedCodeError, HostError
 
 ADAPTERS = {
     "gymnasium": "gymnasium.py:GymnasiumEnvironment",
@@ -27,6 +28,9 @@ ADAPTERS = {
 
 STUCK_S = 5.0
 """Seconds that a call which was given up has to return, before a host with nothing else to do is ended."""
+
+NO_PATIENCE_S = 0.001
+"""Seconds to wait for `close` of an environment that hangs in another call. It closes when that returns."""
 
 Value = TypeVar("Value")
 
@@ -77,9 +81,9 @@ class HostLoop:
 
 
 class HostPool:
-    """Up to `processes` hosts of one kind. `pool_of` makes it; `open` gives a session in one of the hosts, and starts
-    that host if need be. A host that has died is replaced when the next session is opened, and one that has been empty
-    for `idle_timeout_s` is ended."""
+    """Up to `processes` hosts of one kind. `pool_of` makes it, `session` gives what takes a place in one of the hosts,
+    and starts that host if need be. A host that has died is replaced when the next session is opened, and one that has
+    been empty for `idle_timeout_s` is ended."""
 
     def __init__(self, settings: HostSettings, loop: HostLoop, name: str) -> None:
         self.loop = loop
@@ -95,10 +99,13 @@ class HostPool:
         """Return the hosts that have not ended."""
         return tuple(host for host in self._hosts if host.end is None)
 
-    async def open(self, target: str) -> HostSession:
-        """Return a session in a host that has imported `target`. Runs in the loop of the pool."""
+    def session(self, target: str) -> HostSession:
+        """Return a session for code that a host is to import. Its owner opens it."""
+        return HostSession(self, target)
+
+    async def place(self, key: str, target: str) -> Host:
+        """Return a host that has imported `target`, and counts `key` as one of its environments."""
         host = self._choose()
-        key = f"{next(self._numbers)}"
         host.keys.add(key)
         try:
             await asyncio.shield(self._starting[host])
@@ -106,7 +113,7 @@ class HostPool:
         except BaseException:
             self.release(host, key)
             raise
-        return HostSession(self, host, key, target)
+        return host
 
     def _choose(self) -> Host:
         if self._is_closed:
@@ -162,40 +169,51 @@ class HostPool:
 
 
 class HostSession:
-    """One environment, or one run of an agent, in a host. `HostPool.open` makes it. Its owner calls `call` any number
-    of times, and `close` or `leave` at the end, in any event loop."""
+    """One environment, or one run of an agent, in a host. `HostPool.session` makes it. Its owner calls `open`, then
+    `call` any number of times, and `close` or `leave` at the end, in any event loop."""
 
-    def __init__(self, pool: HostPool, host: Host, key: str, target: str) -> None:
+    def __init__(self, pool: HostPool, target: str) -> None:
         self._pool = pool
-        self.host = host
-        self._key = key
         self._target = target
+        self._key = uuid.uuid4().hex
+        self._host: Host | None = None
+
+    async def open(self) -> None:
+        """Take a place in a host. ConfigError if the interpreter or the target is not there, HostError if no host can
+        be started."""
+        await self._pool.loop.run(self._open())
+
+    async def _open(self) -> None:
+        self._host = await self._pool.place(self._key, self._target)
 
     async def call(self, do: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Return the host's answer. HostError if the host dies, HostTimeout if it takes too long, HostedCodeError if
         the code in it raises."""
-        return await self._pool.loop.run(self.host.call(do, self._key, timeout_s, target=self._target, **fields))
+        assert self._host, "opened before"
+        return await self._pool.loop.run(self._host.call(do, self._key, timeout_s, target=self._target, **fields))
 
     async def close(self, timeout_s: float) -> None:
-        """Let go of the environment. One that does not answer in time is left to the host, which is ended for it."""
+        """Let the environment close, and leave the host. What its `close` raises stands in the host's log."""
         await self._pool.loop.run(self._close(timeout_s))
 
     async def _close(self, timeout_s: float) -> None:
+        if self._host is None:
+            return
         try:
-            if self.host.end is None:
-                hangs = self._key in self.host.stuck.values()
-                await self.host.call("close", self._key, 0.001 if hangs else timeout_s)
-        except HostError:
-            pass  # it is gone already, or is given up
+            hangs = self._key in self._host.stuck.values()
+            await self._host.call("close", self._key, NO_PATIENCE_S if hangs else timeout_s)
+        except (HostError, HostedCodeError):
+            pass
         finally:
-            self._pool.release(self.host, self._key)
+            await self._leave()
 
     async def leave(self) -> None:
-        """Let go of an agent's run, which closes by itself when it is over."""
+        """Leave the host, which knows by itself when an agent's run is over."""
         await self._pool.loop.run(self._leave())
 
     async def _leave(self) -> None:
-        self._pool.release(self.host, self._key)
+        if self._host is not None:
+            self._pool.release(self._host, self._key)
 
 
 _LOCK = threading.Lock()
