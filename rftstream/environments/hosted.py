@@ -43,7 +43,8 @@ class HostedConfig:
     idle_timeout_s: Annotated[float, Meta(gt=0)] = 300.0
     """Seconds after which a host without environments is ended. The next environment starts one again."""
     log_folder: str = ""
-    """Folder for what hosts print, at most 1 MiB a file. Empty: it goes to the log of the explorer."""
+    """Folder for what hosts print, at most 1 MiB a file; relative to the working folder. Empty: it goes to the log of
+    the explorer."""
 
     def hosts(self) -> HostSettings:
         """Return what the processes depend on."""

@@ -17,8 +17,8 @@ import pytest
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
-from rftstream.environments.hosted import HostedConfig, HostedEnvironment
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent
+from rftstream.environments.hosted import HostedEnvironment
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.environments.served import ServedEnvironment
 
@@ -85,7 +85,7 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def test_an_agent_in_a_host() -> None:
-    agent = HostedAgent(HostedConfig(target="my_agents:draft_and_check"))
+    agent = HostedAgent(HostedAgentConfig(target="my_agents:draft_and_check"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -10,13 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.hosted import HostedConfig
 from rftstream.environments.hosts.pool import pool_of, target_path
 from rftstream.environments.json_form import numbers_from_plain, problem_to_plain
 from rftstream.errors import ConfigError, HostedCodeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedAgentConfig(HostedConfig):
+    """Settings of an agent in host processes."""
+
+    timeout_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds that one run may take, without the time to import the target. 0: no limit but that of the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +45,7 @@ class HostedAgent:
     """An agent in host processes. The explorer makes one for its run file, and calls `run` for each rollout, many at
     once."""
 
-    def __init__(self, config: HostedConfig) -> None:
+    def __init__(self, config: HostedAgentConfig) -> None:
         if not config.target:
             raise ConfigError("agent: missing; name the function to run, as in my_agents:solve")
         self._config = config

@@ -106,7 +106,7 @@ class Guard:
         self._selector.register(self._output, selectors.EVENT_READ, "output")
         if hasattr(os, "pidfd_open"):
             try:
-                self._selector.register(os.pidfd_open(settings["explorer"]), selectors.EVENT_READ, "explorer")
+                self._selector.register(os.pidfd_open(settings["owner"]), selectors.EVENT_READ, "owner")
             except ProcessLookupError:
                 self._is_told_to_end = True
             except OSError:
@@ -143,7 +143,7 @@ class Guard:
                 elif key.data == "signal":
                     os.read(key.fd, READ_BYTES)
                     self._reap()
-                elif key.data == "explorer" or not os.read(key.fd, READ_BYTES):
+                elif key.data == "owner" or not os.read(key.fd, READ_BYTES):
                     return
 
     def end(self) -> None:

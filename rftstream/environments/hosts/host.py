@@ -141,7 +141,7 @@ class Host:
         for_guard = {
             "python": settings.interpreter(),
             "runner": str(FOLDER / "runner.py"),
-            "explorer": os.getpid(),
+            "owner": os.getpid(),
             "descriptors": [requests_end, replies_end],
             "path": [str(places_of(folder)[0]) for folder in settings.path] + list(own_folders()),
             "max_frame_bytes": MAX_FRAME_BYTES,

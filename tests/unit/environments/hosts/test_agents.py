@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.environments.hosted import HostedConfig
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent, result_from_plain
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig, result_from_plain
 from rftstream.errors import ConfigError, HostedCodeError, HostTimeout
 from tests.unit.environments.hosts.scene import PROBLEM, wait_until
 
@@ -53,7 +52,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def agent(foreign: Path, name: str, **settings: Any) -> HostedAgent:
-    return HostedAgent(HostedConfig(target=f"{foreign}:{name}", **settings))
+    return HostedAgent(HostedAgentConfig(target=f"{foreign}:{name}", **settings))
 
 
 def run(own: HostedAgent, *, url: str = "http://127.0.0.1:9/v1", seed: int = 3) -> AgentResult:
@@ -84,7 +83,7 @@ def test_results(foreign: Path) -> None:
     with pytest.raises(ConfigError, match="has no 'nobody'"):
         run(agent(foreign, "nobody"))
     with pytest.raises(ConfigError, match="agent: missing"):
-        HostedAgent(HostedConfig())
+        HostedAgent(HostedAgentConfig())
 
 
 @pytest.mark.parametrize(

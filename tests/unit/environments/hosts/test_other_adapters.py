@@ -18,8 +18,8 @@ import pytest
 
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
-from rftstream.environments.hosted import HostedConfig, HostedEnvironment
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent
+from rftstream.environments.hosted import HostedEnvironment
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.errors import HostedCodeError
 from tests.unit.environments.hosts.scene import PROBLEM, say, wait_until
@@ -262,7 +262,7 @@ def test_an_episode_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     python = interpreter("verifiers==0.4.0")
     env = {"taskset": {"id": "sums_taskset"}, "agent": {"harness": {"id": "null"}}}
     agent = HostedAgent(
-        HostedConfig(target="verifiers", python=python, path=(str(tmp_path),), options={"env": env}, timeout_s=500.0)
+        HostedAgentConfig(target="verifiers", python=python, path=(str(tmp_path),), options={"env": env})
     )
     server = ThreadingHTTPServer(("127.0.0.1", 0), StreamingHandler)
     server.requests = []  # type: ignore[attr-defined]
