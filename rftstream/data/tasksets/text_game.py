@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -11,7 +9,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from rftstream.contracts.ids import derive_seed
-from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.generated import GeneratedTaskset
 from rftstream.errors import ConfigError
 
 RULES = (
@@ -20,7 +19,7 @@ RULES = (
 )
 
 
-class TextGameTaskset:
+class TextGameTaskset(GeneratedTaskset):
     """Houses by their number: the same house for the same number, number of rooms and seed."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -39,24 +38,15 @@ class TextGameTaskset:
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         if location or columns:
             raise ConfigError('text_game: takes neither a location nor columns; write source = "text_game"')
-        self._config, self._system = config, system
+        self._config = config
+        super().__init__(
+            "text_game", size=config.size, system=system, decided_by=["text_game", 1, asdict(config), system]
+        )
 
-    @property
-    def digest(self) -> str:
-        """Return the digest of the settings, which decide all problems."""
-        text = json.dumps(["text_game", 1, asdict(self._config), self._system], sort_keys=True)
-        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-    def __len__(self) -> int:
-        return self._config.size
-
-    def problem(self, index: int) -> Problem:
-        """Return the house of an index. ConfigError if the index is not below the size."""
-        if not 0 <= index < self._config.size:
-            raise ConfigError(f"text_game: index {index}, expected below size = {self._config.size}")
-        system = () if self._system is None else (ChatMessage(role="system", content=self._system),)
+    def make_problem(self, index: int) -> Problem:
+        """Return the house of an index."""
         return Problem(
-            messages=(*system, ChatMessage(role="user", content=self._config.rules)),
+            messages=self.messages(RULES if self._config.rules is None else self._config.rules),
             info={"seed": derive_seed(self._config.seed, "text_game", index), "rooms": self._config.rooms},
             data_source="text_game",
         )

@@ -74,7 +74,8 @@ class OpenedTools:
 def build(entry: str, options: Mapping[str, Any], filled: Mapping[str, Any]) -> Any:
     """Return the function, or a new object of the class. ConfigError if its settings do not fit."""
     part: Any = resolve(entry)
-    if not inspect.isclass(part):
+    is_class = inspect.isclass(part)
+    if not is_class:
         if options:
             raise ConfigError(f"{WHERE}: {entry}: a function has no settings, got {', '.join(options)}; remove them")
         return part
