@@ -48,6 +48,7 @@ BUSY = frozenset({408, 429})
 GONE = frozenset({404, 410})
 
 _THREADS: dict[int, ThreadPoolExecutor] = {}
+"""`max_concurrent` -> the threads of this process that send requests, for all environments with that setting."""
 
 
 class SessionGone(HostError):
@@ -138,7 +139,9 @@ class ServedEnvironment:
         tries = tries or self._config.tries
         data = json.dumps(body).encode()
         limit = self._config.max_concurrent
-        threads = _THREADS.setdefault(limit, ThreadPoolExecutor(limit, thread_name_prefix="served environments"))
+        if limit not in _THREADS:
+            _THREADS[limit] = ThreadPoolExecutor(limit, thread_name_prefix="served environments")
+        threads = _THREADS[limit]
         loop = asyncio.get_running_loop()
         for number in range(tries):
             if number:
