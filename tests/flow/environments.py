@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import AssistantMessage, Reply
@@ -234,3 +235,19 @@ class BlockingLater(_Environment):
 
     def close(self) -> None:
         GATE.closed.set()
+
+
+class Offering(_Environment):
+    """Offers a tool, and answers each call that it reads."""
+
+    Config = Config
+
+    def tools(self) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+    def reply(self, said: AssistantMessage) -> Reply:
+        answers = [
+            ChatMessage(role="tool", content=call.error or str(call.arguments), tool_call_id=call.id)
+            for call in said.tool_calls
+        ]
+        return Reply(done=not answers, messages=tuple(answers))

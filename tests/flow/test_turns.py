@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rftstream import metrics
 from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.contracts.versions import VersionName
 from rftstream.environments.base import AssistantMessage, Environment
+from rftstream.models.rendering import FakeRenderer
 from rftstream.models.splice import BreakReason, Continuation, Conversation
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.weights.snapshot import RawTensor
-from tests.flow.environments import Config
+from tests.flow.environments import Config, Offering, Rewriter
 from tests.flow.environments import Conversation as Sums
 
 END = 0
@@ -196,3 +198,69 @@ def test_what_nobody_could_learn_from_is_a_failed_rollout(changes: dict[str, Any
     attempt, _ = attempt_of(turns=1, policy=Odd(**changes))
     assert (attempt.status, attempt.error) == (RolloutStatus.failed, f"the policy gave {error}")
     assert attempt.num_tokens == 0
+
+
+# --------------------------------------------------------------------------------------------- tools
+
+
+class Scripted(Parrot):
+    """Says one text after the other, and stops."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__()
+        self._texts = list(texts)
+
+    def _complete(self, request: SampleRequest) -> Completion:
+        ids = [*self._texts.pop(0).encode(), END]
+        return Completion(
+            request_id=request.request_id, token_ids=np.asarray(ids, np.int32),
+            behavior_logprobs=np.zeros(len(ids), np.float32), versions=(span(0, len(ids)),), finish_reason="stop",
+        )  # fmt: skip
+
+
+def test_tool_calls_reach_the_environment_and_the_record() -> None:
+    """One that can be read, one that no record can hold, one that is no JSON."""
+
+    def make(name: str, problem: Problem, seed: int) -> Environment:
+        return Offering(Config(), problem=problem, seed=seed)
+
+    calls = ['{"a": 1}', '{"a": 1e400, "b": 123456789012345678901234567890}', "{"]
+    text = "".join(
+        f'<tool_call>{{"name": "add", "arguments": {one}}}</tool_call>' if one != "{" else "<tool_call>{</tool_call>"
+        for one in calls
+    )
+    loop = TurnLoop(policy=Scripted(text, "done"), renderer=FakeRenderer(), make_environment=make, context=None,
+                    now=lambda: 0.0)  # fmt: skip
+    tool = {"type": "function", "function": {"name": "subtract"}}
+    problem = Problem(messages=(ChatMessage(role="user", content="1+2="),), tools=(tool,))
+    loop.start("a", problem=problem, sampling=Sampling(max_tokens=1000), seed=1, environment="any")
+    finished: list[Attempt] = []
+    while not finished:
+        finished = loop.step()
+    (attempt,) = finished
+    assert attempt.status is RolloutStatus.completed, attempt.error
+    said = attempt.turns[0]
+    assert said.content == text
+    assert [(call.id, call.arguments) for call in said.tool_calls] == [
+        ("call_0_0", {"a": 1}), ("call_0_1", None), ("call_0_2", None)]  # fmt: skip
+    assert said.tool_calls[1].error is not None
+    assert said.tool_calls[2].error
+    assert [turn.role for turn in attempt.turns] == ["assistant", "tool", "tool", "tool", "assistant"]
+    assert len(attempt.segments) == 1
+
+
+def test_a_rewritten_context_begins_a_segment_and_is_counted() -> None:
+    def make(name: str, problem: Problem, seed: int) -> Environment:
+        return Rewriter(Config(), problem=problem, seed=seed)
+
+    counter = metrics.SEGMENT_BREAKS.labels(BreakReason.rewritten.value)
+    before = counter._value.get()
+    loop = TurnLoop(policy=Parrot(), renderer=FakeRenderer(), make_environment=make, context=None, now=lambda: 0.0)
+    loop.start("a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)),
+               sampling=Sampling(max_tokens=100), seed=1, environment="any")  # fmt: skip
+    finished: list[Attempt] = []
+    while not finished:
+        finished = loop.step()
+    texts = [bytes(segment.token_ids.numpy().tolist()) for segment in finished[0].segments]
+    assert texts == [b"1+2=yes\0", b"it was yes; 5+5=yes\0"]
+    assert counter._value.get() == before + 1

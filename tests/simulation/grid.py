@@ -19,6 +19,7 @@ from rftstream.roles.verifier.step import reward_input
 from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
+from tests.simulation.games import draw_games
 from tests.simulation.laws import Judge, Laws
 from tests.simulation.staged import PAIRS, TAKES
 
@@ -45,13 +46,19 @@ def unscorable_now_and_then(completion: str, answer: str, prompt: str, unscorabl
 def judge_by(config: RunConfig) -> Judge:
     """What the reward of these runs says; None where it raises."""
     share = config.rewards[UNSCORABLE]["unscorable_share"]
+    with_environment = not isinstance(config.tasksets["sums"].reward, str)
 
     def judge(rollout: Rollout) -> float | None:
-        item = reward_input(rollout)
+        item, posted = reward_input(rollout), rollout.posted
         try:
-            return unscorable_now_and_then(item.completion, item.answer or "", item.prompt, share)
+            reward = unscorable_now_and_then(item.completion, item.answer or "", item.prompt, share)
         except RewardError:
             return None
+        if not with_environment:
+            return reward
+        if posted is None or posted.reward is None or posted.error is not None:
+            return None
+        return 0.5 * reward + posted.reward
 
     return judge
 
@@ -122,6 +129,10 @@ def draw_config(random: Random) -> RunConfig:
     _draw_saving(random, values)
     _draw_experts(random, values)
     _draw_stages(random, values)
+    draw_games(values)
+    if "environments" in values and Random(f"rewards {values!r}").random() < 0.5:
+        for section in values["tasksets"].values():
+            section["reward"] = [{"name": UNSCORABLE, "weight": 0.5}, {"name": "environment"}]
     return loader.from_dict(values)
 
 

@@ -40,7 +40,7 @@ def sampled_by(process: SimulatedProcess) -> dict[str, int]:
         return {}
     step = service.step
     assert isinstance(step, ExplorerStep)
-    return {work.task.ids.rollout_id: step._loop.num_sampled(work.key) for work in step._in_hand.active.values()}
+    return {work.task.ids.rollout_id: step._loop.view(work.key).num_sampled for work in step._in_hand.active.values()}
 
 
 def saved(simulation: Simulation) -> dict[str, int]:

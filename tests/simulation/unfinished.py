@@ -17,6 +17,7 @@ from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.fake import FakePolicy
 from rftstream.policies.fake_model import solve
 from rftstream.roles.explorer.partials import parse_key
+from tests.simulation.games import check_rollout
 
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws
@@ -37,10 +38,11 @@ class Unfinished:
         """Rollouts that another process finished than the one that saved some of them."""
         fake = laws.config.policies.get("fake", {})
         self._by_weights = fake.get("answer_depends_on", "weights") == "weights"
+        self._renderer = FakeRenderer()
         options = {**fake, "tokens_per_s": 0.0, "answer_depends_on": "task", "batch_size": 1}
         self._policy = FakePolicy(
             FakePolicy.Config(**options), model=ModelSpec(name="fake", folder=None, dtype="float32", context=None),
-            renderer=FakeRenderer(), clock=laws.simulation.clock,
+            renderer=self._renderer, clock=laws.simulation.clock,
         )  # fmt: skip
         self._policy.load({}, VersionName(trainer_epoch=0, version=0))
 
@@ -65,6 +67,7 @@ class Unfinished:
         rollout_id = rollout.ids.rollout_id
         task = self._laws.tasks[rollout_id]
         self._finished_now.append(rollout_id)
+        check_rollout(self._laws.config, task, rollout)
         if rollout.status in SAMPLED and task.stored_rollout is None:
             self._as_undisturbed(task, rollout)
             if pieces := self.pieces[rollout_id]:
@@ -94,22 +97,32 @@ class Unfinished:
         """Bit for bit what one process gives that nobody disturbs; whether the last digit is right may depend on the
         weights."""
         (segment,) = rollout.segments
-        mask = segment.loss_mask.numpy() == 1
-        expected = self._alone(task, segment)
-        length = min(len(expected.token_ids), task.sampling.max_tokens)
-        compared = np.ones(length, bool)
-        if self._by_weights and solve(task.problem.messages[-1].content):
-            compared[len(expected.token_ids) - 2 :][:1] = False  # it may lie behind the limit
-        for name, found in (("token_ids", segment.token_ids), ("behavior_logprobs", segment.behavior_logprobs)):
-            given, wanted = found.numpy()[mask], getattr(expected, name)[:length]
-            assert len(given) == length, f"{rollout.ids.rollout_id}: {len(given)} tokens, alone {length}"
-            assert given[compared].tobytes() == wanted[compared].tobytes(), f"{rollout.ids.rollout_id}: other {name}"
+        tokens, mask = segment.token_ids.numpy(), segment.loss_mask.numpy()
+        said = [turn for turn in rollout.turns if turn.role == "assistant"]
+        place, left = 0, task.sampling.max_tokens
+        for number, turn in enumerate(said):
+            place = int(np.argmax(mask[place:])) + place if turn.num_tokens else place
+            expected = self._alone(task, tokens[:place], number)
+            length = min(len(expected.token_ids), left)
+            if turn.finish_reason == "timeout":
+                length = min(length, turn.num_tokens)
+            compared = np.ones(length, bool)
+            if self._by_weights and solve(self._renderer.decode(tokens[:place].tolist())):
+                compared[len(expected.token_ids) - 2 :][:1] = False  # it may lie behind the limit
+            for name in ("token_ids", "behavior_logprobs"):
+                given = getattr(segment, name).numpy()[place : place + turn.num_tokens]
+                wanted = getattr(expected, name)[:length]
+                assert len(given) == length, f"{rollout.ids.rollout_id}: {len(given)} tokens, alone {length}"
+                assert given[compared].tobytes() == wanted[compared].tobytes(), (
+                    f"{rollout.ids.rollout_id}: other {name}"
+                )
+            place, left = place + turn.num_tokens, left - turn.num_tokens
+        assert sum(turn.num_tokens for turn in said) == int(mask.sum()) == rollout.num_tokens
 
-    def _alone(self, task: Task, segment: Segment) -> Completion:
+    def _alone(self, task: Task, prompt: np.ndarray, turn: int) -> Completion:
         """Without a limit."""
-        prompt = segment.token_ids.numpy()[segment.loss_mask.numpy() == 0]
         self._policy.submit(SampleRequest(
-            request_id="alone", token_ids=tuple(prompt.tolist()), sampling=task.sampling, seed=task.seed,
+            request_id="alone", token_ids=tuple(prompt.tolist()), sampling=task.sampling, seed=task.seed + turn,
             max_tokens=1_000_000,
         ))  # fmt: skip
         (completion,) = self._policy.step()

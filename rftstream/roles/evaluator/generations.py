@@ -14,7 +14,8 @@ from rftstream.roles.explorer.attempt import Attempt
 def generation_line(
     key: str, problem: Problem, attempt: Attempt | None, reply: ScoreReply | None, renderer: Renderer
 ) -> str:
-    """One sample; `shown` is a turn's text with the special tokens that were sampled."""
+    """Return one sample. `shown` is a turn's text with the special tokens that were sampled, `posted` what the
+    environment gave as reward."""
     score = reply.score if reply is not None else None
     if reply is not None:
         reason: Any = reply.reason
@@ -29,9 +30,11 @@ def generation_line(
             "answer": problem.answer,
             "completion": [
                 {"role": turn.role, "content": turn.content, "shown": joined(pieces)}
+                | ({} if turn.reward is None else {"reward": turn.reward})
                 for turn, pieces in zip(turns, shown, strict=True)
             ],
             "reward": score.reward if score is not None else None,
+            "posted": None if attempt is None or attempt.posted is None else attempt.posted.reward,
             "reason": reason,
             "num_tokens": attempt.num_tokens if attempt is not None else 0,
         },

@@ -228,8 +228,9 @@ class EvaluatorStep(SingleStepDefaults):
         extra: dict[str, list[float]] = {}
         for sample in running.samples.values():
             if sample.reply is not None and sample.reply.score is not None:
-                rewards.setdefault(sample.index, []).append(sample.reply.score.reward)
-                for name, value in {**sample.reply.score.parts, **sample.reply.score.metrics}.items():
+                score, measured = sample.reply.score, {} if sample.attempt is None else sample.attempt.metrics
+                rewards.setdefault(sample.index, []).append(score.reward)
+                for name, value in {**measured, **score.parts, **score.metrics}.items():
                     extra.setdefault(f"metric/{name}", []).append(value)
             if (
                 sample.attempt is not None

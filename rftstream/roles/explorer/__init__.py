@@ -18,6 +18,7 @@ def _count(config: RunConfig) -> int:
 def _begin_metrics() -> None:
     from rftstream import metrics
     from rftstream.contracts.rollouts import RolloutStatus
+    from rftstream.models.splice import BreakReason
 
     metrics.REBALANCES.labels(EXPLORER.name)
     metrics.SAMPLED_TOKENS.labels(EXPLORER.name)
@@ -25,6 +26,10 @@ def _begin_metrics() -> None:
         metrics.PARTIAL_TOKENS.labels(result)
     metrics.WEIGHTS_SECONDS.labels(EXPLORER.name)
     metrics.HELD_UP_SECONDS.labels(EXPLORER.name)
+    for reason in BreakReason:
+        metrics.SEGMENT_BREAKS.labels(reason.value)
+    for method in ("start", "load", "tools", "reply", "save", "close"):
+        metrics.ABANDONED_CALLS.labels(method)
     for status in RolloutStatus:
         metrics.ROLLOUTS.labels(str(status))
 
