@@ -34,6 +34,7 @@ ROOMS = (
     ("trackers",),
     ("service",),
     ("roles",),
+    ("gateway",),
     ("runs",),
     ("queries",),
     ("replay",),
@@ -97,6 +98,7 @@ OWNERS = {
     "textarena": "rftstream.environments.hosts.adapters.textarena",
     "websockets": "rftstream.environments.hosts.adapters.openenv",
     "verifiers": "rftstream.environments.hosts.adapters.verifiers",
+    "h11": "rftstream.gateway.http",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 

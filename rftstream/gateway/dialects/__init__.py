@@ -1,0 +1,66 @@
+"""The dialects of the gateway: each reads the requests of one HTTP API and writes its answers. Pure functions of JSON.
+
+To add one: a module here with a class as `ServedDialect` describes it, and a line in `DIALECTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rftstream.gateway.dialects import fields
+from rftstream.gateway.dialects.anthropic import AnthropicMessages
+from rftstream.gateway.dialects.chat import ChatCompletions
+from rftstream.gateway.dialects.events import Event
+from rftstream.gateway.dialects.responses import Responses
+from rftstream.roles.explorer.model_calls import Dialect, ModelCall, Refusal
+
+MAX_KEY_CHARACTERS = 256
+"""Longest idempotency key."""
+
+
+class ServedDialect(Dialect, Protocol):
+    """A dialect as the server needs it, too. For each request it asks `read`, then, when the answer is on the log,
+    `events` if the request wanted a stream; `error` for whatever is refused."""
+
+    def read(self, body: Mapping[str, Any]) -> ModelCall:
+        """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
+
+    def events(self, answer: Mapping[str, Any], *, include_usage: bool) -> list[Event]:
+        """Return a recorded answer as a stream. The same answer gives the same bytes."""
+
+    def error(self, status: int, sentence: str) -> dict[str, Any]:
+        """Return the body of a refusal."""
+
+
+CHAT = ChatCompletions()
+DIALECTS: dict[str, ServedDialect] = {
+    "chat/completions": CHAT,
+    "responses": Responses(),
+    "messages": AnthropicMessages(),
+}
+"""Path below `/v1` -> dialect."""
+
+
+def read_call(dialect: ServedDialect, body: bytes, headers: Mapping[str, str]) -> ModelCall | Refusal:
+    """Return the call that a request asks for, or why it is refused. `headers` have names in lower case."""
+    try:
+        given = fields.parse_body(body)
+        call = dialect.read(given)
+    except fields.RequestRefused as refused:
+        return refused.refusal
+    key = headers.get("idempotency-key")
+    if key is not None and len(key) > MAX_KEY_CHARACTERS:
+        return Refusal(
+            status=400,
+            sentence=f"idempotency-key: got {len(key)} characters, expected at most {MAX_KEY_CHARACTERS}",
+        )
+    whole = {name: value for name, value in given.items() if name not in ("stream", "stream_options")}
+    tries = headers.get("x-stainless-retry-count", "0")
+    return replace(
+        call,
+        digest=fields.digest([dialect.name, whole]),
+        idempotency_key=key or None,
+        is_retry=tries.isdecimal() and int(tries) > 0,
+    )

@@ -1,0 +1,192 @@
+"""Anthropic's messages: `POST /v1/messages`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.gateway.dialects import fields
+from rftstream.gateway.dialects.events import Event, event
+from rftstream.gateway.dialects.fields import Json, RequestRefused
+from rftstream.gateway.dialects.said import Said, said_of
+from rftstream.roles.explorer.model_calls import CallResult, ModelCall
+
+REFUSED = {
+    "container": "the endpoint runs no code; remove it",
+    "mcp_servers": "the endpoint has no tools of its own; call them in the agent",
+    "context_management": "the endpoint does not rewrite the context; do that in the agent",
+    "logit_bias": "tokens are sampled as the task says, and the recorded logprobs are of that; remove it",
+}
+"""Setting -> why it is refused."""
+
+ROLES = ("user", "assistant", "system")
+THINKING = ("thinking", "redacted_thinking")
+_READ = ("model", "messages", "system", "tools", "stream", "max_tokens")
+
+
+class AnthropicMessages:
+    """The dialect of messages, as `Dialect` describes it; `read` and `events` are the server's."""
+
+    name = "anthropic"
+
+    def read(self, body: Json) -> ModelCall:
+        """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
+        fields.refuse(body, REFUSED)
+        config = body.get("output_config")
+        if body.get("output_format") is not None or (isinstance(config, dict) and config.get("format") is not None):
+            raise RequestRefused("output_config.format: tokens are not constrained; remove it")
+        choice = body.get("tool_choice")
+        shows_tools = not (isinstance(choice, dict) and choice.get("type") == "none")
+        asked = fields.asked_for(body, _READ)
+        if isinstance(body.get("max_tokens"), int):
+            asked["max_tokens"] = body["max_tokens"]
+        return ModelCall(
+            dialect=self,
+            messages=_messages(body),
+            tools=tuple(_tools(body)) if shows_tools else (),
+            model=fields.string(body, "model", default=""),
+            max_tokens=fields.limit(body.get("max_tokens"), "max_tokens"),
+            asked=asked,
+            stream=body.get("stream") is True,
+        )
+
+    def answer(self, result: CallResult) -> dict[str, Any]:
+        """Return the message."""
+        said = said_of(result)
+        content: list[dict[str, Any]] = []
+        if said.reasoning:
+            content.append({"type": "thinking", "thinking": said.reasoning, "signature": ""})
+        if said.content or not said.tool_calls:
+            content.append({"type": "text", "text": said.content, "citations": None})
+        for call in said.tool_calls:
+            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
+        return {
+            "id": f"msg-{result.call_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": result.model,
+            "content": content,
+            "stop_reason": _stop_reason(said),
+            "stop_sequence": None,
+            "usage": {"input_tokens": result.num_prompt_tokens, "output_tokens": result.num_sampled_tokens},
+        }
+
+    def served(self, answer: Mapping[str, Any]) -> ChatMessage:
+        """Return the blocks of a message as one message of a history."""
+        return _assistant(answer, "")
+
+    def events(self, answer: Json, *, include_usage: bool) -> list[Event]:
+        """Return the answer as the events of a stream. Usage is among them in any case."""
+        events: list[Event] = []
+
+        def add(kind: str, /, **data: Any) -> None:
+            events.append(event({"type": kind, **data}, name=kind))
+
+        usage = answer["usage"]
+        begun = {**answer, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+        add("message_start", message=begun)
+        empty: dict[str, Any]
+        for i, block in enumerate(answer["content"]):
+            match block["type"]:
+                case "tool_use":
+                    empty, delta = {"input": {}}, _delta("input_json", "partial_json", json.dumps(block["input"]))
+                case "thinking":
+                    empty, delta = {"thinking": ""}, _delta("thinking", "thinking", block["thinking"])
+                case _:
+                    empty, delta = {"text": ""}, _delta("text", "text", block["text"])
+            add("content_block_start", index=i, content_block={**block, **empty})
+            add("content_block_delta", index=i, delta=delta)
+            add("content_block_stop", index=i)
+        add("message_delta", delta={"stop_reason": answer["stop_reason"], "stop_sequence": None}, usage=usage)
+        add("message_stop")
+        return events
+
+    def error(self, status: int, sentence: str) -> dict[str, Any]:
+        """Return the body of a refusal."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+        kind = kinds.get(status, "invalid_request_error" if status < 500 else "overloaded_error")
+        return {"type": "error", "error": {"type": kind, "message": sentence}}
+
+
+def _delta(kind: str, name: str, text: str) -> dict[str, str]:
+    return {"type": f"{kind}_delta", name: text}
+
+
+def _stop_reason(said: Said) -> str:
+    if said.is_cut_short:
+        return "max_tokens"
+    return "tool_use" if said.tool_calls else "end_turn"
+
+
+def _messages(body: Json) -> tuple[ChatMessage, ...]:
+    messages: list[ChatMessage] = []
+    if body.get("system"):
+        messages.append(ChatMessage(role="system", content=fields.text_of(body["system"], "system.", text_types=TEXT)))
+    given = fields.items(body, "messages")
+    if not given:
+        raise RequestRefused("messages: got none, expected at least one")
+    for i, message in enumerate(given):
+        where, role = f"messages[{i}].", message.get("role")
+        if role not in ROLES:
+            raise RequestRefused(f"{where}role: got {role!r}, expected user or assistant")
+        if role == "assistant":
+            messages.append(_assistant(message, where))
+        else:
+            messages.extend(_user(message, where))
+    return tuple(messages)
+
+
+TEXT = ("text",)
+
+
+def _assistant(message: Json, where: str) -> ChatMessage:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return fields.assistant(fields.text_of(content, where, text_types=TEXT), [])
+    calls, others = [], []
+    for i, block in enumerate(fields.items(message, "content", where)):
+        if block.get("type") == "tool_use":
+            at = f"{where}content[{i}]."
+            arguments = block.get("input")
+            if not isinstance(arguments, dict):
+                raise RequestRefused(f"{at}input: got {fields.kind(arguments)}, expected an object")
+            calls.append(fields.tool_call(fields.string(block, "id", at), fields.string(block, "name", at), arguments))
+        else:
+            others.append(block)
+    return fields.assistant(fields.text_of(others, where, text_types=TEXT, passed_over=THINKING), calls)
+
+
+def _user(message: Json, where: str) -> list[ChatMessage]:
+    """Return a user's message: results of tools are messages of their own, before what else is said."""
+    content, role = message.get("content"), str(message["role"])
+    if not isinstance(content, list):
+        return [ChatMessage(role=role, content=fields.text_of(content, where, text_types=TEXT))]
+    results, others = [], []
+    for i, block in enumerate(fields.items(message, "content", where)):
+        if block.get("type") == "tool_result":
+            at = f"{where}content[{i}]."
+            results.append(
+                ChatMessage(
+                    role="tool",
+                    content=fields.text_of(block.get("content"), at, text_types=TEXT),
+                    tool_call_id=fields.string(block, "tool_use_id", at),
+                )
+            )
+        else:
+            others.append(block)
+    if others or not results:
+        results.append(ChatMessage(role=role, content=fields.text_of(others, where, text_types=TEXT)))
+    return results
+
+
+def _tools(body: Json) -> list[dict[str, Any]]:
+    found = []
+    for i, tool in enumerate(fields.items(body, "tools")):
+        if tool.get("type", "custom") not in ("custom", None):
+            raise RequestRefused(
+                f"tools[{i}]: got the type {tool['type']!r}, expected custom: the endpoint has no tools of its own"
+            )
+        found.append(fields.tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), f"tools[{i}]."))
+    return found

@@ -1,0 +1,170 @@
+"""Reading the fields of a request, alike for all dialects. Whatever is wrong raises RequestRefused with a sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.roles.explorer.model_calls import Refusal
+
+MAX_ASKED_BYTES = 1024
+"""Largest setting that is recorded as it is, in bytes of JSON."""
+
+MAX_DEPTH = 24
+"""Deepest nesting of lists and maps in a request."""
+
+Json = Mapping[str, Any]
+
+
+class RequestRefused(Exception):
+    """A request that is not done. `refusal` is what the client is told."""
+
+    def __init__(self, sentence: str, *, status: int = 400) -> None:
+        super().__init__(sentence)
+        self.refusal = Refusal(status=status, sentence=sentence)
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a request's body."""
+    try:
+        found = json.loads(body, parse_constant=_no_constant)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # UnicodeError is a ValueError
+        raise RequestRefused(f"the body is not JSON in UTF-8: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestRefused(f"the body is {kind(found)}, expected a JSON object")
+    if _is_deeper(found, MAX_DEPTH):
+        raise RequestRefused(f"the body has more than {MAX_DEPTH} levels of lists and maps, expected at most that")
+    return found
+
+
+def canonical(value: Any) -> bytes:
+    """Return the value as JSON that is the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest(value: Any) -> str:
+    """Return `sha256:<hex>` of a JSON value."""
+    return f"sha256:{hashlib.sha256(canonical(value)).hexdigest()}"
+
+
+def kind(value: Any) -> str:
+    """Return what a JSON value is, in a word for messages."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def refuse(body: Json, reasons: Mapping[str, str]) -> None:
+    """Refuse a body with any of these settings. One that is null, empty or false counts as absent."""
+    for name, why in reasons.items():
+        if body.get(name) not in (None, False, [], {}, "", 0):
+            raise RequestRefused(f"{name}: {why}")
+
+
+def string(body: Json, name: str, where: str = "", *, default: str | None = None) -> str:
+    """Return a field that is a string; `default` if it is absent or null."""
+    value = body.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise RequestRefused(f"{where}{name}: got {kind(value)}, expected a string")
+    return value
+
+
+def items(body: Json, name: str, where: str = "") -> list[Json]:
+    """Return a field that is a list of objects; empty if it is absent or null."""
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise RequestRefused(f"{where}{name}: got {kind(value)}, expected a list")
+    for i, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise RequestRefused(f"{where}{name}[{i}]: got {kind(item)}, expected an object")
+    return value
+
+
+def text_of(value: Any, where: str, *, text_types: Collection[str], passed_over: Collection[str] = ()) -> str:
+    """Return the text of a content: a string, or a list of parts. Parts of `passed_over` types are left out."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    texts = []
+    for i, part in enumerate(items({"content": value}, "content", where)):
+        part_type = part.get("type")
+        if part_type in text_types:
+            texts.append(string(part, "text", f"{where}content[{i}]."))
+        elif part_type not in passed_over:
+            raise RequestRefused(
+                f"{where}content[{i}]: got a part of type {part_type!r}, expected text: the model reads text alone"
+            )
+    return "".join(texts)
+
+
+def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, Any]:
+    """Return a tool as chat templates take it."""
+    if not isinstance(name, str) or not name:
+        raise RequestRefused(f"{where}name: got {kind(name)}, expected the tool's name")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise RequestRefused(f"{where}: got {kind(parameters)} as the schema of {name!r}, expected an object")
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description if isinstance(description, str) else "",
+            "parameters": parameters or {"type": "object", "properties": {}},
+        },
+    }
+
+
+def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a tool call of the assistant as chat templates take it. Arguments that are the text of a JSON object
+    become the object, so that one call has one form in all dialects."""
+    if isinstance(arguments, str):
+        try:
+            read = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            read = None
+        arguments = read if isinstance(read, dict) else arguments
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant(content: str, tool_calls: list[dict[str, Any]]) -> ChatMessage:
+    """Return an assistant's message of a history."""
+    return ChatMessage(role="assistant", content=content, tool_calls=tuple(tool_calls))
+
+
+def limit(value: Any, name: str) -> int | None:
+    """Return a limit of tokens; None if there is none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestRefused(f"{name}: got {value!r}, expected a whole number of at least 1")
+    return value
+
+
+def asked_for(body: Json, read: Collection[str]) -> dict[str, Any]:
+    """Return the settings of a body that are recorded: all but those that were `read`. A large one is recorded as its
+    size."""
+    found: dict[str, Any] = {}
+    for name in sorted(body.keys() - set(read))[:64]:
+        value = body[name]
+        if value is not None:
+            size = len(canonical(value))
+            found[name[:64]] = value if size <= MAX_ASKED_BYTES else f"({size} bytes)"
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inside)

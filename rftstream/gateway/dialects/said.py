@@ -1,0 +1,41 @@
+"""What the model said, as all dialects tell it: text, reasoning, and the tool calls that could be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from rftstream.roles.explorer.model_calls import CallResult
+
+
+@dataclass(frozen=True, slots=True)
+class SaidCall:
+    """A tool call with its arguments as JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An assistant's turn. `said_of` makes it; the dialects write it into their answers."""
+
+    content: str
+    """The text. A call that could not be read is in it as the model wrote it, so that the agent sees it."""
+    reasoning: str
+    tool_calls: tuple[SaidCall, ...]
+    is_cut_short: bool
+    """Whether a limit ended the turn."""
+
+
+def said_of(result: CallResult) -> Said:
+    """Return what was said in a call."""
+    said = result.said
+    content, calls = said.content, []
+    for call in said.tool_calls:
+        if call.name and call.arguments is not None:
+            calls.append(SaidCall(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False)))
+        else:
+            content += call.text
+    return Said(content, said.reasoning, tuple(calls), said.finish_reason != "stop")

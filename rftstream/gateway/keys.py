@@ -1,0 +1,112 @@
+"""Keys of the gateway. Each rollout has one, and so has the run; all derive from the run's secret.
+
+A rollout's key is `rft-` + its id + `.` + HMAC-SHA256(secret, id). So the server finds the rollout by the key, and
+nobody can make the key of another rollout. The secret is never written to the run folder, to a topic or to a log:
+
+- `RFTSTREAM_GATEWAY_SECRET` in the environment, if it is set. Explorers on several machines need it: a key must open
+  the same rollout at each of them.
+- Otherwise 32 random bytes in a file of this user, `$XDG_STATE_HOME/rftstream/gateway/RUN_ID` (default
+  `~/.local/state`), that nobody else may read. The first explorer of the run makes it, the others and those after a
+  restart read it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from rftstream.errors import ConfigError
+
+SECRET_VARIABLE = "RFTSTREAM_GATEWAY_SECRET"
+MIN_SECRET_BYTES = 16
+"""Shortest secret that is accepted from the environment."""
+PREFIX = "rft-"
+_MAX_KEY = 1024
+
+
+class GatewayKeys:
+    """Makes and checks the keys of one run. The explorer's composition root makes it from `run_secret`."""
+
+    def __init__(self, secret: bytes, run_id: str) -> None:
+        self._secret = secret
+        self._run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"GatewayKeys(run {self._run_id})"  # without the secret
+
+    def rollout_key(self, rollout_id: str) -> str:
+        """Return the key of a rollout."""
+        name = base64.urlsafe_b64encode(rollout_id.encode()).decode().rstrip("=")
+        return f"{PREFIX}{name}.{self._mac('rollout', rollout_id)}"
+
+    def rollout_of(self, key: str) -> str | None:
+        """Return the rollout that a key belongs to; None if it is no key of this run."""
+        name, _, mac = key.removeprefix(PREFIX).partition(".")
+        if not key.startswith(PREFIX) or len(key) > _MAX_KEY or not key.isascii():
+            return None
+        try:
+            rollout_id = base64.b64decode(name + "=" * (-len(name) % 4), altchars=b"-_", validate=True).decode()
+        except (binascii.Error, ValueError):
+            return None
+        return rollout_id if hmac.compare_digest(mac, self._mac("rollout", rollout_id)) else None
+
+    def session_token(self) -> str:
+        """Return the token by which agents elsewhere ask for rollouts of this run."""
+        return f"{PREFIX}run.{self._mac('sessions', '')}"
+
+    def is_session_token(self, token: str) -> bool:
+        """Return whether this is the run's token."""
+        return token.isascii() and hmac.compare_digest(token, self.session_token())
+
+    def _mac(self, kind: str, name: str) -> str:
+        text = "\0".join((kind, self._run_id, name))
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def run_secret(run_id: str, environment: Mapping[str, str] | None = None) -> bytes:
+    """Return the secret of a run: from the environment, else from this user's file, which is made if need be.
+    ConfigError if the one is too short, or the other may be read by others."""
+    environment = os.environ if environment is None else environment
+    given = environment.get(SECRET_VARIABLE)
+    if given is not None:
+        if len(given.encode()) < MIN_SECRET_BYTES:
+            raise ConfigError(
+                f"{SECRET_VARIABLE}: got {len(given.encode())} bytes, expected at least {MIN_SECRET_BYTES}; make one "
+                "with: openssl rand -hex 32"
+            )
+        return given.encode()
+    return _secret_in(secret_file(run_id, environment))
+
+
+def secret_file(run_id: str, environment: Mapping[str, str] | None = None) -> Path:
+    """Return where the secret of a run is kept if the environment has none."""
+    environment = os.environ if environment is None else environment
+    state = environment.get("XDG_STATE_HOME")
+    base = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "rftstream" / "gateway" / re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
+
+
+def _secret_in(path: Path) -> bytes:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    if not path.exists():
+        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32).hex().encode())
+        try:
+            os.link(own, path)  # whole, or not at all; the first one wins
+        except FileExistsError:
+            pass
+        finally:
+            own.unlink()
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno())
+        if mode.st_mode & 0o077 or mode.st_uid != os.geteuid():
+            raise ConfigError(f"{path}: others may read or own this secret, expected mode 0600 of this user; remove it")
+        return file.read()

@@ -1,0 +1,373 @@
+"""The HTTP server of the gateway: an event loop in a thread of the explorer.
+
+It checks keys, reads requests by their dialect, and hands them to the agent loop through a `CallInbox`. An answer is
+sent when the agent loop has it on the log. A stream is sent whole, then, too; until then it has keep-alives.
+
+| path | key | what |
+|---|---|---|
+| POST /v1/chat/completions, /v1/responses, /v1/messages | the rollout's | a model call |
+| GET /v1/models, /v1/models/NAME | the rollout's or the run's | the one model |
+| POST /v1/rollouts/end | the rollout's | ends the rollout, with `reward`, `parts`, `metrics` or `error` |
+| POST /v1/sessions | the run's | a rollout for an agent that runs elsewhere |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from rftstream.errors import ConfigError
+from rftstream.gateway.dialects import CHAT, DIALECTS, ServedDialect, read_call
+from rftstream.gateway.dialects.events import Event
+from rftstream.gateway.dialects.fields import RequestRefused, kind, parse_body
+from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest
+from rftstream.gateway.keys import GatewayKeys
+from rftstream.policies.loopthread import LoopThread
+from rftstream.roles.explorer.model_calls import (
+    AgentAnswer,
+    AgentRequest,
+    CallAnswer,
+    CallInbox,
+    Delivered,
+    ModelCall,
+    Refusal,
+    RolloutEnd,
+    RolloutEnded,
+    SessionGranted,
+    SessionWanted,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_PARTS = 256
+"""Most parts or metrics that an agent may post."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Where the gateway listens, and its limits."""
+
+    address: str = "127.0.0.1:0"
+    """`HOST:PORT`; port 0: any free one."""
+    public_url: str = ""
+    """The URL up to `/v1` under which agents elsewhere reach it; empty: made from the address."""
+    model: str = "policy"
+    """The name of the model in the list of models."""
+    max_body_bytes: int = 4 << 20
+    """Largest body of a request."""
+    max_connections: int = 1024
+    """Most connections at once."""
+    keep_alive_s: float = 15.0
+    """Seconds between two signs of life in a stream that waits. A refusal within the first ones has a status of its
+    own; later it is an event."""
+
+
+class GatewayServer:
+    """The gateway of one explorer. Its composition root makes it, calls `start` once, and `close` at the end, after
+    the inbox was closed."""
+
+    def __init__(self, settings: GatewaySettings, keys: GatewayKeys, inbox: CallInbox) -> None:
+        self._settings, self._keys, self._inbox = settings, keys, inbox
+        self._connections: set[HttpConnection] = set()
+        self._loop: LoopThread | None = None
+        self._server: asyncio.Server | None = None
+        self._routes: dict[tuple[str, str], Callable[[HttpRequest, HttpConnection], Any]] = {
+            ("GET", "models"): self._models,
+            ("POST", "rollouts/end"): self._end,
+            ("POST", "sessions"): self._session,
+        }
+        self.base_url = ""
+        """What OpenAI's and Anthropic's clients take as base_url; known after `start`."""
+
+    def start(self) -> str:
+        """Listen, and return the base URL. ConfigError if that address cannot be had."""
+        host, _, port = self._settings.address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(f"explorer.gateway_address: got {self._settings.address!r}, expected HOST:PORT")
+        host = host.strip("[]")
+        loop = LoopThread("gateway")
+        try:
+            self._server = loop.call(self._listen(host, int(port)))
+        except OSError as error:
+            loop.close()
+            raise ConfigError(f"explorer.gateway_address: cannot listen at {self._settings.address}: {error}") from None
+        self._loop = loop
+        found = self._server.sockets[0].getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.base_url = self._settings.public_url.rstrip("/") or f"http://{shown}:{found}/v1"
+        log.info("the gateway for agents is at %s", self.base_url)
+        return self.base_url
+
+    def close(self) -> None:
+        """Stop to listen, and cut all connections."""
+        if self._loop is not None:
+            self._loop.call(self._stop())
+            self._loop.close()
+            self._loop = None
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        settings = self._settings
+
+        def connection() -> HttpConnection:
+            return HttpConnection(
+                self._handle,
+                max_body_bytes=settings.max_body_bytes,
+                connections=self._connections,
+                max_connections=settings.max_connections,
+            )
+
+        return await asyncio.get_running_loop().create_server(connection, host, port, backlog=1024)
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await asyncio.sleep(0)  # answers that are ready leave before their connections are cut
+        for connection in list(self._connections):
+            connection.close()
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    async def _handle(self, request: HttpRequest, connection: HttpConnection) -> None:
+        path = request.path.strip("/")
+        while path.startswith("v1/"):  # one client adds it to the base URL, the other does not
+            path = path.removeprefix("v1/")
+        dialect = DIALECTS.get(path)
+        speaks = dialect or (DIALECTS["messages"] if "anthropic-version" in request.headers else CHAT)
+        try:
+            if dialect is not None and request.method == "POST":
+                await self._call(dialect, request, connection)
+            elif request.method == "GET" and path.startswith("models/"):
+                self._model(request, connection, path.removeprefix("models/"))
+            elif (route := self._routes.get((request.method, path))) is not None:
+                found = route(request, connection)
+                if found is not None:
+                    await found
+            else:
+                known = dialect is not None or any(path == name for _, name in self._routes)
+                _refuse(
+                    405 if known else 404,
+                    f"{request.method} {request.path}: expected POST /v1/chat/completions, /v1/responses, "
+                    "/v1/messages, /v1/rollouts/end, /v1/sessions or GET /v1/models",
+                )
+        except RequestRefused as refused:
+            connection.send(_refused(speaks, refused.refusal))
+
+    async def _call(self, dialect: ServedDialect, request: HttpRequest, connection: HttpConnection) -> None:
+        rollout_id = self._rollout(request)
+        self._check_size(request)
+        call = read_call(dialect, request.body, request.headers)
+        if isinstance(call, Refusal):
+            connection.send(_refused(dialect, call))
+            return
+        asked = self._ask(rollout_id, call, connection)
+        if call.stream:
+            answer = await self._send_stream(dialect, call, asked, connection)
+        else:
+            answer = await asked
+            if isinstance(answer, CallAnswer):
+                connection.send(HttpAnswer(status=200, body=answer.body, headers=_numbered(rollout_id, answer)))
+            else:
+                connection.send(_refused(dialect, _refusal(answer)))
+        if isinstance(answer, CallAnswer) and await connection.is_delivered():
+            self._inbox.put(Delivered(rollout_id=rollout_id, number=answer.number))
+
+    async def _send_stream(
+        self, dialect: ServedDialect, call: ModelCall, asked: asyncio.Future[AgentAnswer], connection: HttpConnection
+    ) -> AgentAnswer:
+        has_begun = False
+        while not asked.done():
+            await asyncio.wait([asked], timeout=self._settings.keep_alive_s)
+            if not asked.done():
+                if not has_begun:
+                    connection.begin_events()
+                    has_begun = True
+                connection.send_events(b": the call is being sampled\n\n")
+        answer = asked.result()
+        if not has_begun and not isinstance(answer, CallAnswer):
+            connection.send(_refused(dialect, _refusal(answer)))
+            return answer
+        if not has_begun:
+            connection.begin_events()
+        if isinstance(answer, CallAnswer):
+            events = dialect.events(json.loads(answer.body), include_usage=call.include_usage)
+            connection.send_events(b"".join(events))
+        else:
+            refusal = _refusal(answer)
+            connection.send_events(_late_error(dialect, refusal))
+        connection.end_events()
+        return answer
+
+    async def _end(self, request: HttpRequest, connection: HttpConnection) -> None:
+        rollout_id = self._rollout(request)
+        self._check_size(request)
+        wanted = _rollout_end(parse_body(request.body or b"{}"))
+        answer = await self._ask(rollout_id, wanted, connection)
+        if not isinstance(answer, RolloutEnded):
+            connection.send(_refused(CHAT, _refusal(answer)))
+            return
+        connection.send(_json(200, {"rollout_id": answer.rollout_id, "status": answer.status}))
+
+    async def _session(self, request: HttpRequest, connection: HttpConnection) -> None:
+        if not self._keys.is_session_token(_key_of(request)):
+            _refuse(401, "the token is not this run's; sessions need the token of the run, not a rollout's key")
+        self._check_size(request)
+        name = request.headers.get("idempotency-key", "")
+        answer = await self._ask("", SessionWanted(name=name[:256]), connection)
+        if not isinstance(answer, SessionGranted):
+            connection.send(_refused(CHAT, _refusal(answer)))
+            return
+        found = {
+            "rollout_id": answer.rollout_id,
+            "base_url": self.base_url,
+            "api_key": self._keys.rollout_key(answer.rollout_id),
+            "problem": answer.problem,
+            "seed": answer.seed,
+        }
+        connection.send(_json(200, found))
+
+    def _models(self, request: HttpRequest, connection: HttpConnection) -> None:
+        self._check_any_key(request)
+        name = self._settings.model
+        page = {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
+        connection.send(_json(200, page))
+
+    def _model(self, request: HttpRequest, connection: HttpConnection, name: str) -> None:
+        self._check_any_key(request)
+        if name != self._settings.model:
+            _refuse(404, f"got the model {name!r}, expected {self._settings.model!r}")
+        connection.send(_json(200, _model(name)))
+
+    # ------------------------------------------------------------------------------------------ parts of it
+
+    def _ask(
+        self, rollout_id: str, wanted: ModelCall | RolloutEnd | SessionWanted, connection: HttpConnection
+    ) -> asyncio.Future[AgentAnswer]:
+        """Hand a request to the agent loop; return where its answer will be."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[AgentAnswer] = loop.create_future()
+
+        def settle(answer: AgentAnswer) -> None:
+            if not found.done():
+                found.set_result(answer)
+
+        def reply(answer: AgentAnswer) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, answer)
+
+        request = AgentRequest(rollout_id=rollout_id, wanted=wanted, reply=reply)
+
+        def gone() -> None:
+            request.is_gone = True
+
+        connection.when_lost = gone
+        request.is_gone = connection.is_lost
+        self._inbox.put(request)
+        return found
+
+    def _rollout(self, request: HttpRequest) -> str:
+        rollout_id = self._keys.rollout_of(_key_of(request))
+        if rollout_id is None:
+            _refuse(401, "the key is of no rollout of this run")
+        return rollout_id
+
+    def _check_any_key(self, request: HttpRequest) -> None:
+        if not self._keys.is_session_token(_key_of(request)):
+            self._rollout(request)
+
+    def _check_size(self, request: HttpRequest) -> None:
+        if request.is_too_large:
+            most = self._settings.max_body_bytes
+            _refuse(
+                413, f"the body has more than {most} bytes, expected at most that (explorer.gateway_max_body_bytes)"
+            )
+
+
+def _key_of(request: HttpRequest) -> str:
+    """Return the key as OpenAI's clients send it, or as Anthropic's do."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return request.headers.get("x-api-key", "")
+
+
+def _rollout_end(body: Mapping[str, Any]) -> RolloutEnd:
+    """Return what an agent says at the end. RequestRefused for numbers that are none."""
+    for name in body:
+        if name not in ("reward", "parts", "metrics", "error"):
+            _refuse(400, f"{name}: unknown; expected reward, parts, metrics or error")
+    error = body.get("error")
+    return RolloutEnd(
+        reward=None if body.get("reward") is None else _number(body["reward"], "reward"),
+        parts=_numbers(body.get("parts"), "parts"),
+        metrics=_numbers(body.get("metrics"), "metrics"),
+        error=None if error is None else str(error)[:2000],
+    )
+
+
+def _numbers(value: Any, name: str) -> dict[str, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_PARTS:
+        _refuse(400, f"{name}: got {kind(value)}, expected an object of at most {MAX_PARTS} numbers")
+    return {key: _number(number, f"{name}.{key}") for key, number in value.items()}
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    _refuse(400, f"{name}: got {kind(value)} that is no finite number, expected one")
+
+
+def _refuse(status: int, sentence: str) -> NoReturn:
+    raise RequestRefused(sentence, status=status)
+
+
+def _refusal(answer: AgentAnswer) -> Refusal:
+    if isinstance(answer, Refusal):
+        return answer
+    log.error("gateway: got %r, expected another answer", type(answer).__name__)
+    return Refusal(status=500, sentence="the gateway failed; see its log")
+
+
+def _refused(dialect: ServedDialect, refusal: Refusal) -> HttpAnswer:
+    """Return a refusal with headers that tell clients whether to try again: by themselves they would for 409, and not
+    for all that pass."""
+    headers = {"x-should-retry": "false" if refusal.retry_after_s is None else "true"}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
+    return _json(refusal.status, dialect.error(refusal.status, refusal.sentence), headers)
+
+
+def _late_error(dialect: ServedDialect, refusal: Refusal) -> Event:
+    body = dialect.error(refusal.status, refusal.sentence)
+    return Event(b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n")
+
+
+def _json(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> HttpAnswer:
+    return HttpAnswer(status=status, body=json.dumps(body, ensure_ascii=False).encode(), headers=headers or {})
+
+
+def _numbered(rollout_id: str, answer: CallAnswer) -> dict[str, str]:
+    return {"x-request-id": f"{rollout_id}/call/{answer.number}"}
+
+
+def _model(name: str) -> dict[str, Any]:
+    """Return a model as both OpenAI's and Anthropic's clients read it."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "rftstream",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+    }

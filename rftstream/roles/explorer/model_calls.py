@@ -1,0 +1,222 @@
+"""Model calls of agents: what an agent asks for, and what it is told. The gateway reads them off HTTP, the agent loop
+answers them.
+
+Requests come from the server's thread and are answered in the explorer's: `CallInbox` stands between the two.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.tasks import ChatMessage
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client may ask again, for refusals that pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request is not done."""
+
+    status: int
+    """Status of HTTP: 400 what cannot be done exactly, 401 an unknown key, 409 the rollout has ended, 413 too large,
+    429 too many, 503 not now."""
+    sentence: str
+    """For people: what was found, what was expected."""
+    retry_after_s: float | None = None
+    """Seconds after which the same request may be done; None: it would be refused again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """What was sampled for a call. The agent loop makes it, the dialect turns it into an answer."""
+
+    call_id: str
+    """`rollout_id/call/N`."""
+    created: int
+    """When the call was finished, in seconds."""
+    model: str
+    """The name that the agent called the model by."""
+    said: AssistantMessage
+    """The assistant's turn, taken apart."""
+    num_prompt_tokens: int
+    """Tokens before the sampled ones."""
+    num_sampled_tokens: int
+    """Tokens that were sampled."""
+
+
+class Dialect(Protocol):
+    """One of the HTTP APIs that agents speak. The gateway has one object for each.
+
+    For a call, `answer` is asked once, when its tokens are there; what it returns is recorded. `served` is asked with
+    each recorded answer; so later calls are recognized that begin with it."""
+
+    @property
+    def name(self) -> str:
+        """The name on the log."""
+
+    def answer(self, result: CallResult) -> dict[str, Any]:
+        """Return the body of the answer, without streaming."""
+
+    def served(self, answer: Mapping[str, Any]) -> ChatMessage:
+        """Return the assistant's message as `ModelCall.messages` will hold it when an agent sends the answer back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One request for an assistant's turn."""
+
+    dialect: Dialect
+    """Turns the result into an answer."""
+    messages: tuple[ChatMessage, ...]
+    """The whole conversation."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """The tools that the model is shown, as chat templates take them."""
+    model: str = ""
+    """The name that the agent calls the model by."""
+    max_tokens: int | None = None
+    """The most tokens to sample for this call; None: as many as the rollout has left."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the agent asked for. They are recorded; sampling is the task's."""
+    digest: str = ""
+    """`sha256:<hex>` of the request. Two equal requests have the same."""
+    idempotency_key: str | None = None
+    """What the client calls this request, on all tries of it."""
+    is_retry: bool = False
+    """Whether the client says that it has sent this request before."""
+    stream: bool = False
+    """Whether the answer is wanted as events."""
+    include_usage: bool = False
+    """Whether the events are to tell the usage (chat completions only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEnd:
+    """An agent says that its rollout is over."""
+
+    reward: float | None = None
+    """Its reward; None: the taskset's reward decides."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the agent measured."""
+    error: str | None = None
+    """Why the agent failed; None if it did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionWanted:
+    """An agent that runs elsewhere asks for a rollout to do."""
+
+    name: str = ""
+    """The same for all tries of one request, so that a second try gets the same rollout; empty: no name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAnswer:
+    """The answer to a call that is on the log."""
+
+    number: int
+    """The call's number in its rollout."""
+    body: bytes
+    """The JSON answer. A retry gets the same bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEnded:
+    """The rollout is on the log."""
+
+    rollout_id: str
+    """The rollout."""
+    status: str
+    """How it ended, as RolloutStatus."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionGranted:
+    """A rollout to do, for an agent elsewhere. That it was given away is on the log."""
+
+    rollout_id: str
+    """The rollout."""
+    problem: Mapping[str, Any]
+    """Messages, tools and info of the problem. The reference answer is not told."""
+    seed: int
+    """The task's seed, for what the agent draws itself."""
+
+
+AgentAnswer = CallAnswer | RolloutEnded | SessionGranted | Refusal
+"""What becomes of a request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentRequest:
+    """A request on its way. The server makes it, and the agent loop answers it by `reply`, exactly once."""
+
+    rollout_id: str
+    """The rollout that the request's key belongs to; empty for SessionWanted."""
+    wanted: ModelCall | RolloutEnd | SessionWanted
+    """What is asked for."""
+    reply: Callable[[AgentAnswer], None]
+    """Takes the answer. It may be called from any thread, and does not block."""
+    is_gone: bool = False
+    """Whether the client has gone away. The server sets it; the request is done all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """The server has handed a call's answer to the client's connection."""
+
+    rollout_id: str
+    """The rollout of the call."""
+    number: int
+    """The call's number."""
+
+
+class CallInbox:
+    """What the server's thread has for the explorer's. The server calls `put`; the agent loop calls `take` in each
+    slice. After `close` every request is refused with 503."""
+
+    def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
+        """`wake` ends the explorer's wait; it is called after each `put`, from the server's thread."""
+        self._items: deque[AgentRequest | Delivered] = deque()
+        self._wake = wake
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: AgentRequest | Delivered) -> None:
+        """Add a request or a notice. Any thread may call this."""
+        if self._is_closed:
+            if isinstance(item, AgentRequest):
+                item.reply(moving())
+            return
+        self._items.append(item)
+        self._wake()
+
+    def take(self) -> list[AgentRequest | Delivered]:
+        """Return what came since the last call, in order."""
+        taken = []
+        while self._items:
+            taken.append(self._items.popleft())
+        return taken
+
+    def close(self) -> None:
+        """Refuse what is there, and what comes from now on."""
+        self._is_closed = True
+        for item in self.take():
+            if isinstance(item, AgentRequest):
+                item.reply(moving())
+
+
+def moving() -> Refusal:
+    """Return the refusal for a rollout that is on its way to another explorer."""
+    return Refusal(
+        status=503,
+        sentence="the rollout is moving to another process; send the same request again",
+        retry_after_s=RETRY_AFTER_S,
+    )

@@ -1,0 +1,247 @@
+"""The dialects alone: what is refused and with which sentence, and that an answer sent back is recognized."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rftstream.contracts.assistant import ToolCall
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.gateway.dialects import DIALECTS, read_call
+from rftstream.gateway.dialects.fields import canonical
+from rftstream.roles.explorer.model_calls import CallResult, ModelCall, Refusal
+from tests.unit.gateway.answering import said
+
+ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CHAT, RESPONSES, MESSAGES = (DIALECTS[path] for path in ("chat/completions", "responses", "messages"))
+HI: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "hi"}]},
+    "responses": {"input": "hi"},
+    "anthropic": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def read(dialect: Any, body: Any, **headers: str) -> ModelCall:
+    found = read_call(
+        dialect, json.dumps(body).encode(), {name.replace("_", "-"): text for name, text in headers.items()}
+    )
+    assert isinstance(found, ModelCall), found
+    return found
+
+
+def refusal(dialect: Any, **values: Any) -> str:
+    found = read_call(dialect, json.dumps({**HI[dialect.name], **values}).encode(), {})
+    assert isinstance(found, Refusal) and found.status == 400, found
+    return found.sentence
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"n": 5}, "n: got 5, expected 1"),
+        ({"logprobs": True}, "logprobs: logprobs are not told"),
+        ({"top_logprobs": 3}, "top_logprobs: only the sampled token"),
+        ({"response_format": {"type": "json_object"}}, "response_format: tokens are not constrained"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias: tokens are sampled as the task says"),
+        ({"functions": [{"name": "f"}]}, "functions: got the older form"),
+        ({"modalities": ["text", "audio"]}, "modalities: the model writes text alone"),
+        ({"max_tokens": -3}, "max_completion_tokens: got -3"),
+        ({"messages": []}, "messages: got none"),
+        ({"messages": "hi"}, "messages: got a string, expected a list"),
+        ({"messages": [1]}, r"messages[0]: got a number, expected an object"),
+        ({"messages": [{"role": "critic", "content": ""}]}, "messages[0].role: got 'critic'"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0]: got a part of type 'image_url'",
+        ),
+        ({"messages": [{"role": "tool", "content": "1"}]}, "messages[0].tool_call_id: got null, expected a string"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].function: got"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools[0]: got the type 'code_interpreter'"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name: got null"),
+    ],
+)
+def test_chat_refuses(values: dict[str, Any], sentence: str) -> None:
+    assert refusal(CHAT, **values).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"previous_response_id": "resp-1"}, "previous_response_id: answers are not kept"),
+        ({"background": True}, "background: a call is answered on its own connection"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format: tokens are not constrained"),
+        ({"include": ["message.output_text.logprobs"]}, "include: logprobs are not told"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]: got the type 'web_search'"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type: got 'computer_call'"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]: got a part of type",
+        ),
+    ],
+)
+def test_responses_refuses(values: dict[str, Any], sentence: str) -> None:
+    assert refusal(RESPONSES, **values).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]: got the type 'bash_20250124'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format: tokens are not constrained"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0]: got a part of type",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
+        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role: got 'tool'"),
+        ({"max_tokens": 0}, "max_tokens: got 0, expected a whole number"),
+    ],
+)
+def test_messages_refuses(values: dict[str, Any], sentence: str) -> None:
+    assert refusal(MESSAGES, **values).startswith(sentence)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"hi"',
+        b"\xff",
+        b'{"a": NaN}',
+        b'{"a": "\\ud800"}',
+        b"[" * 5000,
+        b'{"a":' * 99 + b"1" + b"}" * 99,
+    ],
+)
+def test_what_is_no_request_is_refused_with_a_sentence(dialect: Any, body: bytes) -> None:
+    found = read_call(dialect, body, {})
+    assert isinstance(found, Refusal) and found.status == 400 and found.sentence.startswith("the body ")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(
+    [
+        "messages",
+        "input",
+        "system",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "n",
+        "max_tokens",
+        "model",
+        "stream",
+        "text",
+    ]
+)
+MESSAGE = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "tool", "system"]) | JSON,
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]) | JSON,
+        **dict.fromkeys(["content", "tool_calls", "name", "arguments", "output", "call_id", "tool_call_id"], JSON),
+    },
+)
+
+
+@ANY_SPEED
+@given(body=st.dictionaries(NAMES, JSON | st.lists(MESSAGE, max_size=3), max_size=5))
+def test_whatever_is_sent_is_a_call_or_a_refusal(body: dict[str, Any]) -> None:
+    for dialect in DIALECTS.values():
+        found = read_call(dialect, json.dumps(body).encode(), {})
+        assert isinstance(found, ModelCall) or found.status == 400
+        if isinstance(found, ModelCall):
+            canonical([found.tools, dict(found.asked)])
+
+
+def result_of(said_: Any) -> CallResult:
+    return CallResult(
+        call_id="a/0/0/0/0/call/2", created=1, model="m", said=said_, num_prompt_tokens=1, num_sampled_tokens=2
+    )
+
+
+ARGUMENTS = st.dictionaries(st.text(max_size=4), JSON, max_size=3)
+CALLS = st.lists(
+    st.builds(
+        lambda number, name, arguments: ToolCall(
+            id=f"call_0_{number}", name=name, arguments=arguments, text=f"<{name}>"
+        ),
+        st.integers(0, 9),
+        st.text(max_size=4),
+        st.none() | ARGUMENTS,
+    ),
+    max_size=3,
+)
+
+
+@ANY_SPEED
+@given(content=st.text(max_size=20), reasoning=st.text(max_size=5), calls=CALLS)
+def test_an_answer_that_is_sent_back_is_recognized(content: str, reasoning: str, calls: list[ToolCall]) -> None:
+    """Also after it went through the client's JSON."""
+    result = result_of(said(content, reasoning=reasoning, tool_calls=tuple(calls)))
+    for dialect in DIALECTS.values():
+        answer = json.loads(json.dumps(dialect.answer(result)))
+        match dialect.name:
+            case "chat":
+                body = {"messages": [answer["choices"][0]["message"]]}
+            case "responses":
+                body = {"input": answer["output"]}
+            case _:
+                body = {"max_tokens": 1, "messages": [{"role": "assistant", "content": answer["content"]}]}
+        (message,) = read(dialect, body).messages
+        assert message == dialect.served(answer)
+        assert len(message.tool_calls) == sum(bool(call.name) and call.arguments is not None for call in calls)
+
+
+def test_a_call_that_could_not_be_read_is_text() -> None:
+    broken = ToolCall(id="call_0_0", name="add", arguments=None, text="<tool_call>{add", error="no JSON")
+    for dialect in DIALECTS.values():
+        message = dialect.served(dialect.answer(result_of(said("so: ", tool_calls=(broken,)))))
+        assert message == ChatMessage(role="assistant", content="so: <tool_call>{add")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+def test_the_same_answer_gives_the_same_stream(dialect: Any) -> None:
+    answer = dialect.answer(result_of(said("hi", reasoning="so")))
+    again = json.loads(json.dumps(answer))
+    assert dialect.events(answer, include_usage=True) == dialect.events(again, include_usage=True)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+def test_requests_are_told_apart_by_all_that_they_ask_for(dialect: Any) -> None:
+    body = HI[dialect.name]
+    same = [read(dialect, body), read(dialect, {**body, "stream": True}), read(dialect, dict(reversed(body.items())))]
+    assert len({call.digest for call in same}) == 1 and same[1].stream
+    others = [read(dialect, {**body, "temperature": 0.5}), read(dialect, {**body, "model": "m"})]
+    assert len({call.digest for call in (same[0], *others)}) == 3
+
+
+def test_retries_and_names_of_requests_are_read_from_headers() -> None:
+    call = read(CHAT, HI["chat"], idempotency_key="k-1", x_stainless_retry_count="2")
+    assert (call.idempotency_key, call.is_retry) == ("k-1", True)
+    assert not read(CHAT, HI["chat"], x_stainless_retry_count="0").is_retry
+    found = read_call(CHAT, json.dumps(HI["chat"]).encode(), {"idempotency-key": "k" * 300})
+    assert isinstance(found, Refusal) and found.sentence.startswith("idempotency-key: got 300 characters")
+
+
+def test_tools_are_hidden_from_a_model_that_may_call_none() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert read(CHAT, {**HI["chat"], "tools": tools, "tool_choice": "none"}).tools == ()
+    assert len(read(CHAT, {**HI["chat"], "tools": tools, "tool_choice": "required"}).tools) == 1
+
+
+def test_large_settings_are_recorded_as_their_size() -> None:
+    call = read(CHAT, {**HI["chat"], "metadata": {"a": "b" * 5000}, "user": "me"})
+    assert call.asked == {"metadata": "(5008 bytes)", "user": "me"}
