@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import ToolCall
@@ -102,6 +103,52 @@ class Posted:
     """What is wrong with what was given, e.g. a reward that is not finite; the rollout then has no reward."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One model call of an agent. Its id is `rollout_id/call/number`."""
+
+    number: NonNegativeInt
+    """Dense from 0, in the order in which the calls were answered."""
+    dialect: str
+    """The HTTP API that the agent spoke: chat, responses or anthropic."""
+    request_digest: str
+    """`sha256:<hex>` of the request, without what only concerns the form of the answer."""
+    tools_digest: str
+    """`sha256:<hex>` of the tools that the model was shown."""
+    segment: NonNegativeInt
+    """Index of the segment that the sampled tokens are in."""
+    start: NonNegativeInt
+    """Position of the first sampled token in the segment."""
+    count: NonNegativeInt
+    """Number of sampled tokens."""
+    finish_reason: str
+    """Why sampling ended: stop, length or repetition."""
+    opened: str = ""
+    """Why the call began a new segment; empty if it went on in one."""
+    idempotency_digest: str = ""
+    """`sha256:<hex>` of the name that the client gave the request for all its tries; empty if it gave none."""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """Settings that the agent asked for. Sampling is the task's."""
+    started_at: float = 0.0
+    """When the request came."""
+    finished_at: float = 0.0
+    """When its last token was sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCall:
+    """What only a successor needs of a call: its conversation, and the answer as it was sent."""
+
+    answer: bytes
+    """Body of the answer, JSON."""
+    parent: NonNegativeInt | None
+    """Number of the call whose conversation and answer this one's begins with; None if there is none."""
+    messages: tuple[ChatMessage, ...]
+    """The conversation after the parent's answer; without a parent the whole."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """The tools that the model was shown, without a parent; with one they are the parent's."""
+
+
 class RolloutStatus(StrEnum):
     """How a rollout ended."""
 
@@ -149,6 +196,8 @@ class Rollout:
     """When the last token was sampled."""
     posted: Posted | None = None
     """What environment or agent gave as reward; None if they gave nothing."""
+    calls: tuple[Call, ...] = ()
+    """Model calls of an agent in order; empty for an environment's rollout."""
 
 
 @rule(
@@ -218,6 +267,12 @@ class PartialRollout:
     """Name of the process that sampled this piece."""
     posted: Posted | None = None
     """What the environment gave as reward so far, in all; None if it gave nothing."""
+    session: str | None = None
+    """Set in the piece that gives the rollout to an agent elsewhere: a digest of the name of the agent's request."""
+    calls: tuple[Call, ...] = ()
+    """Model calls that this piece adds; the n-th one's new tokens are the n-th segment of the piece."""
+    saved_calls: tuple[SavedCall, ...] = ()
+    """More of these calls, one for each."""
 
 
 PARTIAL_ROLLOUT = MessageSpec(

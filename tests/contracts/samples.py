@@ -34,7 +34,17 @@ from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.messages import SPEC_OF, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
-from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.rollouts import (
+    Call,
+    PartialRollout,
+    Posted,
+    Rollout,
+    RolloutStatus,
+    SavedCall,
+    Segment,
+    Turn,
+    VersionSpan,
+)
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
 from rftstream.contracts.versions import DeltaObject, EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
@@ -106,7 +116,12 @@ CALLING_TURNS = (
     *TURNS[1:],
 )  # fmt: skip
 POSTED = Posted(reward=1.25, parts={"right": 1.0, "polite": 0.25}, source="agent", error="one of its parts was late")
-POSTED_ROLLOUT = dataclasses.replace(ROLLOUT, turns=CALLING_TURNS, posted=POSTED)
+MODEL_CALL = Call(
+    number=2, dialect="anthropic", request_digest="sha256:" + "1a" * 32, tools_digest="sha256:" + "2b" * 32, segment=1,
+    start=3, count=4, finish_reason="length", opened="branch", idempotency_digest="sha256:" + "3c" * 32,
+    asked={"temperature": 0.2, "stop_sequences": ["END"]}, started_at=1767225600.5, finished_at=1767225601.25,
+)  # fmt: skip
+POSTED_ROLLOUT = dataclasses.replace(ROLLOUT, turns=CALLING_TURNS, posted=POSTED, calls=(MODEL_CALL,))
 VERDICT = Verdict(
     reward=0.9, scorer="math+format", scorer_version="1.0.2:9f2c", parts={"math": 1.0, "format": 0.5},
     metrics={"answer_found": 1.0},
@@ -161,7 +176,13 @@ SAMPLES: dict[str, Message] = {
     "partial_rollout.v3": PartialRollout(
         ids=IDS, piece=1, turns=CALLING_TURNS[:1], segments=SEGMENTS, num_tokens=7, environment_state=b"\x81\xa1n\x01",
         saved_at=1767225605.75, started_at=1767225600.25, explorer="explorer-1",
-        posted=Posted(reward=None, parts={"polite": 0.25}),
+        posted=Posted(reward=None, parts={"polite": 0.25}), session="sha256:" + "4d" * 32, calls=(MODEL_CALL,),
+        saved_calls=(
+            SavedCall(
+                answer=b'{"id":"msg-1"}', parent=0, messages=(ChatMessage(role="user", content="go on"),),
+                tools=({"type": "function", "function": {"name": "calculate"}},),
+            ),
+        ),
     ),
     "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),
     "verified_rollout.v2": VerifiedRollout(
