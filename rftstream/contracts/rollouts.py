@@ -104,7 +104,7 @@ class Posted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class AgentCall:
     """One model call of an agent. Its id is `rollout_id/call/number`."""
 
     number: NonNegativeInt
@@ -196,7 +196,7 @@ class Rollout:
     """When the last token was sampled."""
     posted: Posted | None = None
     """What environment or agent gave as reward; None if they gave nothing."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[AgentCall, ...] = ()
     """Model calls of an agent in order; empty for an environment's rollout."""
 
 
@@ -269,7 +269,7 @@ class PartialRollout:
     """What the environment gave as reward so far, in all; None if it gave nothing."""
     session: str | None = None
     """Set in the piece that gives the rollout to an agent elsewhere: a digest of the name of the agent's request."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[AgentCall, ...] = ()
     """Model calls that this piece adds; the n-th one's new tokens are the n-th segment of the piece."""
     saved_calls: tuple[SavedCall, ...] = ()
     """More of these calls, one for each."""

@@ -84,13 +84,13 @@ class HttpConnection(asyncio.Protocol):
         self._connections.add(self)
         transport.set_write_buffer_limits(high=0)
         self._drained.set()
-        self._restart_timer()
+        self._set_timer(IDLE_S)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note that the client is gone. A request that is being done is done all the same."""
         self._connections.discard(self)
         self.is_lost = True
-        self._stop_timer()
+        self._set_timer(None)
         self._drained.set()
         if self.when_lost is not None:
             self.when_lost()
@@ -107,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
         """Take what the client sent."""
         self._http.receive_data(data)
         if self._task is None:
-            self._restart_timer()
+            self._set_timer(IDLE_S)
             self._read()
         elif self._transport is not None:
             self._transport.pause_reading()  # it does not wait for its answer; one request at a time is enough
@@ -180,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         assert self._head is not None
-        self._stop_timer()
+        self._set_timer(None)
         request = HttpRequest(
             method=self._head.method.decode(),
             path=self._head.target.decode("ascii", "replace").partition("?")[0],
@@ -204,7 +204,7 @@ class HttpConnection(asyncio.Protocol):
             assert self._transport is not None
             self._http.start_next_cycle()
             self._transport.resume_reading()
-            self._restart_timer()
+            self._set_timer(IDLE_S)
             self._read()
         else:
             self.close()
@@ -227,11 +227,8 @@ class HttpConnection(asyncio.Protocol):
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def _restart_timer(self) -> None:
-        self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.close)
-
-    def _stop_timer(self) -> None:
+    def _set_timer(self, idle_s: float | None) -> None:
+        """Close the connection after so many seconds from now; None: not at all."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = None if idle_s is None else asyncio.get_running_loop().call_later(idle_s, self.close)

@@ -35,7 +35,7 @@ from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.messages import SPEC_OF, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import (
-    Call,
+    AgentCall,
     PartialRollout,
     Posted,
     Rollout,
@@ -116,7 +116,7 @@ CALLING_TURNS = (
     *TURNS[1:],
 )  # fmt: skip
 POSTED = Posted(reward=1.25, parts={"right": 1.0, "polite": 0.25}, source="agent", error="one of its parts was late")
-MODEL_CALL = Call(
+MODEL_CALL = AgentCall(
     number=2, dialect="anthropic", request_digest="sha256:" + "1a" * 32, tools_digest="sha256:" + "2b" * 32, segment=1,
     start=3, count=4, finish_reason="length", opened="branch", idempotency_digest="sha256:" + "3c" * 32,
     asked={"temperature": 0.2, "stop_sequences": ["END"]}, started_at=1767225600.5, finished_at=1767225601.25,

@@ -11,7 +11,7 @@ from rftstream.gateway.dialects import fields
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
-from rftstream.roles.explorer.model_calls import CallResult, ModelCall
+from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
 
 REFUSED = {
     "container": "the endpoint runs no code; remove it",
@@ -52,7 +52,7 @@ class AnthropicMessages:
             stream=body.get("stream") is True,
         )
 
-    def answer(self, result: CallResult) -> dict[str, Any]:
+    def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the message."""
         said = said_of(result)
         content: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from rftstream.gateway.dialects import fields
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
-from rftstream.roles.explorer.model_calls import CallResult, ModelCall
+from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -65,7 +65,7 @@ class ChatCompletions:
             include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         )
 
-    def answer(self, result: CallResult) -> dict[str, Any]:
+    def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the chat completion."""
         said = said_of(result)
         message: dict[str, Any] = {"role": "assistant", "content": said.content or None, "refusal": None}

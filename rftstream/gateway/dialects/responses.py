@@ -11,7 +11,7 @@ from rftstream.gateway.dialects.chat import openai_error
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import said_of
-from rftstream.roles.explorer.model_calls import CallResult, ModelCall
+from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
 
 REFUSED = {
     "previous_response_id": "answers are not kept for later requests; send the whole input",
@@ -55,7 +55,7 @@ class Responses:
             stream=body.get("stream") is True,
         )
 
-    def answer(self, result: CallResult) -> dict[str, Any]:
+    def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the response."""
         said, output = said_of(result), []
         status = "incomplete" if said.is_cut_short else "completed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from rftstream.roles.explorer.model_calls import CallResult
+from rftstream.roles.explorer.model_calls import SampledCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Said:
     """Whether a limit ended the turn."""
 
 
-def said_of(result: CallResult) -> Said:
+def said_of(result: SampledCall) -> Said:
     """Return what was said in a call."""
     said = result.said
     content, calls = said.content, []

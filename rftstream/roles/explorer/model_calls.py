@@ -32,7 +32,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallResult:
+class SampledCall:
     """What was sampled for a call. The agent loop makes it, the dialect turns it into an answer."""
 
     call_id: str
@@ -59,7 +59,7 @@ class Dialect(Protocol):
     def name(self) -> str:
         """The name on the log."""
 
-    def answer(self, result: CallResult) -> dict[str, Any]:
+    def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the body of the answer, without streaming."""
 
     def served(self, answer: Mapping[str, Any]) -> ChatMessage:

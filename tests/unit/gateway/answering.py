@@ -16,11 +16,11 @@ from rftstream.roles.explorer.model_calls import (
     AgentRequest,
     CallAnswer,
     CallInbox,
-    CallResult,
     Delivered,
     ModelCall,
     RolloutEnd,
     RolloutEnded,
+    SampledCall,
     SessionGranted,
 )
 
@@ -68,7 +68,7 @@ def answering(says: Says, **settings: object) -> Iterator[Answering]:
             case ModelCall() as call:
                 number = len(scene.calls)
                 scene.calls.append(call)
-                result = CallResult(
+                result = SampledCall(
                     call_id=f"{request.rollout_id}/call/{number}",
                     created=1_700_000_000,
                     model=call.model,

@@ -13,7 +13,7 @@ from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.gateway.dialects import DIALECTS, read_call
 from rftstream.gateway.dialects.fields import canonical
-from rftstream.roles.explorer.model_calls import CallResult, ModelCall, Refusal
+from rftstream.roles.explorer.model_calls import ModelCall, Refusal, SampledCall
 from tests.unit.gateway.answering import said
 
 ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -166,8 +166,8 @@ def test_whatever_is_sent_is_a_call_or_a_refusal(body: dict[str, Any]) -> None:
             canonical([found.tools, dict(found.asked)])
 
 
-def result_of(said_: Any) -> CallResult:
-    return CallResult(
+def result_of(said_: Any) -> SampledCall:
+    return SampledCall(
         call_id="a/0/0/0/0/call/2", created=1, model="m", said=said_, num_prompt_tokens=1, num_sampled_tokens=2
     )
 

@@ -1,0 +1,171 @@
+"""An agent's rollout while it is being made: calls that are sampled, calls that are not on the log yet, who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rftstream.contracts.rollouts import AgentCall, Posted, RolloutStatus, SavedCall, Segment
+from rftstream.roles.explorer.agent_history import RecordedCall, digest
+from rftstream.roles.explorer.agent_rollout import AgentRollout, PlannedCall
+from rftstream.roles.explorer.model_calls import AgentRequest, CallAnswer, ModelCall, Refusal
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenCall:
+    """A call that is being sampled, or waits for weights."""
+
+    request_id: str
+    """Its name at the policy."""
+    call: ModelCall
+    """What was asked for."""
+    plan: PlannedCall
+    """Where its tokens go."""
+    requests: list[AgentRequest]
+    """Those that wait for it; the later ones are tries of the same request."""
+    started_at: float
+    """When the first of them came."""
+    seed: int
+    """Seed of its sampling."""
+    is_submitted: bool = False
+    """Whether the policy has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsavedCall:
+    """A call that is to be saved: what of it goes into a piece."""
+
+    call: AgentCall
+    saved: SavedCall
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAgent:
+    """What a rollout has to show when its agent has ended. The agent loop hands it out once."""
+
+    key: int
+    """The number of its item."""
+    rollout: AgentRollout
+    """Its segments, turns and calls."""
+    status: RolloutStatus
+    """How it ended."""
+    error: str | None
+    """Why it failed."""
+    posted: Posted | None
+    """The reward that the agent gave."""
+    metrics: dict[str, float]
+    """What the agent measured."""
+    started_at: float
+    """When the agent began."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentSession:
+    """A rollout in hand that an agent makes. The agent loop makes it, and alone changes it."""
+
+    key: int
+    """The number of its item."""
+    rollout: AgentRollout
+    """Its calls and segments."""
+    started_at: float
+    """When the agent was given it, or the task came."""
+    last_active: float
+    """When the agent was heard of, or given an answer, for the last time."""
+    session: str | None = None
+    """Digest of the name of the request that it was given away by; None: nobody has it yet."""
+    is_session_saved: bool = False
+    """Whether that is on the log."""
+    open_calls: dict[str, OpenCall] = field(default_factory=dict)
+    """By their names at the policy."""
+    num_asked: int = 0
+    """Calls that were begun, for their names."""
+    unsaved: list[UnsavedCall] = field(default_factory=list)
+    """Calls that are to be saved, in order."""
+    waiting: dict[int, list[AgentRequest]] = field(default_factory=dict)
+    """Number of a call that is not on the log yet -> who waits for its answer."""
+    num_committing: int = 0
+    """Calls below this number are on the log, or in a transaction."""
+    grants: list[AgentRequest] = field(default_factory=list)
+    """Requests for the session that wait until it is on the log."""
+    ended: EndedAgent | None = None
+    """How it ended; from then on it waits for its record to be on the log."""
+    ends: list[AgentRequest] = field(default_factory=list)
+    """Requests to end it that wait for that."""
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout's id."""
+        return self.rollout.task.ids.rollout_id
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is being sampled, or is not on the log yet."""
+        return bool(self.open_calls or self.waiting or self.unsaved or self.grants)
+
+    def requests(self) -> Iterator[AgentRequest]:
+        """Yield all requests that wait for an answer."""
+        for open_call in self.open_calls.values():
+            yield from open_call.requests
+        for waiting in self.waiting.values():
+            yield from waiting
+        yield from self.grants
+        yield from self.ends
+
+    def occurrences(self, request_digest: str) -> int:
+        """Return how many calls there are of this request so far."""
+        recorded = sum(one.call.request_digest == request_digest for one in self.rollout.calls)
+        return recorded + sum(one.call.digest == request_digest for one in self.open_calls.values())
+
+    def answered_before(self, call: ModelCall) -> RecordedCall | OpenCall | Refusal | None:
+        """Return the call that a request repeats: it gets the same answer. None: it is a new one.
+
+        With an idempotency key that is the call of the same key. Otherwise it is a call of an equal request, if the
+        client says that it tries again, or if nobody has got that call's answer. Refused is a key that was given to
+        another request."""
+        if call.idempotency_key is not None:
+            name = digest(call.idempotency_key)
+            for recorded in self.rollout.calls:
+                if recorded.call.idempotency_digest == name:
+                    return recorded if recorded.call.request_digest == call.digest else _other_request()
+            for one in self.open_calls.values():
+                if one.call.idempotency_key == call.idempotency_key:
+                    return one if one.call.digest == call.digest else _other_request()
+            return None
+        sampled = [one for one in self.open_calls.values() if one.call.digest == call.digest]
+        for one in sampled:
+            if all(request.is_gone for request in one.requests):
+                return one
+        recorded_calls = [one for one in self.rollout.calls if one.call.request_digest == call.digest]
+        for recorded in recorded_calls:
+            waits = any(not request.is_gone for request in self.waiting.get(recorded.call.number, ()))
+            if not recorded.is_delivered and not waits:
+                return recorded
+        if call.is_retry:
+            return sampled[-1] if sampled else recorded_calls[-1] if recorded_calls else None
+        return None
+
+    def wait_for(self, found: RecordedCall | OpenCall, request: AgentRequest) -> None:
+        """Answer a request as the call that it repeats, at once or when that is on the log."""
+        if isinstance(found, OpenCall):
+            found.requests.append(request)
+        elif found.is_committed:
+            request.reply(CallAnswer(number=found.call.number, body=found.answer))
+        else:
+            self.waiting.setdefault(found.call.number, []).append(request)
+
+    def acknowledge(self) -> None:
+        """Note that all that was being committed is on the log, and answer those who wait for it."""
+        for number in range(self.num_committing):
+            recorded = self.rollout.calls[number]
+            if not recorded.is_committed:
+                recorded.is_committed = True
+                for request in self.waiting.pop(number, ()):
+                    request.reply(CallAnswer(number=number, body=recorded.answer))
+
+
+def _other_request() -> Refusal:
+    return Refusal(
+        status=400,
+        sentence="idempotency-key: it was given to another request of this rollout; expected a new one for each",
+    )
