@@ -11,6 +11,7 @@ from rftstream.roles.explorer.stored import StoredRollouts
 from rftstream.roles.trainer.pending_update import DeferredExecutor
 from rftstream.service.role import Role, RoleContext
 from rftstream.service.self_pipe import SelfPipe
+from workers.agents import agent_step_maker, is_agent
 from workers.parts import follower, model_spec, own_renderers, turn_loop
 
 STORE_PATIENCE_S = 5.0
@@ -28,12 +29,15 @@ def build(context: RoleContext) -> Role:
         max_concurrent=settings.max_concurrent,
         ring=(lambda: None) if pipe is None else pipe.ring,
     )
-    step = ExplorerStep(
+    renderers = own_renderers(spec, config.tasksets)
+    has_agents = any(is_agent(section.environment) for section in config.tasksets.values())
+    make_step = agent_step_maker(context, policy, loop, spec, pipe) if has_agents else ExplorerStep
+    step = make_step(
         policy=policy,
         loop=loop,
         follower=follower(context, spec, context.open_store(patience_s=STORE_PATIENCE_S)),
         settings=settings,
-        renderers=own_renderers(spec, config.tasksets),
+        renderers=renderers,
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
         fetch_rollout=StoredRollouts(context.transport).get,
         partials=Partials(context.transport),

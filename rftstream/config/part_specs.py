@@ -128,6 +128,8 @@ class EnvironmentSpec(PartSpec):
     path_settings: tuple[str, ...] = ()
     """Its settings that are paths, relative to the run file: keys with dots between them, * for any key. Those of a
     user's own environment are left as they stand."""
+    is_agent: bool = False
+    """Whether it drives itself by model calls: the explorer's gateway serves it, and no turn loop."""
 
 
 @dataclass(frozen=True, slots=True)

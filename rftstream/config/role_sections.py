@@ -51,6 +51,19 @@ class ExplorerSection(WorkerSection):
     """A rollout whose last so many tokens are one pattern over and over is cut short, as `truncated`. 0: never."""
     repetition_period: Positive = 64
     """Longest pattern, in tokens; it has to be there at least twice."""
+    gateway_address: str = "127.0.0.1:0"
+    """`HOST:PORT` of the endpoint for agents, if a taskset has the environment `agent`; port 0: any free one. Agents
+    that run elsewhere need a fixed one, at which they find the process that takes over, too."""
+    gateway_url: str = ""
+    """The URL up to `/v1` under which agents elsewhere reach it; empty: made from the address."""
+    gateway_max_body_bytes: Positive = 4 * 1024 * 1024
+    """Largest request of an agent; larger ones are refused with 413."""
+    max_calls: Positive = 1000
+    """Model calls of one rollout of an agent."""
+    max_calls_at_once: Positive = 16
+    """Model calls of one rollout at the same time; more are refused with 429."""
+    idle_timeout_s: AboveZero = 600.0
+    """A rollout whose agent is silent for so long ends, as `truncated`."""
     reply_timeout_s: AboveZero = 60.0
     """Time limit of one call of an environment, as its answer to a turn. A rollout whose environment exceeds it ends as
     `truncated` with what it has. It holds in evaluations, too."""

@@ -18,4 +18,5 @@ ENVIRONMENTS = {
     "text_game": EnvironmentSpec("rftstream.environments.text_game:TextGame", is_immediate=True),
     "hosted": EnvironmentSpec("rftstream.environments.hosted:HostedEnvironment"),
     "served": EnvironmentSpec("rftstream.environments.served:ServedEnvironment"),
+    "agent": EnvironmentSpec("rftstream.environments.agent:RemoteAgent", is_agent=True),
 }

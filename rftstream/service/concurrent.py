@@ -181,7 +181,7 @@ class ConcurrentService(Service):
         for item in saved:
             if item.outputs:
                 work, records = self._in_hand[item.number], self.encode(item.outputs)
-                self._results.add(item.number, work, records, finishes=False, leaves=item.leaves)
+                self._results.add(item.number, work, records, finishes=False, waits=item.waits, leaves=item.leaves)
             elif item.leaves:
                 self._give_back([item.number])
         return bool(saved)
@@ -189,6 +189,7 @@ class ConcurrentService(Service):
     def _drop(self, place: TopicPartition) -> None:
         """Drop the work of a partition that was lost."""
         self._give_back([number for number, work in self._in_hand.items() if work.place == place])
+        self.step.drop([one.number for one in self._results if one.finishes and one.work.place == place])
         self._results.drop(place)
 
     def _give_back(self, numbers: Collection[int]) -> None:
@@ -249,6 +250,11 @@ class ConcurrentService(Service):
         """Take note that these results are on the log, with these positions."""
         partitions.committed(positions, written)
         self._results.remove(written)
+        if written:
+            self.step.committed(
+                [result.number for result in written if not result.finishes],
+                [result.number for result in written if result.finishes],
+            )
         self._give_back([result.number for result in written if result.leaves])
 
     # ------------------------------------------------------------------------------------------ for the driver

@@ -43,6 +43,8 @@ class PendingResult:
     """Size of `records` together, in bytes."""
     finishes: bool = True
     """Whether the record is finished. If not, its work is saved, and the record is in hand as before."""
+    waits: bool = False
+    """Whether somebody outside waits for it to be on the log."""
     leaves: bool = False
     """Whether the record is given back once this is on the log."""
 
@@ -66,13 +68,20 @@ class PendingResults:
         return iter(self._results)
 
     def add(
-        self, number: int, work: InHand, records: list[NewRecord], *, finishes: bool = True, leaves: bool = False
+        self,
+        number: int,
+        work: InHand,
+        records: list[NewRecord],
+        *,
+        finishes: bool = True,
+        waits: bool = False,
+        leaves: bool = False,
     ) -> None:
         """Take a result; the arguments are the fields of PendingResult."""
         if not self._results:
             self._waiting_since = self._clock.now()
         num_bytes = sum(record.num_bytes for record in records)
-        self._results.append(PendingResult(number, work, records, num_bytes, finishes, leaves))
+        self._results.append(PendingResult(number, work, records, num_bytes, finishes, waits, leaves))
 
     def all_finish(self) -> bool:
         """Return whether none of them is only saved."""
@@ -82,6 +91,7 @@ class PendingResults:
         """Return whether it is time for a transaction; there is a result. `nothing_else`: no further ones come soon."""
         return (
             nothing_else
+            or any(result.waits for result in self._results)
             or self._clock.now() - self._waiting_since >= LINGER_S
             or len(self._results) >= MAX_TRANSACTION_RECORDS
             or sum(result.num_bytes for result in self._results) >= MAX_TRANSACTION_BYTES

@@ -94,6 +94,8 @@ class Saved:
     outputs: tuple[Publish, ...]
     leaves: bool = False
     """Whether the item is given back once this is on the log."""
+    waits: bool = False
+    """Whether somebody outside waits for it to be on the log: its transaction is due at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,8 @@ class ConcurrentStep(Protocol):
 
     `workers/<role>.py` makes one for each process, and ConcurrentService alone calls it, from one thread. In each slice
     it calls `follow` for what came on followed topics, `start` for as many records as there is `room`, `drop` for those
-    whose partitions were lost, then `advance`. What `advance` hands out is committed before anybody sees it; a step
-    never learns whether, since a lost commit means that the record is started again. Worked example: VerifierStep.
-    """
+    whose partitions were lost, then `advance`. What `advance` hands out is committed before anybody sees it, and then
+    `committed` is called; a lost commit means that the record is started again. Worked example: VerifierStep."""
 
     @property
     def room(self) -> int:
@@ -133,7 +134,8 @@ class ConcurrentStep(Protocol):
 
     def drop(self, numbers: Collection[int]) -> None:
         """Forget items that are in hand: they are another worker's now, or given back. Nothing is handed
-        out for any of them afterwards."""
+        out for any of them afterwards. Among them are items that `advance` handed out, if their partition was lost
+        before that was on the log."""
 
     def not_begun(self) -> Collection[int]:
         """Return items that wait for something and have nothing to be saved. Called when the worker is to leave; the
@@ -146,6 +148,10 @@ class ConcurrentStep(Protocol):
     def idle_s(self) -> float:
         """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
         brings some. Asked after a slice in which nothing happened."""
+
+    def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
+        """Take note of items whose results are on the log for good: what `save` returned of `saved`, and what `advance`
+        returned of `finished`. Called after each commit; who is outside may be answered now, not before."""
 
     def wakeups(self) -> Sequence[Wakeup]:
         """Return what ends a wait when it becomes readable, beside the log. `advance` must read from all of them, or

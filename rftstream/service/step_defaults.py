@@ -6,7 +6,7 @@ A step inherits from one of these, and writes only the members that it has somet
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rftstream.contracts.records import Record
 from rftstream.errors import ContractError
@@ -58,10 +58,14 @@ class SingleStepDefaults:
 
 
 class ConcurrentStepDefaults:
-    """A base of concurrent steps. By default a step follows no topic, reports nothing and releases nothing."""
+    """A base of concurrent steps. By default a step follows no topic, answers nobody outside, reports nothing and
+    releases nothing."""
 
     def follow(self, received: Received) -> None:
         """Pass over the record."""
+
+    def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
+        """Tell nobody: whoever reads the log sees it."""
 
     def health(self) -> Mapping[str, object]:
         """Return nothing beside what the loop reports."""

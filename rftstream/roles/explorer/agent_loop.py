@@ -1,27 +1,25 @@
-"""The agent loop: rollouts that agents make by calling the gateway. It is to them what the turn loop is to environments.
+"""The agent loop: rollouts that agents make by calling the gateway. It is to agents what the turn loop is to
+environments.
 
-A call goes through these: `_ask` plans where its tokens go, `_submit` has it sampled when the weights are new enough,
-`_complete` takes its tokens and writes its answer, `unsaved` hands it out to be saved, and `committed`, called when
-that is on the log, releases the answer. So an explorer that dies before has told nobody anything, and one that dies
-after is followed by one that tells the same. A rollout ends by the agent's word, or when it is silent for too long.
+A call goes through these: `CallSampler` plans where its tokens go, has them sampled when the weights are new enough,
+and writes its answer; `unsaved` hands it out to be saved; `committed`, called when that is on the log, releases the
+answer. So an explorer that dies before has told nobody anything, and one that dies after is followed by one that tells
+the same. A rollout ends by the agent's word, or when the agent is silent for too long.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from rftstream.contracts.rollouts import Posted, RolloutStatus, SavedCall
+from rftstream.contracts.rollouts import Posted, RolloutStatus
 from rftstream.contracts.tasks import Task
-from rftstream.errors import ConfigError, ContractError
-from rftstream.policies.base import LOOK_S, Completion, Policy, SampleRequest
-from rftstream.roles.explorer.agent_history import RecordedCall, digest
+from rftstream.policies.base import Policy
+from rftstream.roles.explorer.agent_calls import AgentLimits, CallSampler
+from rftstream.roles.explorer.agent_history import digest
 from rftstream.roles.explorer.agent_rollout import AgentRollout
-from rftstream.roles.explorer.agent_session import AgentSession, EndedAgent, OpenCall, UnsavedCall
+from rftstream.roles.explorer.agent_session import AgentSession, EndedAgent, UnsavedCall
 from rftstream.roles.explorer.model_calls import (
     RETRY_AFTER_S,
     AgentRequest,
@@ -35,26 +33,12 @@ from rftstream.roles.explorer.model_calls import (
     SessionWanted,
     moving,
 )
-from rftstream.roles.explorer.open_rollout import OpenSegment
-from rftstream.roles.explorer.turn_loop import completion_oddity
 from rftstream.service.role import FOREVER
 
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 100_000
 """Most ended rollouts whose keys are answered with 409."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentLimits:
-    """What agents may do."""
-
-    max_calls: int = 1000
-    """Calls of one rollout."""
-    max_in_flight: int = 16
-    """Calls of one rollout at the same time."""
-    idle_timeout_s: float = 600.0
-    """Seconds after which a rollout ends whose agent is silent."""
 
 
 class AgentLoop:
@@ -71,29 +55,25 @@ class AgentLoop:
         fits: Callable[[Task, UnsavedCall], None],
         now: Callable[[], float],
     ) -> None:
-        """`fits` raises ContractError for a call that no record can hold."""
-        self._policy, self._inbox, self._limits = policy, inbox, limits
-        self._context, self._fits, self._now = context, fits, now
+        """`policy`: one that this loop alone steps. `fits` raises ContractError for a call that no record can hold."""
+        self._inbox, self._limits, self._now = inbox, limits, now
+        self._calls = CallSampler(policy=policy, limits=limits, context=context, fits=fits, now=now)
         self._sessions: dict[int, AgentSession] = {}
         self._by_id: dict[str, AgentSession] = {}
         self._past: dict[str, str] = {}
         """Rollouts that have ended here -> their status, newest last."""
         self._ended: list[EndedAgent] = []
 
-    @property
-    def num_open(self) -> int:
-        """How many rollouts are in hand, those that wait for an agent included."""
-        return sum(session.ended is None for session in self._sessions.values())
-
     # ------------------------------------------------------------------------------------------ the step's side
 
     def start(self, key: int, rollout: AgentRollout, *, session: str | None) -> None:
-        """Take a task in hand. `rollout` has the calls that were saved, and `session` what was saved of who has it."""
+        """Take a task in hand. `rollout` has the calls that were saved. `session` says who has it, if somebody does:
+        empty for an agent that this explorer starts itself."""
         now = self._now()
         self._sessions[key] = self._by_id[rollout.task.ids.rollout_id] = AgentSession(
             key=key,
             rollout=rollout,
-            started_at=now,
+            started_at=min((one.call.started_at for one in rollout.calls), default=now),
             last_active=now,
             session=session,
             is_session_saved=session is not None,
@@ -109,12 +89,13 @@ class AgentLoop:
             else:
                 self._take(item)
         for session in self._sessions.values():
-            for open_call in session.open_calls.values():
-                if not open_call.is_submitted and may_sample(session.rollout.task):
-                    self._submit(session, open_call)
-        for completion in self._policy.step():
-            self._complete(completion)
-        self._end_silent()
+            if session.open_calls:
+                self._calls.sample(session, may_sample(session.rollout.task))
+        for completion in self._calls.finished():
+            session_of_it = self._sessions.get(int(completion.request_id.partition("/")[0]))
+            if session_of_it is not None:
+                self._calls.complete(session_of_it, completion)
+        self._end_late()
         ended, self._ended = self._ended, []
         return ended
 
@@ -123,7 +104,8 @@ class AgentLoop:
         there is nothing. It counts as on its way to the log from now on."""
         session = self._sessions[key]
         grant = None if session.is_session_saved else session.session
-        if session.ended is not None or (grant is None and not session.unsaved):
+        waits = session.unsaved or (grant is not None and session.grants)
+        if session.ended is not None or not waits:
             return None
         calls, session.unsaved = session.unsaved, []
         session.num_committing += len(calls)
@@ -154,29 +136,21 @@ class AgentLoop:
         for key in keys:
             if (session := self._sessions.pop(key, None)) is not None:
                 del self._by_id[session.rollout_id]
-                self._abort(session.open_calls.values())
+                self._calls.cancel(session, moving())
                 for request in session.requests():
                     request.reply(moving())
                 self._past.pop(session.rollout_id, None)
 
-    def hold(self, min_version_above: int) -> None:
-        """Forget what is being sampled for tasks that need a newer version; it is sampled anew when that is here."""
-        for session in self._sessions.values():
-            if session.rollout.task.ids.min_version > min_version_above:
-                self._abort(session.open_calls.values())
-                for open_call in session.open_calls.values():
-                    open_call.is_submitted = False
-
     def leave(self) -> list[int]:
         """Stop sampling; return the rollouts that have nothing left to be saved, so that they can be given back."""
         for session in self._sessions.values():
-            self._abort(session.open_calls.values())
-            for open_call in session.open_calls.values():
-                session.rollout.release(open_call.plan)
-                for request in open_call.requests:
-                    request.reply(moving())
-            session.open_calls.clear()
+            self._calls.cancel(session, moving())
         return [key for key, one in self._sessions.items() if one.ended is None and not one.has_work]
+
+    def is_free(self, key: int) -> bool:
+        """Return whether nobody has the rollout yet."""
+        session = self._sessions.get(key)
+        return session is not None and session.session is None
 
     def rewind(self, key: int) -> None:
         """Have the recorded calls answer an agent that is run again from its start: each answers the next equal request
@@ -188,10 +162,10 @@ class AgentLoop:
         """Return the seconds until `step` has something to do, if no request comes."""
         if len(self._inbox) or self._ended:
             return 0.0
-        if any(session.open_calls for session in self._sessions.values()):
-            return min(self._policy.idle_s(), LOOK_S)
-        ends = [self._ends_at(session) for session in self._sessions.values() if self._may_fall_silent(session)]
-        return max(0.0, min(ends) - self._now()) if ends else FOREVER
+        if any(session.is_sampling for session in self._sessions.values()):
+            return self._calls.idle_s()
+        ends = (self._ends_at(session) for session in self._sessions.values())
+        return max(0.0, min(ends, default=FOREVER) - self._now())
 
     def close(self) -> None:
         """Tell all agents to come again."""
@@ -249,122 +223,13 @@ class AgentLoop:
             free.grants.append(request)
 
     def _call(self, session: AgentSession, request: AgentRequest, call: ModelCall) -> None:
-        found = session.answered_before(call) or self._refusal(session, call)
+        found = session.answered_before(call) or self._calls.refusal(session, call)
         if isinstance(found, Refusal):
             request.reply(found)
         elif found is not None:
             session.wait_for(found, request)
         else:
-            self._begin(session, request, call)
-
-    def _refusal(self, session: AgentSession, call: ModelCall) -> Refusal | None:
-        limits, sampling = self._limits, session.rollout.task.sampling
-        num_calls = len(session.rollout.calls) + len(session.open_calls)
-        if len(session.open_calls) >= limits.max_in_flight:
-            return Refusal(
-                status=429,
-                sentence=f"got {limits.max_in_flight} calls of this rollout at once, expected at most that",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        if num_calls >= limits.max_calls:
-            return _refused(f"the rollout has made {num_calls} calls, expected at most {limits.max_calls}; end it")
-        if session.rollout.num_tokens >= sampling.max_tokens:
-            return _refused(f"the rollout has used its {sampling.max_tokens} tokens (sampling.max_tokens); end it")
-        if not call.messages or call.messages[-1].role == "assistant":
-            return _refused("the last message is the assistant's, expected one that it can answer")
-        return None
-
-    def _begin(self, session: AgentSession, request: AgentRequest, call: ModelCall) -> None:
-        try:
-            plan = session.rollout.plan(call)
-        except ConfigError as error:
-            request.reply(_refused(f"the messages cannot be rendered: {error}"))
-            return
-        if self._context is not None and len(plan.prompt) >= self._context:
-            session.rollout.release(plan)
-            request.reply(
-                _refused(f"a prompt of {len(plan.prompt)} tokens leaves no room in the context of {self._context}")
-            )
-            return
-        open_call = OpenCall(
-            request_id=f"{session.key}/call/{session.num_asked}",
-            call=call,
-            plan=plan,
-            requests=[request],
-            started_at=self._now(),
-            seed=_seed(session.rollout.task.seed, call.digest, session.occurrences(call.digest)),
-        )
-        session.num_asked += 1
-        session.open_calls[open_call.request_id] = open_call
-
-    # ------------------------------------------------------------------------------------------ calls
-
-    def _submit(self, session: AgentSession, open_call: OpenCall) -> None:
-        sampling, prompt = session.rollout.task.sampling, open_call.plan.prompt
-        limits = [sampling.max_tokens - session.rollout.num_tokens, open_call.call.max_tokens]
-        if self._context is not None:
-            limits.append(self._context - len(prompt))
-        open_call.is_submitted = True
-        self._policy.submit(
-            SampleRequest(
-                request_id=open_call.request_id,
-                token_ids=prompt,
-                sampling=sampling,
-                seed=open_call.seed,
-                max_tokens=max(1, min(limit for limit in limits if limit is not None)),
-            )
-        )
-
-    def _complete(self, completion: Completion) -> None:
-        """Take what was sampled for a call, and write its answer. Nobody gets it before it is on the log."""
-        session = self._sessions.get(int(completion.request_id.partition("/")[0]))
-        open_call = None if session is None else session.open_calls.pop(completion.request_id, None)
-        if session is None or open_call is None:
-            return
-        session.last_active = self._now()
-        why = completion.error or "the policy failed"
-        if completion.finish_reason == "error" or (why := completion_oddity(completion)):
-            log.warning("%s: a call failed: %s", session.rollout_id, why)
-            self._fail(session, open_call, Refusal(status=500, sentence=f"the call failed: {why}"))
-            return
-        try:
-            unsaved, recorded = self._recorded(session, open_call, completion)
-        except ContractError as error:
-            self._fail(session, open_call, Refusal(status=413, sentence=f"the call cannot be recorded: {error}"))
-            return
-        session.unsaved.append(unsaved)
-        session.waiting[recorded.call.number] = open_call.requests
-
-    def _recorded(
-        self, session: AgentSession, open_call: OpenCall, completion: Completion
-    ) -> tuple[UnsavedCall, RecordedCall]:
-        """Add the call to its rollout. ContractError, and nothing is added, if no record can hold it."""
-        rollout, plan, now = session.rollout, open_call.plan, self._now()
-        result = rollout.result(plan, open_call.call, completion, now)
-        answer = json.dumps(open_call.call.dialect.answer(result), ensure_ascii=False).encode()
-        call = rollout.new_call(plan, open_call.call, completion, (open_call.started_at, now))
-        added = OpenSegment()
-        added.prompt(plan.new_prompt)
-        added.sampled(completion)
-        saved = SavedCall(
-            answer=answer,
-            parent=plan.parent,
-            messages=plan.new_messages,
-            tools=tuple(map(dict, plan.conversation.tools)) if plan.parent is None else (),
-        )
-        unsaved = UnsavedCall(call=call, saved=saved, segment=added.close())
-        self._fits(rollout.task, unsaved)
-        return unsaved, rollout.record(plan, result, call, answer, unsaved.segment)
-
-    def _fail(self, session: AgentSession, open_call: OpenCall, refusal: Refusal) -> None:
-        session.rollout.release(open_call.plan)
-        for request in open_call.requests:
-            request.reply(refusal)
-
-    def _abort(self, open_calls: Iterable[OpenCall]) -> None:
-        for open_call in open_calls:
-            if open_call.is_submitted:
-                self._policy.abort(open_call.request_id)
+            self._calls.begin(session, request, call)
 
     def _note_delivered(self, notice: Delivered) -> None:
         session = self._by_id.get(notice.rollout_id)
@@ -383,20 +248,31 @@ class AgentLoop:
         else:
             self._end(session, RolloutStatus.completed, None, posted, dict(end.metrics))
 
-    def _end_silent(self) -> None:
+    def _end_late(self) -> None:
+        """End rollouts whose agents are silent, or whose time is up."""
+        now, limits = self._now(), self._limits
         for session in self._sessions.values():
-            if self._may_fall_silent(session) and self._now() >= self._ends_at(session):
-                silent = f"the agent was silent for {self._limits.idle_timeout_s:g} s (explorer.idle_timeout_s)"
-                if session.rollout.calls:
-                    self._end(session, RolloutStatus.truncated, silent, None, {})
-                else:
-                    self._end(session, RolloutStatus.failed, f"{silent}, and made no call", None, {})
-
-    def _may_fall_silent(self, session: AgentSession) -> bool:
-        return session.ended is None and session.session is not None and not session.has_work
+            if now < self._ends_at(session):
+                continue
+            silent = now >= session.last_active + limits.idle_timeout_s and not session.has_work
+            why = (
+                f"the agent was silent for {limits.idle_timeout_s:g} s (explorer.idle_timeout_s)"
+                if silent
+                else f"the rollout took {limits.rollout_timeout_s:g} s (explorer.rollout_timeout_s)"
+            )
+            if session.rollout.calls:
+                self._end(session, RolloutStatus.truncated, why, None, {})
+            else:
+                self._end(session, RolloutStatus.failed, f"{why}, and made no call", None, {})
 
     def _ends_at(self, session: AgentSession) -> float:
-        return session.last_active + self._limits.idle_timeout_s
+        """Return when a rollout ends if nothing more is heard of it."""
+        if session.ended is not None or session.session is None:
+            return FOREVER
+        at = FOREVER if session.has_work else session.last_active + self._limits.idle_timeout_s
+        if self._limits.rollout_timeout_s:
+            at = min(at, session.started_at + self._limits.rollout_timeout_s)
+        return at
 
     def _end(
         self,
@@ -406,11 +282,8 @@ class AgentLoop:
         posted: Posted | None,
         metrics: Mapping[str, Any],
     ) -> None:
-        self._abort(session.open_calls.values())
         ended = Refusal(status=409, sentence=f"the rollout {session.rollout_id} has ended")
-        for open_call in session.open_calls.values():
-            self._fail(session, open_call, ended)
-        session.open_calls.clear()
+        self._calls.cancel(session, ended)
         for request in session.grants:
             request.reply(ended)
         session.grants = []
@@ -437,14 +310,3 @@ def _granted(session: AgentSession) -> SessionGranted:
         "info": dict(task.problem.info),
     }
     return SessionGranted(rollout_id=session.rollout_id, problem=problem, seed=task.seed)
-
-
-def _refused(sentence: str) -> Refusal:
-    return Refusal(status=400, sentence=sentence)
-
-
-def _seed(task_seed: int, request_digest: str, occurrence: int) -> int:
-    """Return the seed of a call. It depends on what is asked for and how often, not on when: so a call that was sampled
-    and not committed is sampled again alike."""
-    text = f"{task_seed}/{request_digest}/{occurrence}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rftstream.contracts.rollouts import AgentCall, PartialRollout, SavedCall, Segment, Turn
-from rftstream.contracts.tasks import Task
+from rftstream.contracts.tasks import ChatMessage, Task
 from rftstream.models.rendering import Renderer
 from rftstream.models.splice import Conversation
 from rftstream.policies.base import Completion
 from rftstream.roles.explorer.agent_history import (
     CallHistory,
-    ChatMessage,
     RecordedCall,
     chains,
     digest,
     digest_of_tools,
     extend_chain,
 )
+from rftstream.roles.explorer.attempt import recordable_call
 from rftstream.roles.explorer.model_calls import Dialect, ModelCall, SampledCall
 from rftstream.roles.explorer.open_rollout import OpenSegment
 from rftstream.roles.explorer.pieces import CannotGoOnError
@@ -298,7 +298,7 @@ class AgentRollout:
             num_tokens=call.count,
             finish_reason=call.finish_reason,
             reasoning=said.reasoning,
-            tool_calls=said.tool_calls,
+            tool_calls=tuple(map(recordable_call, said.tool_calls)),
         )
 
 

@@ -103,6 +103,11 @@ class AgentSession:
         """Whether something is being sampled, or is not on the log yet."""
         return bool(self.open_calls or self.waiting or self.unsaved or self.grants)
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the policy has a call of it; others wait for weights."""
+        return any(open_call.is_submitted for open_call in self.open_calls.values())
+
     def requests(self) -> Iterator[AgentRequest]:
         """Yield all requests that wait for an answer."""
         for open_call in self.open_calls.values():

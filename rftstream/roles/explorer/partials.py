@@ -66,6 +66,10 @@ class Partials:
 
     def saved(self, task: Task, records: Sequence[Record]) -> SavedRollout:
         """Return what the rollout goes on from. CannotGoOnError if it has to be begun anew."""
+        return join_pieces(task, self.read(records))
+
+    def read(self, records: Sequence[Record]) -> list[PartialRollout]:
+        """Return the pieces in these records of one rollout. CannotGoOnError if one is gone or cannot be decoded."""
         pieces: list[PartialRollout] = []
         known = {record.offset: record for record in records if record.value is not None}
         if rest := [record.offset for record in records if record.value is None]:
@@ -80,7 +84,7 @@ class Partials:
                 raise CannotGoOnError(str(error)) from None
             assert isinstance(message, PartialRollout)
             pieces.append(message)
-        return join_pieces(task, pieces)
+        return pieces
 
 
 def tombstones(rollout_id: str, partition: int, pieces: Iterable[int]) -> tuple[Publish, ...]:

@@ -139,7 +139,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         if stored is None:
             self._in_hand.waiting.append(work)
         else:
-            self._done.append(_finish(work, stored))
+            self._done.append(finish_work(work, stored))
 
     def drop(self, numbers: Collection[int]) -> None:
         """Abort and forget rollouts."""
@@ -161,7 +161,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             if work is not None:
                 task = work.task
                 rollout = rollout_of(attempt, task.ids, task.problem, task.sampling, self._clock.now())
-                self._done.append(_finish(work, rollout, attempt.num_tokens))
+                self._done.append(finish_work(work, rollout, attempt.num_tokens))
         done, self._done = self._done, []
         return done
 
@@ -221,7 +221,8 @@ class ExplorerStep(ConcurrentStepDefaults):
             ]
             if not all(self._in_hand.pause(work) for work in too_old_for):
                 return True
-            if self._weights.take_over(newest, is_sampling=bool(self._in_hand.active), began=began):
+            is_sampling = bool(self._in_hand.active) or self._policy.num_active > 0
+            if self._weights.take_over(newest, is_sampling=is_sampling, began=began):
                 return False
 
     # ------------------------------------------------------------------------------------------ rollouts
@@ -234,7 +235,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             if task.ids.group_id in self._decided:
                 if work.is_paused:
                     self._in_hand.abort(work)
-                self._done.append(_finish(work, skipped(task, self._clock.now())))
+                self._done.append(finish_work(work, skipped(task, self._clock.now())))
             elif (
                 work.leaves
                 or (self._leaving and work.leaves is None)
@@ -314,7 +315,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         return saved
 
 
-def _finish(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> Done:
+def finish_work(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> Done:
     rollout, value = fit_to_record(rollout)
     metrics.ROLLOUTS.labels(str(rollout.status)).inc()
     metrics.SAMPLED_TOKENS.labels(EXPLORER.name).inc(num_sampled)

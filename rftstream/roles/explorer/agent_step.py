@@ -1,0 +1,251 @@
+"""An explorer that agents call, too: tasks of environments go to the turn loop, those of agents to the agent loop.
+
+A call of an agent is saved as a piece of its rollout, in a transaction that is due at once; calls that finish while one
+is written share the next. When it is on the log the agent gets its answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from rftstream import metrics
+from rftstream.contracts import codec
+from rftstream.contracts.records import Record
+from rftstream.contracts.rollouts import PartialRollout, Rollout
+from rftstream.contracts.tasks import Task
+from rftstream.errors import ContractError
+from rftstream.models.rendering import Renderer
+from rftstream.roles.explorer.agent_loop import AgentLoop
+from rftstream.roles.explorer.agent_rollout import AgentRollout
+from rftstream.roles.explorer.agent_session import EndedAgent, UnsavedCall
+from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES, skipped
+from rftstream.roles.explorer.model_calls import CallInbox, Dialect
+from rftstream.roles.explorer.partials import TOPIC, numbers_of, tombstones
+from rftstream.roles.explorer.pieces import CannotGoOnError
+from rftstream.roles.explorer.step import ExplorerStep, finish_work
+from rftstream.roles.explorer.work import RolloutInHand
+from rftstream.service.role import Done, Item, Publish, Saved, Wakeup
+
+log = logging.getLogger(__name__)
+
+
+class AgentExplorerStep(ExplorerStep):
+    """The step of an explorer with a gateway, as `ExplorerStep` describes it. Beside it, `committed` answers agents,
+    and `close` ends the gateway."""
+
+    def __init__(
+        self,
+        *,
+        agents: AgentLoop,
+        inbox: CallInbox,
+        agent_environments: Collection[str],
+        dialects: Mapping[str, Dialect],
+        renderer: Renderer,
+        renderers: Mapping[str, Renderer],
+        launch: Callable[[Task], bool],
+        close_gateway: Callable[[], object],
+        **others: Any,
+    ) -> None:
+        """`agent_environments`: names of the environments whose tasks are agents'. `inbox` is what `agents` reads;
+        it rings the pipe. `launch` starts the agent of a task, also of one that goes on; it returns False for agents
+        that run elsewhere. `others`: as for ExplorerStep."""
+        super().__init__(renderers=renderers, **others)
+        self._agents = agents
+        self.inbox = inbox
+        """Where the gateway puts requests."""
+        self._agent_environments = frozenset(agent_environments)
+        self._dialects = dialects
+        self._renderer, self._own_renderers = renderer, renderers
+        self._launch, self._close_gateway = launch, close_gateway
+        self._agent_works: dict[int, RolloutInHand] = {}
+        self._stale: dict[int, list[int]] = {}
+        """Item -> numbers of pieces that it could not go on from; they are taken back with the next ones."""
+        self._leaving = False
+
+    # ------------------------------------------------------------------------------------------ the loop's side
+
+    @property
+    def room(self) -> int:
+        """How many more rollouts there is room for."""
+        return super().room - len(self._agent_works)
+
+    def start(self, item: Item) -> None:
+        """Take a task in hand; an agent's is open to calls from now on."""
+        work = RolloutInHand(item)
+        task = work.task
+        if task.environment not in self._agent_environments or task.stored_rollout is not None:
+            super().start(item)
+            return
+        records = self._partials.of(work.partition, task.ids.rollout_id)
+        if task.ids.group_id in self._decided:
+            work.pieces = numbers_of(records)
+            self._done.append(finish_work(work, skipped(task, self._clock.now())))
+        else:
+            rollout, session = self._restored(work, records)
+            self._agent_works[item.number] = work
+            is_ours = self._launch(task)
+            self._agents.start(item.number, rollout, session="" if is_ours else session)
+            if is_ours:
+                self._agents.rewind(item.number)
+        self._partials.forget(work.partition, task.ids.rollout_id)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget rollouts; the agents of these are told to come again."""
+        super().drop(numbers)
+        self._agents.drop(numbers)
+        for number in numbers:
+            self._agent_works.pop(number, None)
+            self._stale.pop(number, None)
+
+    def not_begun(self) -> Collection[int]:
+        """Return the items that wait and were never sampled, or given to an agent."""
+        return [*super().not_begun(), *(number for number in self._agent_works if self._agents.is_free(number))]
+
+    def advance(self) -> Sequence[Done]:
+        """Do a slice of both loops' work; return what is finished."""
+        done = list(super().advance())
+        if not self._leaving:
+            self._skip_decided()
+            done += [self._ended(ended) for ended in self._agents.step(lambda task: self._may_begin(task, False))]
+        return done
+
+    def idle_s(self) -> float:
+        """Return the seconds until there is something to do."""
+        return min(super().idle_s(), self._agents.idle_s())
+
+    def wakeups(self) -> Sequence[Wakeup]:
+        """Return the pipe that rings for requests of agents, and when an environment has answered."""
+        return () if self._pipe is None else (self._pipe,)
+
+    def save(self, *, leaving: bool) -> Sequence[Saved]:
+        """Return what the agents' calls and the other rollouts have to be saved."""
+        saved = list(super().save(leaving=leaving))
+        idle: Collection[int] = ()
+        if leaving:
+            self._leaving = True
+            idle = set(self._agents.leave())
+        for number, work in self._agent_works.items():
+            outputs = self._pieces(work)
+            if outputs or number in idle:
+                saved.append(Saved(number, outputs, leaves=number in idle, waits=True))
+        return saved
+
+    def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
+        """Answer the agents whose calls, sessions and ends are on the log now."""
+        self._agents.committed(saved, finished)
+
+    def health(self) -> Mapping[str, object]:
+        """Return what the explorer reports, and how many rollouts are agents'."""
+        return {**super().health(), "agents": len(self._agent_works)}
+
+    def close(self) -> None:
+        """End the gateway, then the rest."""
+        self._agents.close()
+        self._close_gateway()
+        super().close()
+
+    # ------------------------------------------------------------------------------------------ parts of it
+
+    def _restored(self, work: RolloutInHand, records: Sequence[Record]) -> tuple[AgentRollout, str | None]:
+        """Return the rollout with the calls that were saved, and whose it is. One that cannot go on from its pieces
+        begins anew: they are taken back with the first new one."""
+        task = work.task
+        renderer = self._own_renderers.get(task.ids.taskset, self._renderer)
+        rollout = AgentRollout(task, renderer, self._dialects)
+        if not records:
+            return rollout, None
+        try:
+            pieces = self._partials.read(records)
+            rollout.restore(pieces)
+        except CannotGoOnError as error:
+            log.warning("%s: cannot go on from its pieces: %s; begun anew", task.ids.rollout_id, error)
+            self._stale[work.item.number] = numbers_of(records)
+            return AgentRollout(task, renderer, self._dialects), ""
+        work.pieces = numbers_of(records)
+        metrics.PARTIAL_TOKENS.labels("resumed").inc(rollout.num_tokens)
+        return rollout, next((piece.session for piece in pieces if piece.session is not None), "")
+
+    def _pieces(self, work: RolloutInHand) -> tuple[Publish, ...]:
+        """Return the records of what is new of an agent's rollout: a piece for each call, and one for a session."""
+        found = self._agents.unsaved(work.item.number)
+        if found is None:
+            return ()
+        grant, calls = found
+        stale = self._stale.pop(work.item.number, [])
+        outputs = list(tombstones(work.task.ids.rollout_id, work.partition, stale))
+        if grant is not None and not calls:
+            outputs.append(self._piece(work, grant, None))
+            grant = None
+        for call in calls:
+            outputs.append(self._piece(work, grant, call))
+            grant = None
+            metrics.PARTIAL_TOKENS.labels("saved").inc(call.call.count)
+        return tuple(outputs)
+
+    def _piece(self, work: RolloutInHand, grant: str | None, call: UnsavedCall | None) -> Publish:
+        piece = piece_of_call(
+            work.task, call, piece=len(work.pieces), session=grant, now=self._clock.now(), explorer=self._process
+        )
+        work.pieces.append(piece.piece)
+        return Publish(TOPIC, work.partition, piece, codec.encode(piece))
+
+    def _skip_decided(self) -> None:
+        """Give up tasks that nobody has, and whose groups have an outcome."""
+        for number, work in list(self._agent_works.items()):
+            if work.task.ids.group_id in self._decided and self._agents.is_free(number):
+                self._agents.drop([number])
+                del self._agent_works[number]
+                self._done.append(finish_work(work, skipped(work.task, self._clock.now())))
+
+    def _ended(self, ended: EndedAgent) -> Done:
+        work = self._agent_works.pop(ended.key)
+        work.pieces += self._stale.pop(ended.key, [])
+        rollout = rollout_of_agent(work.task, ended, self._clock.now())
+        return finish_work(work, rollout, rollout.num_tokens)
+
+
+def piece_of_call(
+    task: Task, call: UnsavedCall | None, *, piece: int, session: str | None, now: float, explorer: str
+) -> PartialRollout:
+    """Return the piece of a rollout that holds a call, or no call but who the rollout was given to."""
+    calls = () if call is None else (call,)
+    return PartialRollout(
+        ids=task.ids,
+        piece=piece,
+        turns=(),
+        segments=tuple(one.segment for one in calls),
+        num_tokens=sum(one.call.count for one in calls),
+        saved_at=now,
+        explorer=explorer,
+        session=session,
+        calls=tuple(one.call for one in calls),
+        saved_calls=tuple(one.saved for one in calls),
+    )
+
+
+def check_fits(task: Task, call: UnsavedCall) -> None:
+    """Raise ContractError for a call that no record can hold."""
+    value = codec.encode(piece_of_call(task, call, piece=0, session="x" * 80, now=0.0, explorer="x" * 80))
+    if len(value) > MAX_BODY_BYTES:
+        raise ContractError(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
+
+
+def rollout_of_agent(task: Task, ended: EndedAgent, now: float) -> Rollout:
+    """Return the rollout that an agent's attempt at the task has become."""
+    return Rollout(
+        ids=task.ids,
+        status=ended.status,
+        problem=task.problem,
+        turns=ended.rollout.turns(),
+        segments=ended.rollout.segments(),
+        num_tokens=ended.rollout.num_tokens,
+        sampling=task.sampling,
+        error=ended.error,
+        metrics=ended.metrics,
+        started_at=ended.started_at,
+        finished_at=now,
+        posted=ended.posted,
+        calls=tuple(recorded.call for recorded in ended.rollout.calls),
+    )

@@ -1,0 +1,177 @@
+"""Agents elsewhere, with the clients that they would use, against whole runs whose explorer is killed under them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import anthropic
+import openai
+import pytest
+
+from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
+from tests.e2e.workplace import FAKE, Workplace
+
+pytestmark = pytest.mark.slow
+
+SECRET = "a secret for this test alone"
+RUN = (
+    FAKE.replace('source = "arithmetic"', 'source = "arithmetic"\nenvironment = "agent"\nreward = "environment"')
+    .replace("max_tokens = 8", "max_tokens = 400")
+    .replace("steps = 6", "steps = 12")
+    .replace('policy = "fake"', 'policy = "fake"\ngateway_address = "127.0.0.1:PORT"\nidle_timeout_s = 60.0')
+    + """
+[policies.fake]
+tokens_per_s = 60.0
+mean_tokens = 8.0
+sigma = 0.4
+"""
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Agents:
+    """Threads that ask for rollouts, make three calls in each, and end it, until the run has ended."""
+
+    def __init__(self, base_url: str, token: str) -> None:
+        self.base_url, self.token = base_url, token
+        self.told: dict[str, list[str]] = {}
+        """Rollout -> what the agent was told in each call."""
+        self.rewards: dict[str, float] = {}
+        self.ended = threading.Event()
+        self.errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(6)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        self.ended.set()
+        for thread in self._threads:
+            thread.join()
+        if self.errors:
+            raise self.errors[0]
+
+    def _work(self, number: int) -> None:
+        try:
+            count = 0
+            while (session := self._post("/sessions", self.token, {}, f"{number}/{count}")) is not None:
+                count += 1
+                self._attempt(session, number)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _attempt(self, session: dict[str, Any], number: int) -> None:
+        rollout_id, key = session["rollout_id"], session["api_key"]
+        talk = self._claude if number % 3 == 0 else self._responses if number % 3 == 1 else self._chat
+        try:
+            texts = talk(session["base_url"], key, session["problem"]["messages"][0]["content"])
+        except (openai.APIConnectionError, anthropic.APIConnectionError):
+            assert self.ended.is_set()
+            return
+        except (openai.ConflictError, anthropic.ConflictError):
+            return
+        self.told[rollout_id] = texts
+        reward = len(texts[-1].strip()) / 8
+        if self._post("/rollouts/end", key, {"reward": reward}, "end") is not None:
+            self.rewards[rollout_id] = reward
+
+    def _chat(self, base_url: str, key: str, question: str) -> list[str]:
+        history: list[Any] = [{"role": "user", "content": question}]
+        texts = []
+        with openai.OpenAI(base_url=base_url, api_key=key, max_retries=60) as client:
+            for turn in range(3):
+                stream = client.chat.completions.create(model="m", messages=history, stream=True)
+                texts.append("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+                history += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": f"{turn}+1="}]
+        return texts
+
+    def _responses(self, base_url: str, key: str, question: str) -> list[str]:
+        history: list[Any] = [{"role": "user", "content": question}]
+        texts = []
+        with openai.OpenAI(base_url=base_url, api_key=key, max_retries=60) as client:
+            for turn in range(3):
+                found = client.responses.create(model="m", input=history)
+                texts.append(found.output_text)
+                history += [*found.output, {"role": "user", "content": f"{turn}+1="}]
+        return texts
+
+    def _claude(self, base_url: str, key: str, question: str) -> list[str]:
+        history: list[Any] = [{"role": "user", "content": question}]
+        texts = []
+        with anthropic.Anthropic(base_url=base_url, api_key=key, max_retries=60) as client:
+            for turn in range(3):
+                found = client.messages.create(model="m", max_tokens=100, messages=history)
+                assert found.content[0].type == "text"
+                texts.append(found.content[0].text)
+                history += [{"role": "assistant", "content": found.content}, {"role": "user", "content": f"{turn}+1="}]
+        return texts
+
+    def _post(self, path: str, key: str, body: dict[str, Any], name: str) -> Any:
+        """Try until it is done; None if it never will be."""
+        headers = {"authorization": f"Bearer {key}", "idempotency-key": name}
+        while True:
+            try:
+                request = Request(self.base_url + path, json.dumps(body).encode(), headers, method="POST")
+                with urlopen(request, timeout=60) as answer:
+                    return json.loads(answer.read())
+            except HTTPError as error:
+                if error.code != 503:
+                    raise
+            except (URLError, ConnectionError, TimeoutError):
+                pass
+            if self.ended.is_set():
+                return None
+            time.sleep(0.1)
+
+
+@pytest.mark.timeout(600)
+def test_an_explorer_is_killed_under_its_agents(place: Workplace) -> None:
+    port = free_port()
+    place.write("tiny.toml", RUN.replace("PORT", str(port)))
+    run = place.start("run", "tiny.toml", "--json", env={SECRET_VARIABLE: SECRET})
+    view = place.view("runs/tiny")
+    agents = Agents(f"http://127.0.0.1:{port}/v1", GatewayKeys(SECRET.encode(), view.folder.run_id).session_token())
+    agents.start()
+    try:
+        for version in (2, 4, 6):
+            place.wait_for(lambda: view.curve().version >= version, f"version {version}")  # noqa: B023
+            place.kill_worker("explorer-0")
+        done = run.finish()
+    finally:
+        agents.join()
+    assert done.code == 0, done.err
+    view.assert_nothing_lost()
+    rollouts = {one.ids.rollout_id: one for one in view.rollouts()}
+    verified = {one.ids.rollout_id: one for one in view.verified()}
+    assert Counter(one.status for one in rollouts.values()).keys() <= {"completed", "skipped"}
+    assert len(agents.told) >= 12 * 6
+    for rollout_id, texts in agents.told.items():
+        if rollout_id not in rollouts:
+            continue  # the run ended before it
+        rollout = rollouts[rollout_id]
+        (segment,) = rollout.segments
+        ids = segment.token_ids.numpy().tolist()
+        recorded = [bytes(ids[call.start : call.start + call.count]).rstrip(b"\0").decode() for call in rollout.calls]
+        assert recorded == texts, "each answer is on the log once, as the agent got it"
+        assert sum(segment.loss_mask.numpy()) == rollout.num_tokens == sum(call.count for call in rollout.calls)
+        found = verified.get(rollout_id)
+        if rollout_id in agents.rewards and found is not None:
+            assert found.verdict is not None and found.verdict.reward == agents.rewards[rollout_id]
+    assert SECRET not in done.err + done.out
+    for path in view.folder.path.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path
+    place.assert_nobody_left()

@@ -1,0 +1,375 @@
+"""Rollouts that agents make: calls become segments, are on the log before they are answered, and survive restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, RolloutStatus
+from rftstream.roles.explorer.model_calls import CallAnswer, RolloutEnded, SessionGranted
+from rftstream.testing import RoleDriver
+from tests.flow.agents import AGENTS, Agent, kill_and_restart, session, user
+from tests.flow.scene import Scene
+
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+def opened(tmp_path: Path, **settings: Any) -> tuple[Scene, RoleDriver, Agent]:
+    """A run with one group of two tasks; the agent of the first."""
+    scene = Scene(tmp_path, **{**AGENTS, **settings})
+    scene.announce(0)
+    tasks = scene.admit(0, environment="agent")
+    explorer = RoleDriver(scene, "explorer")
+    explorer.work()
+    return scene, explorer, Agent(explorer, tasks[0].ids.rollout_id)
+
+
+def the_rollout(scene: Scene) -> Rollout:
+    (rollout,) = (one for one in scene.messages("rollouts") if isinstance(one, Rollout))
+    return rollout
+
+
+def pieces(scene: Scene) -> list[PartialRollout]:
+    return [one for one in scene.messages("partials") if isinstance(one, PartialRollout)]
+
+
+def trained_tokens(rollout: Rollout) -> int:
+    return sum(int(segment.loss_mask.numpy().sum()) for segment in rollout.segments)
+
+
+# --------------------------------------------------------------------------------------------- segments
+
+
+def test_a_conversation_is_one_segment_and_its_reward_is_posted(tmp_path: Path) -> None:
+    scene, _, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="))
+    second = agent.ask(user("1+1="), first.message, user("2+2="))
+    ended = agent.end(reward=0.5, parts={"right": 0.5}, metrics={"steps": 2.0})
+    assert ended.answer == RolloutEnded(rollout_id=agent.rollout_id, status="completed")
+    rollout = the_rollout(scene)
+    (segment,) = rollout.segments
+    assert rollout.status is RolloutStatus.completed
+    assert rollout.posted == Posted(reward=0.5, parts={"right": 0.5}, source="agent")
+    assert rollout.metrics == {"steps": 2.0}
+    assert [(call.number, call.segment, call.opened) for call in rollout.calls] == [(0, 0, "first"), (1, 0, "")]
+    assert [turn.role for turn in rollout.turns] == ["user", "assistant", "user", "assistant"]
+    assert rollout.num_tokens == trained_tokens(rollout) == sum(call.count for call in rollout.calls)
+    ids, mask = segment.token_ids.numpy(), segment.loss_mask.numpy()
+    for call, answer in zip(rollout.calls, (first, second), strict=True):
+        sampled = ids[call.start : call.start + call.count]
+        assert bytes(sampled.tolist()).rstrip(b"\0").decode() == answer.message["content"]
+        assert mask[call.start : call.start + call.count].all()
+    assert bytes(ids.tolist()).decode().startswith("1+1=")
+
+
+def test_a_branch_repeats_tokens_and_masks_them(tmp_path: Path) -> None:
+    scene, _, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="))
+    agent.ask(user("1+1="), first.message, user("2+2="))
+    agent.ask(user("1+1="), first.message, user("3+3="))
+    agent.end()
+    rollout = the_rollout(scene)
+    assert [call.opened for call in rollout.calls] == ["first", "", "branch"]
+    trunk, branch = rollout.segments
+    end = rollout.calls[0].start + rollout.calls[0].count
+    assert branch.token_ids.numpy()[:end].tolist() == trunk.token_ids.numpy()[:end].tolist()
+    assert not branch.loss_mask.numpy()[:end].any() and not branch.behavior_logprobs.numpy()[:end].any()
+    assert rollout.num_tokens == trained_tokens(rollout)
+
+
+def test_sub_agents_and_rewritten_histories_have_segments_of_their_own(tmp_path: Path) -> None:
+    scene, _, agent = opened(tmp_path)
+    main = agent.ask(user("1+1="))
+    other = agent.ask({"role": "system", "content": "you check"}, user("1+1="))
+    agent.ask(user("1+1="), main.message, user("2+2="))
+    agent.ask({"role": "system", "content": "you check"}, user("1+1="), other.message, user("sure?"))
+    agent.ask(user("1+1="), {"role": "assistant", "content": "it never said this"}, user("2+2="))
+    agent.ask(user("1+1="), main.message, user("2+2="), tools=[{"type": "function", "function": {"name": "add"}}])
+    agent.end()
+    rollout = the_rollout(scene)
+    assert [(call.segment, call.opened) for call in rollout.calls] == [
+        (0, "first"),
+        (1, "new_conversation"),
+        (0, ""),
+        (1, ""),
+        (2, "unknown_history"),
+        (3, "unknown_history"),
+    ]
+    assert rollout.num_tokens == trained_tokens(rollout)
+
+
+def test_calls_at_the_same_time_do_not_share_a_segment(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="))
+    tries = [agent.send(user("1+1="), first.message, user(f"{n}+{n}=")) for n in range(3)]
+    explorer.work()
+    assert all(isinstance(one.answer, CallAnswer) for one in tries)
+    agent.end()
+    rollout = the_rollout(scene)
+    assert sorted(call.opened for call in rollout.calls[1:]) == ["", "branch", "branch"]
+    assert len({call.segment for call in rollout.calls[1:]}) == 3
+
+
+# --------------------------------------------------------------------------------------------- commit, then answer
+
+
+def test_a_call_is_on_the_log_before_it_is_answered(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    found = agent.send(user("1+1="))
+    while found.answer is None:
+        assert not pieces(scene)
+        explorer.tick()
+        scene.clock.advance(0.001)
+    (piece,) = pieces(scene)
+    assert isinstance(found.answer, CallAnswer) and piece.saved_calls[0].answer == found.answer.body
+
+
+@pytest.mark.parametrize("num_ticks", range(6))
+def test_a_retry_after_a_kill_gets_the_same_bytes_and_nothing_is_sampled_twice(tmp_path: Path, num_ticks: int) -> None:
+    """Killed after any slice: before the call was sampled, before the commit, between commit and answer, after."""
+    scene, explorer, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="))
+    told = agent.send(user("1+1="), first.message, user("2+2="))
+    for _ in range(num_ticks):
+        explorer.tick()
+    num_recorded = len(pieces(scene))
+    kill_and_restart(explorer)
+    again = agent.ask(user("1+1="), first.message, user("2+2="), headers=RETRY)
+    if told.answer is not None:
+        assert again.answer == told.answer
+    if num_recorded == 2:
+        (saved,) = pieces(scene)[1].saved_calls
+        assert isinstance(again.answer, CallAnswer) and again.answer.body == saved.answer
+    third = agent.ask(user("1+1="), first.message, user("2+2="), again.message, user("3+3="))
+    agent.end(reward=1.0)
+    rollout = the_rollout(scene)
+    assert [(call.number, call.segment) for call in rollout.calls] == [(0, 0), (1, 0), (2, 0)]
+    assert third.body["id"].endswith("/call/2")
+    assert rollout.num_tokens == trained_tokens(rollout)
+
+
+def test_a_call_that_was_not_committed_is_sampled_again_alike(tmp_path: Path) -> None:
+    texts = []
+    for number in range(2):
+        _, explorer, agent = opened(tmp_path / str(number))
+        agent.send(user("7+8="))
+        if number:
+            kill_and_restart(explorer)
+        texts.append(agent.ask(user("7+8="), headers=RETRY).message)
+    assert texts[0] == texts[1]
+
+
+def test_the_record_takes_its_pieces_back(tmp_path: Path) -> None:
+    scene, _, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="))
+    agent.ask(user("1+1="), first.message, user("2+2="))
+    agent.end()
+    keys = [(record.key, record.value is None) for record in scene.records("partials")]
+    assert keys[2:] == [(key, True) for key, _ in keys[:2]]
+
+
+# --------------------------------------------------------------------------------------------- repeated requests
+
+
+def test_an_equal_request_is_a_new_sample_once_its_answer_was_delivered(tmp_path: Path) -> None:
+    scene, _, agent = opened(tmp_path)
+    for _ in range(3):
+        agent.ask(user("1+1="))
+    agent.end()
+    rollout = the_rollout(scene)
+    assert [call.opened for call in rollout.calls] == ["first", "new_conversation", "new_conversation"]
+    assert len({call.request_digest for call in rollout.calls}) == 1
+
+
+def test_an_answer_that_nobody_got_answers_the_next_equal_request(tmp_path: Path) -> None:
+    _, explorer, agent = opened(tmp_path)
+    lost = agent.send(user("1+1="))
+    lost.request.is_gone = True
+    explorer.work()
+    again = agent.ask(user("1+1="))
+    assert again.answer == lost.answer
+    assert agent.ask(user("1+1="), again.message, user("2+2=")).body["id"].endswith("/call/1")
+    assert agent.ask(user("1+1=")).body["id"].endswith("/call/2")
+
+
+def test_a_retry_joins_the_call_that_is_being_sampled(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    first, second = agent.send(user("1+1=")), agent.send(user("1+1="), headers=RETRY)
+    explorer.work()
+    assert first.answer == second.answer and len(pieces(scene)) == 1
+
+
+def test_an_idempotency_key_gives_the_same_answer_also_after_a_restart(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="), headers={"idempotency-key": "a"})
+    other = agent.ask(user("1+1="), headers={"idempotency-key": "b"})
+    assert first.answer != other.answer
+    kill_and_restart(explorer)
+    assert agent.ask(user("1+1="), headers={"idempotency-key": "a"}).answer == first.answer
+    refused = agent.ask(user("2+2="), headers={"idempotency-key": "a"}).refusal
+    assert refused.status == 400 and refused.sentence.startswith("idempotency-key: it was given to another request")
+    assert len(pieces(scene)) == 2
+
+
+# --------------------------------------------------------------------------------------------- the end
+
+
+def test_calls_after_the_end_are_told_so_and_an_end_may_be_told_twice(tmp_path: Path) -> None:
+    scene, _, agent = opened(tmp_path)
+    agent.ask(user("1+1="))
+    assert agent.end(reward=1.0).answer == agent.end(reward=0.0).answer
+    assert agent.ask(user("1+1=")).refusal.status == 409
+    assert the_rollout(scene).posted == Posted(reward=1.0, source="agent")
+
+
+def test_a_silent_agent_ends_as_one_truncated_record(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path, explorer__idle_timeout_s=30.0)
+    agent.ask(user("1+1="))
+    scene.clock.advance(29.0)
+    explorer.work()
+    assert not scene.messages("rollouts")
+    scene.clock.advance(1.1)
+    explorer.work()
+    rollout = the_rollout(scene)
+    assert rollout.status is RolloutStatus.truncated and len(rollout.calls) == 1 and rollout.posted is None
+    assert "silent for 30 s" in str(rollout.error)
+
+
+def test_agents_that_fail_or_do_nothing(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    other = Agent(explorer, agent.rollout_id[:-1] + "1")
+    agent.end(error="KeyError: 'x'")
+    other.end(reward=1.0)
+    rollouts = [one for one in scene.messages("rollouts") if isinstance(one, Rollout)]
+    assert [one.status for one in rollouts] == [RolloutStatus.failed] * 2
+    assert {one.error for one in rollouts} == {"the agent failed: KeyError: 'x'", "the agent ended without a call"}
+
+
+def test_a_rollout_that_is_nowhere_near_is_moving(tmp_path: Path) -> None:
+    _, explorer, _ = opened(tmp_path)
+    refusal = Agent(explorer, "sums/0/99/0/0").ask(user("1+1=")).refusal
+    assert refusal.status == 503 and refusal.retry_after_s is not None
+
+
+# --------------------------------------------------------------------------------------------- limits
+
+
+def test_limits_are_told(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path, explorer__max_calls=2, explorer__max_calls_at_once=1)
+    first, second = agent.send(user("1+1=")), agent.send(user("2+2="))
+    explorer.work()
+    assert isinstance(first.answer, CallAnswer)
+    assert second.refusal.status == 429 and "1 calls of this rollout at once" in second.refusal.sentence
+    agent.ask(user("2+2="))
+    third = agent.ask(user("3+3=")).refusal
+    assert third.status == 400 and third.sentence.startswith("the rollout has made 2 calls, expected at most 2")
+    agent.end()
+    assert the_rollout(scene).status is RolloutStatus.completed
+
+
+def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
+    _, _, agent = opened(tmp_path, model__context=20)
+    assert "a prompt of 40 tokens leaves no room" in agent.ask(user("1" * 40)).refusal.sentence
+    first = agent.ask(user("1+1="))
+    assert "the last message is the assistant's" in agent.ask(user("1+1="), first.message).refusal.sentence
+
+
+# --------------------------------------------------------------------------------------------- sessions
+
+
+def test_a_session_is_given_once_and_outlives_the_explorer(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    first, again, other = session(explorer, "a"), session(explorer, "a"), session(explorer, "b")
+    assert isinstance(first.answer, SessionGranted) and first.answer == again.answer
+    assert isinstance(other.answer, SessionGranted) and other.answer.rollout_id != first.answer.rollout_id
+    assert session(explorer).refusal.status == 503
+    kill_and_restart(explorer)
+    assert session(explorer, "a").answer == first.answer
+    assert session(explorer, "c").refusal.status == 503
+    agent = Agent(explorer, first.answer.rollout_id)
+    agent.ask(user("1+1="))
+    agent.end(reward=1.0)
+    rollout = the_rollout(scene)
+    assert rollout.ids.rollout_id == first.answer.rollout_id and rollout.num_tokens == trained_tokens(rollout)
+    assert rollout.problem is not None and rollout.problem.answer is not None
+    assert "answer" not in first.answer.problem
+
+
+# --------------------------------------------------------------------------------------------- weights, leaving
+
+
+def test_calls_wait_for_weights_that_are_new_enough(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, **AGENTS)
+    scene.announce(0)
+    (task, _) = scene.admit(0, min_version=1, environment="agent")
+    explorer = RoleDriver(scene, "explorer")
+    explorer.work()
+    agent = Agent(explorer, task.ids.rollout_id)
+    found = agent.ask(user("1+1="))
+    assert found.answer is None
+    scene.announce(1)
+    explorer.work()
+    assert isinstance(found.answer, CallAnswer)
+    agent.end()
+    assert [span.version for span in the_rollout(scene).segments[0].versions] == [1]
+
+
+def test_an_explorer_that_leaves_hands_its_agents_on(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path, policies__fake={"tokens_per_s": 10.0, "mean_tokens": 40.0, "sigma": 0.0})
+    first = agent.ask(user("1+1="))
+    waits = agent.send(user("1+1="), first.message, user("2+2="))
+    explorer.tick()
+    explorer.stop()
+    assert waits.refusal.status == 503
+    assert not scene.messages("rollouts")
+    successor = RoleDriver(scene, "explorer", process="successor")
+    successor.work()
+    agent.explorer = successor
+    agent.ask(user("1+1="), first.message, user("2+2="), headers=RETRY)
+    agent.end(reward=1.0)
+    assert [call.segment for call in the_rollout(scene).calls] == [0, 0]
+
+
+def test_tasks_of_environments_are_sampled_beside(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, **AGENTS)
+    scene.announce(0)
+    (task, _), plain = scene.admit(0, environment="agent"), scene.admit(1)
+    explorer = RoleDriver(scene, "explorer")
+    agent = Agent(explorer, task.ids.rollout_id)
+    explorer.tick()
+    agent.ask(user("1+1="))
+    agent.end()
+    rollouts = {one.ids.rollout_id: one for one in scene.messages("rollouts") if isinstance(one, Rollout)}
+    assert rollouts.keys() == {task.ids.rollout_id, *(one.ids.rollout_id for one in plain)}
+    assert {one.status for one in rollouts.values()} == {RolloutStatus.completed}
+    assert {rollout_id for rollout_id, one in rollouts.items() if one.calls} == {task.ids.rollout_id}
+
+
+def test_a_rollout_that_takes_too_long_ends_with_what_it_has(tmp_path: Path) -> None:
+    slow = {"tokens_per_s": 1.0, "mean_tokens": 40.0, "sigma": 0.0}
+    scene, explorer, agent = opened(tmp_path, explorer__rollout_timeout_s=90.0, policies__fake=slow)
+    first = agent.ask(user("1+1="))
+    late = agent.send(user("1+1="), first.message, user("2+2="))
+    other = agent.send({"role": "system", "content": "2"}, user("1+1="))
+    explorer.work()
+    third = agent.send(user("3+3="))
+    explorer.work()
+    rollout = the_rollout(scene)
+    assert rollout.status is RolloutStatus.truncated and "took 90 s" in str(rollout.error)
+    assert third.refusal.status == 409 and isinstance(late.answer, CallAnswer) and isinstance(other.answer, CallAnswer)
+    assert len(rollout.calls) == 3 and rollout.num_tokens == trained_tokens(rollout)
+
+
+def test_tool_calls_are_served_recognized_and_recorded(tmp_path: Path) -> None:
+    """The answer is taken apart by the renderer; what the agent sends back continues the tokens that were sampled."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    scene, _, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="), tools=[tool], tool_choice="required", temperature=0.0)
+    agent.ask(user("1+1="), first.message, {"role": "tool", "tool_call_id": "x", "content": "2"}, tools=[tool])
+    agent.end()
+    rollout = the_rollout(scene)
+    assert [call.opened for call in rollout.calls] == ["first", ""]
+    assert rollout.calls[0].asked == {"temperature": 0.0, "tool_choice": "required"}
+    assert len({call.tools_digest for call in rollout.calls}) == 1

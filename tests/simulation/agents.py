@@ -1,0 +1,199 @@
+"""Agents in a simulated run, and the laws of their calls: committed before answered, one answer each, sampled once.
+
+An agent asks for rollouts, makes calls that go on from each other, and ends them. Like a client over HTTP it gives a
+connection up after a while and tries again, at whichever explorer, until it is answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from random import Random
+from typing import Any
+
+from rftstream.contracts.records import Record
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
+from rftstream.gateway.dialects import DIALECTS, read_call
+from rftstream.roles.explorer.agent_step import AgentExplorerStep
+from rftstream.roles.explorer.model_calls import (
+    AgentAnswer,
+    AgentRequest,
+    CallAnswer,
+    Delivered,
+    ModelCall,
+    Refusal,
+    RolloutEnd,
+    RolloutEnded,
+    SessionGranted,
+    SessionWanted,
+)
+from rftstream.testing import Simulation
+from rftstream.testing.simulation import SimulatedProcess
+from tests.simulation.laws import Laws
+from tests.simulation.unfinished import Unfinished
+
+PATIENCE_S = 3.0
+"""Seconds after which an agent gives a connection up."""
+
+Wanted = ModelCall | RolloutEnd | SessionWanted
+
+
+class CallLaws(Unfinished):
+    """What the log may say of agents' rollouts, and what agents may be told."""
+
+    def __init__(self, laws: Laws) -> None:
+        super().__init__(laws)
+        self.answers: dict[tuple[str, int], bytes] = {}
+        """Of each call by its number, as it stands on the log."""
+        self.num_told = 0
+        self.num_told_again = 0
+        """Answers by another process than the one that sampled them, or by it a second time."""
+        self._told: set[tuple[str, int]] = set()
+        self.ended: dict[str, Rollout] = {}
+
+    def piece(self, record: Record, piece: PartialRollout) -> None:
+        rollout_id, known = piece.ids.rollout_id, self.pieces[piece.ids.rollout_id]
+        assert rollout_id not in self._finished, f"{record}: a piece of what is finished"
+        assert piece.piece == len(known), f"{record}: piece {piece.piece}, expected {len(known)}"
+        assert piece.num_tokens == sum(call.count for call in piece.calls)
+        self._laws.versions(piece.ids, piece.segments)
+        for call, saved in zip(piece.calls, piece.saved_calls, strict=True):
+            assert call.number == sum(len(one.calls) for one in known), "calls are numbered without a gap"
+            assert (rollout_id, call.number) not in self.answers, f"{rollout_id}: call {call.number} was sampled twice"
+            self.answers[rollout_id, call.number] = saved.answer
+        known.append(piece)
+        self._live[rollout_id].add(piece.piece)
+
+    def rollout(self, rollout: Rollout) -> None:
+        rollout_id = rollout.ids.rollout_id
+        self._finished_now.append(rollout_id)
+        assert rollout_id not in self.ended, "one record a rollout"
+        self.ended[rollout_id] = rollout
+        saved = [call for piece in self.pieces[rollout_id] for call in piece.calls]
+        assert list(rollout.calls[: len(saved)]) == saved, f"{rollout_id}: a call that was saved is lost"
+        twice = [one for one, count in Counter(call.request_digest for call in rollout.calls).items() if count > 1]
+        assert not twice, f"{rollout_id}: a request was sampled twice"
+        assert rollout.num_tokens == sum(int(one.loss_mask.numpy().sum()) for one in rollout.segments)
+        for call in rollout.calls[: len(saved)]:
+            ids = rollout.segments[call.segment].token_ids.numpy()[call.start : call.start + call.count]
+            text = bytes(ids.tolist()).rstrip(b"\0").decode()
+            answer = json.loads(self.answers[rollout_id, call.number])
+            assert answer["choices"][0]["message"]["content"] == text, f"{rollout_id}: another answer than its tokens"
+
+    def told(self, rollout_id: str, answer: CallAnswer) -> None:
+        """An explorer answers a call."""
+        self._laws()  # sees what was committed in this tick
+        place = rollout_id, answer.number
+        assert place in self.answers, f"{rollout_id}: call {answer.number} is answered before it is on the log"
+        assert self.answers[place] == answer.body, f"{rollout_id}: call {answer.number} has two answers"
+        self.num_told += 1
+        self.num_told_again += place in self._told
+        self._told.add(place)
+
+
+class SimulatedAgent:
+    """One agent. The test calls `act` after every step of the simulation."""
+
+    def __init__(self, simulation: Simulation, laws: CallLaws, number: int) -> None:
+        self._run, self._laws = simulation, laws
+        self._random = Random(f"agent {simulation.seed} {number}")
+        self._name = f"agent-{number}"
+        self._num_sessions = 0
+        self._request: AgentRequest | None = None
+        self._answer: AgentAnswer | None = None
+        self._asked_at = 0.0
+        self._process: SimulatedProcess | None = None
+        self._tries = 0
+        self._wait_until = 0.0
+        self._rollout_id = ""
+        self._history: list[dict[str, Any]] = []
+        self._left = 0
+        """Calls until it ends the rollout."""
+        self.num_ended = 0
+        self.told: dict[str, list[str]] = defaultdict(list)
+
+    def act(self) -> None:
+        """Take an answer, or send what is next, or try again."""
+        now = self._run.clock.now()
+        if now < self._wait_until:
+            return
+        if self._answer is not None:
+            answer, self._answer, self._request = self._answer, None, None
+            self._take(answer)
+        elif self._request is None:
+            self._send()
+        elif now - self._asked_at > PATIENCE_S:
+            self._request.is_gone = True
+            self._request = None
+            self._tries += 1
+
+    def _wanted(self) -> Wanted:
+        if not self._rollout_id:
+            return SessionWanted(name=f"{self._name}/{self._num_sessions}")
+        if self._left == 0:
+            return RolloutEnd(reward=self._random.choice((0.0, 1.0)))
+        headers = {"x-stainless-retry-count": str(self._tries)}
+        body = json.dumps({"model": "m", "messages": self._history}).encode()
+        call = read_call(DIALECTS["chat/completions"], body, headers)
+        assert isinstance(call, ModelCall)
+        return call
+
+    def _send(self) -> None:
+        processes = [one for one in self._run.processes if one.role == "explorer" and one.service is not None]
+        if not processes:
+            return
+        if self._process not in processes or self._tries:
+            self._process = self._random.choice(processes)
+        process = self._process
+        assert process is not None and process.service is not None
+        step = process.service.step  # type: ignore[attr-defined]
+        assert isinstance(step, AgentExplorerStep)
+        rollout_id, wanted = self._rollout_id, self._wanted()
+
+        def reply(answer: AgentAnswer) -> None:
+            if isinstance(answer, CallAnswer):
+                self._laws.told(rollout_id, answer)
+            if self._request is request:
+                self._answer = answer
+                if isinstance(answer, CallAnswer):
+                    step.inbox.put(Delivered(rollout_id=rollout_id, number=answer.number))
+
+        request = AgentRequest(rollout_id=rollout_id, wanted=wanted, reply=reply)
+        self._request, self._asked_at = request, self._run.clock.now()
+        step.inbox.put(request)
+        process.wake_at = min(process.wake_at, self._run.clock.now())
+
+    def _take(self, answer: AgentAnswer) -> None:
+        match answer:
+            case SessionGranted():
+                self._num_sessions += 1
+                self._rollout_id, self._tries = answer.rollout_id, 0
+                self._history = [{"role": "user", "content": str(answer.problem["messages"][0]["content"])}]
+                self._left = self._random.randint(1, 4)
+            case CallAnswer():
+                said = json.loads(answer.body)["choices"][0]["message"]["content"]
+                self.told[self._rollout_id].append(said)
+                self._left, self._tries = self._left - 1, 0
+                self._history.append({"role": "assistant", "content": said})
+                if self._random.random() < 0.2:  # begins its context anew, as a summary does
+                    self._history = []
+                self._history.append({"role": "user", "content": f"{self._left}+{len(self.told[self._rollout_id])}="})
+            case RolloutEnded():
+                self._rollout_id, self._tries = "", 0
+                self.num_ended += 1
+            case Refusal(status=409):  # it was silent for too long, or its group was decided
+                self._rollout_id, self._tries = "", 0
+            case Refusal():
+                assert answer.status in (503, 429), answer
+                self._tries += 1
+                self._wait_until = self._run.clock.now() + 0.2 + self._random.random()
+
+
+def check_told(agents: list[SimulatedAgent], laws: CallLaws) -> None:
+    """What agents were told is what stands on the log, call by call."""
+    for agent in agents:
+        for rollout_id, texts in agent.told.items():
+            rollout = laws.ended.get(rollout_id)
+            if rollout is not None and rollout.status is RolloutStatus.completed:
+                found = [turn.content for turn in rollout.turns if turn.role == "assistant"]
+                assert found == texts, f"{rollout_id}: other calls than its agent made"

@@ -1,0 +1,83 @@
+"""What an explorer has beside the ordinary parts if agents call it: the agent loop and the gateway."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from rftstream.config import registry
+from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.environments import ENVIRONMENTS
+from rftstream.gateway.dialects import DIALECTS
+from rftstream.gateway.keys import GatewayKeys, run_secret
+from rftstream.gateway.server import GatewayServer, GatewaySettings
+from rftstream.models.spec import ModelSpec
+from rftstream.policies.base import Policy
+from rftstream.roles.explorer.agent_calls import AgentLimits
+from rftstream.roles.explorer.agent_loop import AgentLoop
+from rftstream.roles.explorer.agent_step import AgentExplorerStep, check_fits
+from rftstream.roles.explorer.model_calls import CallInbox
+from rftstream.roles.explorer.shared_policy import share_policy
+from rftstream.roles.explorer.step import ExplorerStep
+from rftstream.roles.explorer.turn_loop import TurnLoop
+from rftstream.service.role import RoleContext
+from rftstream.service.self_pipe import SelfPipe
+from workers.parts import context_length
+
+
+def is_agent(environment: str) -> bool:
+    """Whether the tasks of this environment are agents'."""
+    return registry.find_spec(EnvironmentSpec, environment).is_agent
+
+
+def agent_step_maker(
+    context: RoleContext, policy: Policy, loop: TurnLoop, spec: ModelSpec, pipe: SelfPipe | None
+) -> Callable[..., ExplorerStep]:
+    """Make what agents need, and return what makes the step of the other parts. The turn loop and the agent loop share
+    the policy. In a simulated run there is no server; requests are put into the step's inbox."""
+    settings = context.config.explorer
+    loop.policy, agents_policy = share_policy(policy, lambda request_id: "/call/" not in request_id)
+    inbox = CallInbox((lambda: None) if pipe is None else pipe.ring)
+    dialects = {dialect.name: dialect for dialect in DIALECTS.values()}
+    agents = AgentLoop(
+        policy=agents_policy,
+        inbox=inbox,
+        limits=AgentLimits(
+            max_calls=settings.max_calls,
+            max_in_flight=settings.max_calls_at_once,
+            idle_timeout_s=settings.idle_timeout_s,
+            rollout_timeout_s=settings.rollout_timeout_s,
+        ),
+        context=context_length(spec, loop.renderer),
+        fits=check_fits,
+        now=context.clock.now,
+    )
+    return functools.partial(
+        AgentExplorerStep,
+        agents=agents,
+        inbox=inbox,
+        agent_environments=[name for name in ENVIRONMENTS if is_agent(name)],
+        dialects=dialects,
+        renderer=loop.renderer,
+        launch=lambda task: False,
+        close_gateway=_start_gateway(context, spec, inbox),
+    )
+
+
+def _start_gateway(context: RoleContext, spec: ModelSpec, inbox: CallInbox) -> Callable[[], None]:
+    """Start the gateway's server; return what ends it."""
+    if context.simulated:
+        return lambda: None
+    settings, run_id = context.config.explorer, context.folder.run_id
+    server = GatewayServer(
+        GatewaySettings(
+            address=settings.gateway_address,
+            public_url=settings.gateway_url,
+            model=spec.name,
+            max_body_bytes=settings.gateway_max_body_bytes,
+        ),
+        GatewayKeys(run_secret(run_id), run_id),
+        inbox,
+    )
+    server.start()
+    return server.close
