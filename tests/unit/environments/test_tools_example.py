@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from rftstream.config import loader
-from rftstream.config.sections import RunConfig
+from rftstream.config.sections import MakeModel, ModelSection, RunConfig
 from rftstream.contracts.tasks import Problem
 from rftstream.data.demonstrations.rows import ExpertColumns
 from rftstream.data.demonstrations.tokens import tokenise
 from rftstream.environments.tools import ToolEnvironment
+from rftstream.errors import ConfigError
 from rftstream.models.folder import prepare_model
 from rftstream.models.rendering import HfRenderer
 from rftstream.models.splice import Conversation
@@ -36,6 +37,12 @@ def test_words_are_tokens_and_characters_are_others(renderer: HfRenderer) -> Non
     ids = renderer.encode(f"{CALL}5+7{END}12")
     assert len(ids) == 7
     assert renderer.decode(ids) == f"{CALL}5+7{END}12"
+
+
+@pytest.mark.parametrize("words", [("a",), ("<eos>",), ("ab", "ab")])
+def test_words_that_cannot_be(words: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.make\.words: got"):
+        prepare_model(ModelSection(make=MakeModel(words=words)), tmp_path / "model", 0)
 
 
 def test_a_rollout_has_the_tokens_of_the_demonstration(config: RunConfig, renderer: HfRenderer) -> None:
