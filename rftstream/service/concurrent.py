@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 class ConcurrentService(Service):
     """The loop of a worker of a concurrent role. `service_of` makes it, and a driver calls `tick` again and again.
 
-    Each tick calls `slice` once, from the first tick on. The worker joins its group as soon as the run has a manifest.
-    After `drain` it takes no new records: it gives back those that the step's `not_begun` names, and saves or finishes
-    the rest. `done` is true when nothing is in hand and all results are on the log. `close` comes last."""
+    Each tick calls `slice` once, even before the run has a manifest. The worker joins its group as soon as the run has
+    a manifest. After `drain` it takes no new records: it gives back those that the step's `not_begun` names, and saves
+    or finishes the rest. `done` is true when nothing is in hand and all results are on the log. `close` comes last."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)

@@ -47,7 +47,8 @@ MAX_UNSENT_BYTES = 32 << 20
 """Bytes after which the producer waits for delivery. `send` does not block, and the client has no limit of its own."""
 
 BATCH_BYTES = 512 << 10
-"""Size of a batch, in bytes. It is smaller than admin.OVERHEAD_BYTES, so that the broker refuses no batch."""
+"""Size of a batch, in bytes. Every topic accepts a batch of admin.OVERHEAD_BYTES. This size is smaller, so the broker
+refuses no batch of several records."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
@@ -120,7 +121,8 @@ class KafkaProducer:
             raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         self._check(records, positions or {}, snapshot)
         if not records and not positions:
-            # An empty transaction on Kafka would not tell whether this producer is fenced.
+            # The client would end an empty transaction without asking the broker. So committing it would not even tell
+            # whether this producer is fenced.
             return
         offsets = {
             self._clients.partition(place): OffsetAndMetadata(position.offset, position.metadata, -1)
