@@ -175,6 +175,33 @@ def test_told_to_leave_it_gives_everything_back_at_once(tmp_path: Path) -> None:
     assert live_pieces(scene) == []
 
 
+def test_what_leaves_is_not_ended_here_while_its_commit_has_to_wait(tmp_path: Path) -> None:
+    """The groups are decided between the try of a commit that fails for now and the next."""
+    scene = Scene(tmp_path, **LONG, explorer__max_concurrent=3)
+    scene.announce(0)
+    scene.admit(0, 1)
+    first = RoleDriver(scene, "explorer", process="first")
+    work_for(scene, first, seconds=1.0)
+    refused: list[str] = []
+
+    def refuse(at: str, process: str) -> None:
+        if at == "before_commit" and process == "first" and len(refused) < 3:
+            refused.append(at)
+            raise TransactionAborted("simulated: refused")
+
+    scene.log.fault = refuse
+    first.service.drain()
+    while not refused:
+        scene.clock.advance(first.tick() or 0.001)
+    scene.decide(0, GroupResult.filtered)
+    scene.decide(1, GroupResult.filtered)
+    first.stop()
+    assert rollouts_of(scene) == {}, "whoever gets the tasks next says that they are skipped"
+    finish(scene, RoleDriver(scene, "explorer", process="second"))
+    assert {one.status for one in rollouts_of(scene).values()} == {RolloutStatus.skipped}
+    assert live_pieces(scene) == []
+
+
 def test_without_a_rhythm_it_is_saved_only_when_the_worker_leaves(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **{**LONG, "explorer__partial_every_s": 0.0})
     scene.announce(0)

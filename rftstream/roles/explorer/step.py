@@ -232,13 +232,14 @@ class ExplorerStep(ConcurrentStepDefaults):
         waiting: deque[RolloutInHand] = deque()
         for work in self._in_hand.waiting:
             task = work.task
-            if task.ids.group_id in self._decided:
+            if work.leaves:
+                waiting.append(work)
+            elif task.ids.group_id in self._decided:
                 if work.is_paused:
                     self._in_hand.abort(work)
                 self._done.append(finish_work(work, skipped(task, self._clock.now())))
             elif (
-                work.leaves
-                or (self._leaving and work.leaves is None)
+                (self._leaving and work.leaves is None)
                 or len(self._in_hand.active) >= self._places
                 or not self._may_begin(task, behind)
             ):
@@ -311,6 +312,7 @@ class ExplorerStep(ConcurrentStepDefaults):
                     continue  # what its environment says is waited for
                 work.leaves = piece is not None or view.num_unsaved == 0
                 if work.leaves:
+                    self._in_hand.abort(work)  # it goes on elsewhere: its environment must not end it here
                     saved.append(Saved(work.item.number, () if piece is None else (piece,), leaves=True))
         return saved
 
