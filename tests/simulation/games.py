@@ -119,7 +119,7 @@ def draw_games(values: dict[str, Any]) -> None:
 
 def check_rollout(config: RunConfig, task: Task, rollout: Rollout) -> None:
     """The turns are those of the plan, and the rewards of all turns are there, whoever made them."""
-    if task.environment != NAME or rollout.status in (RolloutStatus.skipped, RolloutStatus.undecodable):
+    if task.environment != NAME or task.stored_rollout is not None or rollout.status is RolloutStatus.skipped:
         return
     plan = Plan(GameConfig(**config.environments.get(NAME, {})), task.seed)
     said = [turn for turn in rollout.turns if turn.role == "assistant"]

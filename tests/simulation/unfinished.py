@@ -114,7 +114,7 @@ class Unfinished:
                 wanted = getattr(expected, name)[:length]
                 assert len(given) == length, f"{rollout.ids.rollout_id}: {len(given)} tokens, alone {length}"
                 assert given[compared].tobytes() == wanted[compared].tobytes(), (
-                    f"{rollout.ids.rollout_id}: other {name}"
+                    f"{rollout.ids.rollout_id}: {name}"
                 )
             place, left = place + turn.num_tokens, left - turn.num_tokens
         assert sum(turn.num_tokens for turn in said) == int(mask.sum()) == rollout.num_tokens
