@@ -17,6 +17,7 @@ from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.config import loader, registry
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.arrays import Array
+from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.rollouts import Segment, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
@@ -64,15 +65,19 @@ def test_taskset() -> None:
         assert problem.messages[0].role == "system"
 
 
+def said(text: str) -> AssistantMessage:
+    return AssistantMessage(content=text, text=text)
+
+
 def test_environment() -> None:
     problem = Problem(messages=(ChatMessage(role="user", content="1 to 9?"),), answer="6")
     game = HigherLower(HigherLower.Config(max_guesses=3), problem=problem, seed=0)
     assert game.start() == problem.messages
-    assert [message.content for message in game.reply("5", "stop").messages] == ["higher"]
+    assert [message.content for message in game.reply(said("5")).messages] == ["higher"]
     again = HigherLower(HigherLower.Config(max_guesses=3), problem=problem, seed=0)
     again.load(game.save() or b"")
-    assert [message.content for message in again.reply("?", "stop").messages] == ["a number, please"]
-    last = again.reply("6", "stop")
+    assert [message.content for message in again.reply(said("?")).messages] == ["a number, please"]
+    last = again.reply(said("6"))
     assert last.done
     assert last.metrics == {"guesses": 3, "found": True}
 
