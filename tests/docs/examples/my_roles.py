@@ -9,8 +9,9 @@ from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
-from rftstream.service.role import FOREVER, Done, Item, Publish, Received, Role, RoleContext
+from rftstream.service.role import FOREVER, Done, Item, Publish, Role, RoleContext
 from rftstream.service.role_spec import RoleKind, RoleSpec
+from rftstream.service.step_defaults import ConcurrentStepDefaults
 
 MAX_TOKENS = 3
 
@@ -30,7 +31,7 @@ def build(context: RoleContext) -> Role:
     return Role(spec=LENGTHS, step=LengthStep(context.clock))
 
 
-class LengthStep:
+class LengthStep(ConcurrentStepDefaults):
     """Finishes each item in the next slice of work. `feedback` has as many partitions as `verified`."""
 
     def __init__(self, clock: Clock) -> None:
@@ -40,9 +41,6 @@ class LengthStep:
     @property
     def room(self) -> int:
         return 100 - len(self._items)
-
-    def follow(self, received: Received) -> None:
-        """It follows no topic."""
 
     def start(self, item: Item) -> None:
         self._items[item.number] = item

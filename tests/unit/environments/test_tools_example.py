@@ -11,7 +11,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.config.sections import MakeModel, ModelSection, RunConfig
 from rftstream.contracts.tasks import Problem
-from rftstream.data.demonstrations.rows import ExpertColumns
+from rftstream.data.demonstrations.rows import DemonstrationColumns
 from rftstream.data.demonstrations.tokens import tokenise
 from rftstream.environments.tools import ToolEnvironment
 from rftstream.errors import ConfigError
@@ -47,7 +47,7 @@ def test_words_that_cannot_be(words: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_a_rollout_has_the_tokens_of_the_demonstration(config: RunConfig, renderer: HfRenderer) -> None:
     row = json.loads((ROOT / "examples" / "tool_demonstrations.jsonl").read_text().splitlines()[0])
-    demonstration = ExpertColumns({}, system=None, source="t").demonstration(row, "row 1")
+    demonstration = DemonstrationColumns({}, system=None, source="t").demonstration(row, "row 1")
     (shown,) = tokenise(demonstration, renderer)[None]
     question, *_, answer = (message.content for message in demonstration.messages)
 

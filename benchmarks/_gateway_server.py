@@ -1,0 +1,120 @@
+"""An explorer with a gateway over an embedded log, in a process of its own.
+
+    python -m benchmarks._gateway_server FOLDER ROLLOUTS PORT
+
+It prints the keys of its rollouts as one line of JSON, and works until its input ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from rftstream import __version__
+from rftstream.clock import SystemClock
+from rftstream.config import loader
+from rftstream.contracts import codec, ids
+from rftstream.contracts.control import Claim, RunManifest
+from rftstream.contracts.messages import Message
+from rftstream.contracts.role_names import RoleName
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.versions import VersionName
+from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, run_secret
+from rftstream.policies import fake_model
+from rftstream.roles.build import role_builder, service_of
+from rftstream.runs.folder import RunFolder, create_log
+from rftstream.runs.services import role_context
+from rftstream.transport.embedded.transport import EmbeddedTransport
+from rftstream.weights.publisher import publish
+
+PARTITIONS = 4
+SECRET = {SECRET_VARIABLE: "of no use to anybody"}
+
+
+def serve(path: Path, num_rollouts: int, port: int) -> None:
+    config = loader.from_dict(
+        {
+            "run": {"name": "gateway", "steps": 1},
+            "model": {"path": "fake", "dtype": "float32"},
+            "tasksets": {"sums": {"source": "arithmetic", "environment": "agent", "reward": "environment"}},
+            "transport": {"partitions": PARTITIONS},
+            "explorer": {
+                "policy": "fake",
+                "max_concurrent": num_rollouts,
+                "max_calls": 1_000_000,
+                "gateway_address": f"127.0.0.1:{port}",
+            },
+            "base": str(path),
+        }
+    )
+    folder, clock = RunFolder(path / "run"), SystemClock()
+    folder.path.mkdir()
+    transport = EmbeddedTransport(folder.log)
+    create_log(transport, config)
+    producer = transport.producer("bench")
+    producer.start()
+
+    def put(topic: str, partition: int, *messages: Message) -> None:
+        producer.commit([codec.to_record(one, topic, partition, run=folder.run_id, writer_epoch=1) for one in messages])
+
+    manifest = RunManifest(
+        run=folder.run_id, created_at=clock.now(), config="", digests={"taskset.sums": ""}, seed=0, shares=1,
+        partitions=PARTITIONS, rftstream_version=__version__,
+    )  # fmt: skip
+    trainer = Claim(role=RoleName.trainer.value, epoch=1, process="bench", host="", pid=0, claimed_at=clock.now())
+    put("control", 0, manifest, trainer)
+    context = role_context(config=config, folder=folder, clock=clock, transport=transport, process="explorer")
+    tensors = {
+        fake_model.SKILL: fake_model.serve(np.zeros(1, np.float32), "float32"),
+        fake_model.FILLER: fake_model.serve(np.zeros(8, np.float32), "float32"),
+    }
+    name = VersionName(trainer_epoch=1, version=0)
+    put("weights", 0, publish(context.open_store(), tensors, name, "fake", "float32", resumed=True))
+    tasks = [_task(number) for number in range(num_rollouts)]
+    for task in tasks:
+        put("tasks", task.ids.sequence % PARTITIONS, task)
+    service = service_of(role_builder("explorer")(context), context)
+    keys = GatewayKeys(run_secret(folder.run_id), folder.run_id)
+    ended = threading.Event()
+
+    def end_with_input() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=end_with_input, daemon=True).start()
+    is_told = False
+    while not ended.is_set():
+        idle_s = service.tick()
+        if not is_told and service.health()["in_hand"] == num_rollouts:
+            print(json.dumps([keys.rollout_key(task.ids.rollout_id) for task in tasks]), flush=True)
+            is_told = True
+        if idle_s > 0:
+            service.wait(idle_s)
+    service.close()
+    transport.close()
+
+
+def _task(number: int) -> Task:
+    group_id = ids.group_id("sums", 0, number, 0)
+    return Task(
+        ids=RolloutIds(
+            rollout_id=ids.rollout_id(group_id, 0),
+            group_id=group_id,
+            taskset="sums",
+            sibling=0,
+            group_size=1,
+            sequence=number,
+            min_version=0,
+        ),
+        problem=Problem(messages=(ChatMessage(role="user", content="1+1="),), answer="2"),
+        sampling=Sampling(max_tokens=10_000_000),
+        seed=number,
+        environment="agent",
+    )
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,136 @@
+"""Model calls of agents through the gateway, beside an echo of the same size by uvicorn alone.
+
+Each agent sends one call after the other on its own connection. The gateway has each call sampled by the fake policy,
+which takes no time, and on the embedded log before it answers; many calls share a transaction. The echo does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks._gateway_server import SECRET
+
+NUM_AGENTS, NUM_CALLS = 64, 40
+WARM_CALLS = 4
+"""Calls of each agent that are not counted."""
+
+ECHO = """
+ANSWER = b'{"id":"' + b"x" * 420 + b'"}'
+HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(ANSWER)).encode())]
+
+async def app(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    await send({"type": "http.response.body", "body": ANSWER})
+"""
+
+
+def run() -> list[dict[str, Any]]:
+    with _gateway() as (port, keys):
+        ours = _measure(port, keys)
+    with _echo() as port:
+        echo = _measure(port, ["x"] * NUM_AGENTS)
+    rows = [("calls answered", "calls/s", ours[0], echo[0])]
+    rows += [("time of a call, median", "ms", ours[1], echo[1]), ("time of a call, 99 %", "ms", ours[2], echo[2])]
+    return [
+        {
+            "name": f"gateway: {name}, {NUM_AGENTS} agents",
+            "unit": unit,
+            "ours": mine,
+            "reference": other,
+            "reference_name": "uvicorn, an echo",
+            "ratio": mine / other,
+        }
+        for name, unit, mine, other in rows
+    ]
+
+
+def _measure(port: int, keys: Sequence[str]) -> tuple[float, float, float]:
+    """Return calls per second, and the median and the 99th percentile of a call's milliseconds."""
+    times: list[float] = []
+
+    async def agent(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for call in range(WARM_CALLS + NUM_CALLS):
+            if call == WARM_CALLS:
+                await barrier.wait()
+            content = f"{number}+{call}="
+            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+            began = time.perf_counter()
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                b"authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s" % (keys[number].encode(), len(body), body)
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+            if call >= WARM_CALLS:
+                times.append(1000 * (time.perf_counter() - began))
+        writer.close()
+
+    async def all_agents() -> float:
+        async with asyncio.TaskGroup() as group:
+            for number in range(NUM_AGENTS):
+                group.create_task(agent(number))
+            await barrier.wait()
+            began = time.perf_counter()
+        return time.perf_counter() - began
+
+    barrier = asyncio.Barrier(NUM_AGENTS + 1)
+    took_s = asyncio.run(all_agents())
+    return len(times) / took_s, statistics.median(times), statistics.quantiles(times, n=100)[98]
+
+
+@contextmanager
+def _gateway() -> Iterator[tuple[int, list[str]]]:
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
+        command = [sys.executable, "-m", "benchmarks._gateway_server", folder, str(NUM_AGENTS), str(port)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **SECRET})
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield port, json.loads(process.stdout.readline())
+        finally:
+            process.stdin.close()
+            process.wait()
+            process.stdout.close()
+
+
+@contextmanager
+def _echo() -> Iterator[int]:
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
+        with open(f"{folder}/echo.py", "w", encoding="utf-8") as file:
+            file.write(ECHO)
+        command = [sys.executable, "-m", "uvicorn", "echo:app", "--port", str(port), "--no-access-log"]
+        process = subprocess.Popen([*command, "--log-level", "error", "--lifespan", "off"], cwd=folder)
+        try:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
