@@ -113,9 +113,7 @@ class Unfinished:
                 given = getattr(segment, name).numpy()[place : place + turn.num_tokens]
                 wanted = getattr(expected, name)[:length]
                 assert len(given) == length, f"{rollout.ids.rollout_id}: {len(given)} tokens, alone {length}"
-                assert given[compared].tobytes() == wanted[compared].tobytes(), (
-                    f"{rollout.ids.rollout_id}: {name}"
-                )
+                assert given[compared].tobytes() == wanted[compared].tobytes(), f"{rollout.ids.rollout_id}: {name}"
             place, left = place + turn.num_tokens, left - turn.num_tokens
         assert sum(turn.num_tokens for turn in said) == int(mask.sum()) == rollout.num_tokens
 
