@@ -80,7 +80,7 @@ def build(entry: str, options: Mapping[str, Any], filled: Mapping[str, Any]) -> 
             raise ConfigError(f"{WHERE}: {entry}: a function has no settings, got {', '.join(options)}; remove them")
         return part
     where = f"{WHERE}.options.{entry}"
-    signature = signature_of(part, where)  # type: ignore[arg-type]  # classes can be hashed
+    signature = signature_of(part, where)
     try:
         settings = signature.check(options)
     except ToolError as error:
