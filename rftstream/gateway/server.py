@@ -17,6 +17,7 @@ import asyncio
 import json
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -74,6 +75,10 @@ class GatewayServer:
     def __init__(self, settings: GatewaySettings, keys: GatewayKeys, inbox: CallInbox) -> None:
         self._settings, self._keys, self._inbox = settings, keys, inbox
         self._connections: set[HttpConnection] = set()
+        self._answers: deque[tuple[asyncio.Future[AgentAnswer], AgentAnswer]] = deque()
+        """Answers on their way from the agent loop's thread."""
+        self._hands_out = False
+        """Whether the event loop was asked to take them."""
         self._loop: LoopThread | None = None
         self._server: asyncio.Server | None = None
         self._routes: dict[tuple[str, str], Callable[[HttpRequest, HttpConnection], Any]] = {
@@ -251,13 +256,11 @@ class GatewayServer:
         loop = asyncio.get_running_loop()
         found: asyncio.Future[AgentAnswer] = loop.create_future()
 
-        def settle(answer: AgentAnswer) -> None:
-            if not found.done():
-                found.set_result(answer)
-
         def reply(answer: AgentAnswer) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, answer)
+            self._answers.append((found, answer))
+            if not self._hands_out and not loop.is_closed():
+                self._hands_out = True
+                loop.call_soon_threadsafe(self._hand_out)
 
         request = AgentRequest(rollout_id=rollout_id, wanted=wanted, reply=reply)
 
@@ -268,6 +271,14 @@ class GatewayServer:
         request.is_gone = connection.is_lost
         self._inbox.put(request)
         return found
+
+    def _hand_out(self) -> None:
+        """Hand the answers that have come to their requests. Waking the loop is dear, so many share one call."""
+        self._hands_out = False
+        while self._answers:
+            found, answer = self._answers.popleft()
+            if not found.done():
+                found.set_result(answer)
 
     def _rollout(self, request: HttpRequest) -> str:
         rollout_id = self._keys.rollout_of(_key_of(request))

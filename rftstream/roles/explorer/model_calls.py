@@ -181,7 +181,7 @@ class CallInbox:
     slice. After `close` every request is refused with 503."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
-        """`wake` ends the explorer's wait; it is called after each `put`, from the server's thread."""
+        """`wake` ends the explorer's wait. The server's thread calls it when there is something and was nothing."""
         self._items: deque[AgentRequest | Delivered] = deque()
         self._wake = wake
         self._is_closed = False
@@ -196,7 +196,8 @@ class CallInbox:
                 item.reply(moving())
             return
         self._items.append(item)
-        self._wake()
+        if len(self._items) == 1:  # else the explorer was woken, and has not looked yet
+            self._wake()
 
     def take(self) -> list[AgentRequest | Delivered]:
         """Return what came since the last call, in order."""
