@@ -11,8 +11,8 @@ result. A transaction commits several pending results, in three steps:
 The log refuses the commit if a partition has changed hands since the snapshot. A worker drops the work of a partition
 that it lost. The next owner does that work again.
 
-A role may name a topic that it `keeps`. It saves its unfinished work on that topic, in transactions of the same kind.
-The next owner of a partition reads the saved work before it starts (restore_partials.py).
+A role may declare a topic for its unfinished work (`RoleSpec.keeps`). It saves this work there, in transactions of the
+same kind. The next owner of a partition reads the saved work before it starts (restore_partials.py).
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ class ConcurrentService(Service):
     # ------------------------------------------------------------------------------------------ committing
 
     def _commit_if_due(self, partitions: OwnedPartitions, *, busy: bool) -> bool:
-        """Resolve a transaction that is in doubt, or commit one if it is due. Return whether that succeeded. `busy`
-        says that something happened in this round, so more results may come soon."""
+        """Resolve a transaction that is in doubt, or commit one if it is due. Return True if a transaction was
+        resolved or committed. `busy` says that something happened in this round, so more results may come soon."""
         if self.backing_off_s() > 0:
             return False
         if self._writer.is_in_doubt:

@@ -162,8 +162,8 @@ class VerifierStep(ConcurrentStepDefaults):
             self._active.pop(str(number), None)
 
     def not_begun(self) -> Collection[int]:
-        """Return all rollouts that are being scored. A worker that leaves does not wait for them. If a reward hangs,
-        the worker would have to wait until the last try of the rollout has timed out."""
+        """Return all rollouts that are being scored. A worker that leaves does not wait for them.
+        Waiting could take long: a rollout whose reward hangs is finished only when its last try has timed out."""
         return [item.number for item in self._active.values()]
 
     def advance(self) -> Sequence[Done]:

@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 DELIVERY_S = 30.0
 """Seconds after which the client stops trying to deliver a record."""
 WATCHDOG_S = 45.0
-"""Seconds for the calls of one transaction, and again for its abort. The client's own `flush`,
-`send_offsets_to_transaction`, `commit_transaction` and `abort_transaction` have no time limits.
+"""Seconds that the calls of one transaction may take together. If they fail, the abort may take as many seconds again.
+The client's own `flush`, `send_offsets_to_transaction`, `commit_transaction` and `abort_transaction` have no time
+limits.
 
 This is longer than DELIVERY_S: a transaction is not abandoned while the client still tries to deliver its records."""
 
@@ -47,8 +48,8 @@ MAX_UNSENT_BYTES = 32 << 20
 """Bytes after which the producer waits for delivery. `send` does not block, and the client has no limit of its own."""
 
 BATCH_BYTES = 512 << 10
-"""Size of a batch, in bytes. Every topic accepts a batch of admin.OVERHEAD_BYTES. This size is smaller, so the broker
-refuses no batch of several records."""
+"""Size of a batch, in bytes. It is below admin.OVERHEAD_BYTES, and every topic accepts a batch of OVERHEAD_BYTES. So
+the broker never refuses a batch because it holds several records."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
@@ -174,8 +175,8 @@ class KafkaProducer:
         faults.at("after_commit")
 
     def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
-        """Abort the transaction. Raise ProducerLost if the abort failed, and otherwise the error for the cause. Missing
-        rights are reported in both cases."""
+        """Abort the transaction, then raise ProducerLost if the abort failed, and otherwise the error for the cause. If
+        the client lacks rights, raise the error about these rights instead, whether the abort failed or not."""
         forbidden = _forbidden(client, error)  # asked first: the client forgets its error when it aborts
         try:
             hand.do(client.abort_transaction, self._watchdog_s)
