@@ -45,8 +45,9 @@ class ConcurrentService(Service):
     """The loop of a worker of a concurrent role. `service_of` makes it, and a driver calls `tick` again and again.
 
     Each tick calls `slice` once, even before the run has a manifest. The worker joins its group as soon as the run has
-    a manifest. After `drain` it takes no new records: it gives back those that the step's `not_begun` names, and saves
-    or finishes the rest. `done` is true when nothing is in hand and all results are on the log. `close` comes last."""
+    a manifest. After `drain` it takes no new records. It gives back the records in hand that the step's `not_begun`
+    names, and saves or finishes the others. `done` is true when nothing is in hand and all results are on the log.
+    `close` comes last."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
@@ -226,7 +227,7 @@ class ConcurrentService(Service):
 
     def _look_up(self, partitions: OwnedPartitions) -> None:
         """Find out which results of a transaction in doubt are on the log. The committed positions tell which records
-        are finished. The kept topic tells which saved work was written."""
+        are finished. The topic for unfinished work tells which saved work was written."""
         positions = partitions.stable_positions()
         saved = self._saved_records.there(self._results)
         finished = {place: PartitionTracker(position) for place, position in positions.items()}

@@ -48,8 +48,8 @@ MAX_UNSENT_BYTES = 32 << 20
 """Bytes after which the producer waits for delivery. `send` does not block, and the client has no limit of its own."""
 
 BATCH_BYTES = 512 << 10
-"""Size of a batch, in bytes. It is below admin.OVERHEAD_BYTES, and every topic accepts a batch of OVERHEAD_BYTES. So
-the broker never refuses a batch because it holds several records."""
+"""Size of a batch, in bytes. Every topic accepts a batch of admin.OVERHEAD_BYTES, and this size is smaller. So the
+broker never refuses a record only because it shares a batch with other records."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
@@ -175,8 +175,9 @@ class KafkaProducer:
         faults.at("after_commit")
 
     def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
-        """Abort the transaction, then raise ProducerLost if the abort failed, and otherwise the error for the cause. If
-        the client lacks rights, raise the error about these rights instead, whether the abort failed or not."""
+        """Abort the transaction. If the abort fails, raise ProducerLost. Otherwise raise AssignmentLost if `error` is
+        one of `_OF_THE_GROUP`, and TransactionAborted if not. If the client lacks rights, raise the error about these
+        rights instead, whether the abort failed or not."""
         forbidden = _forbidden(client, error)  # asked first: the client forgets its error when it aborts
         try:
             hand.do(client.abort_transaction, self._watchdog_s)
