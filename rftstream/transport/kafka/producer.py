@@ -48,8 +48,8 @@ MAX_UNSENT_BYTES = 32 << 20
 """Bytes after which the producer waits for delivery. `send` does not block, and the client has no limit of its own."""
 
 BATCH_BYTES = 512 << 10
-"""Size of a batch, in bytes. Every topic accepts a batch of admin.OVERHEAD_BYTES, and this size is smaller. So the
-broker never refuses a record only because it shares a batch with other records."""
+"""Size of a batch, in bytes. It is below admin.OVERHEAD_BYTES, and every topic accepts batches of at least that many
+bytes. So the broker never refuses a record only because it shares a batch with other records."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
