@@ -1,16 +1,15 @@
 """`rftstream check`: everything about a run file that can be found out without starting the run.
 
-It builds each part's Config, opens every taskset, renders prompts, builds rewards, and counts what the run will need.
-What is found wrong is collected, so that one look shows all of it.
+It builds each part's Config, opens every taskset, starts its environment, renders prompts, builds rewards, and counts
+what the run will need. What is found wrong is collected, so that one look shows all of it.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,14 @@ from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import SPECIAL_NAMES
 from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.check_demonstrations import demonstrations_line
+from rftstream.preflight.check_environments import begin_once
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
 from rftstream.preflight.check_rewards import check_columns
 from rftstream.preflight.estimate import DiskEstimate, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.sizes import ModelSizes
-from rftstream.preflight.template_turns import first_difference
+from rftstream.preflight.template_turns import first_break
 from rftstream.rewards.resolve import build_reward
 
 RENDERED_PROMPTS = 1_000
@@ -163,36 +163,32 @@ def _taskset(
         if isinstance(section, EvaluationSection) and section.num_tasks is not None:
             line.problems = min(len(taskset), section.num_tasks)
         line.first_problem = problem = taskset.problem(0)
-        messages = _first_messages(config, section.environment, problem)
+        begun = begin_once(config, section.environment, problem, line.place)
+        line.advice += begun.doubts
+        line.tools = tuple(str(tool.get("function", tool).get("name")) for tool in begun.tools)
         if rendering is not None:
             if (own := for_section(rendering.spec, section)) is not rendering.spec:
                 rendering = Rendering.of(own)
             with _problem(line.place, 0):
-                line.first = rendering.prompt(messages, problem)
+                line.first = rendering.prompt(begun.messages, begun.tools)
             line.one_turn = registry.find_spec(EnvironmentSpec, section.environment).has_one_turn
-            line.turns = first_difference(rendering.renderer, messages, problem.tools, rendering.show)
-            line.advice = list(_template_advice(line, rendering, section))
-            _measure(line, taskset, rendering, section.too_long if isinstance(section, TasksetSection) else "truncate")
+            line.turns = first_break(rendering.renderer, begun.messages, begun.tools)
+            line.advice += _template_advice(line, rendering, section)
+            too_long = section.too_long if isinstance(section, TasksetSection) else "truncate"
+            _measure(line, taskset, rendering, begun.tools[len(problem.tools) :], too_long)
     if reward is not None and line.first_problem is not None:
         with collect(f"{line.place}.reward"):
             line.advice += check_columns(line.place, reward, taskset, line.problems)
     return line
 
 
-def _first_messages(config: RunConfig, environment: str, problem: Problem) -> tuple[ChatMessage, ...]:
-    part, options = config.build_part("environment", environment)
-    opened = part(options, problem=problem, seed=0)
-    try:
-        messages: tuple[ChatMessage, ...] = opened.start()
-        return messages
-    finally:
-        opened.close()
-
-
-def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long: str) -> None:
-    """Look at every problem. Render the first ones, all that may be too long, and those with new characters."""
+def _measure(
+    line: TasksetLine, taskset: Taskset, rendering: Rendering, tools: Sequence[Mapping[str, Any]], too_long: str
+) -> None:
+    """Look at every problem. Render the first ones, all that may be too long, and those with new characters. `tools`
+    are those that the environment offers beside a problem's own."""
     line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
-    context, added = rendering.context, rendering.added
+    context, added = rendering.context, rendering.added(tools)
     characters: set[str] = set()
     for index in range(line.problems):
         problem = taskset.problem(index)
@@ -202,7 +198,7 @@ def _measure(line: TasksetLine, taskset: Taskset, rendering: Rendering, too_long
         if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
             continue
         with _problem(line.place, index):
-            token_ids = rendering.renderer.render(problem.messages, problem.tools)
+            token_ids = rendering.renderer.render(problem.messages, (*problem.tools, *tools))
         length = len(token_ids)
         line.num_rendered += 1
         if rendering.unknown in token_ids:
@@ -257,9 +253,9 @@ def _template_advice(
         )
     if line.turns is not None and not line.one_turn:
         yield (
-            f"{line.place}: the chat template changes earlier turns: {line.turns}. So what is trained on is not what "
-            "the model would see of these turns later, each turn becomes a segment with its whole prompt, and the "
-            "prefix cache is lost; use a template that leaves them as they were"
+            f"{line.place}: the chat template breaks rollouts of several turns into segments: {line.turns}. Each "
+            "segment has its whole prompt, which is computed anew; use another template (model.chat_template), or see "
+            "'Exact tokens over turns' in docs/environments.md"
         )
 
 
@@ -292,17 +288,16 @@ class Rendering:
         context = spec.context if spec.context is not None else renderer.context
         return Rendering(spec, renderer, context, unknown, is_closed)
 
-    @cached_property
-    def added(self) -> int:
-        """Return the number of tokens that the template adds to a message without text."""
+    def added(self, tools: Sequence[Mapping[str, Any]]) -> int:
+        """Return the number of tokens that the template adds to a message without text, with these tools."""
         try:
-            return len(self.renderer.render((ChatMessage(role="user", content=""),)))
+            return len(self.renderer.render((ChatMessage(role="user", content=""),), tools))
         except RftError:  # the template refuses a message without text
             return 0
 
-    def prompt(self, messages: tuple[ChatMessage, ...], problem: Problem) -> Prompt:
-        """Render the messages as the prompt of a problem, with the text of each token."""
-        token_ids = self.renderer.render(messages, problem.tools)
+    def prompt(self, messages: tuple[ChatMessage, ...], tools: Sequence[Mapping[str, Any]]) -> Prompt:
+        """Render the messages as a prompt, with the text of each token."""
+        token_ids = self.renderer.render(messages, tools)
         return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(map(self.show, token_ids)))
 
     def show(self, token: int) -> str:

@@ -60,8 +60,10 @@ class TasksetLine:
     problem at least is here."""
     first: Prompt | None = None
     first_problem: Problem | None = None
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the first problem and the environment offer."""
     turns: str | None = None
-    """Where the chat template changes earlier turns; None if it never does."""
+    """Where the chat template makes a turn begin a new segment, and why; None if it never does."""
     one_turn: bool = False
     """Whether rollouts have one turn, so that nothing depends on `turns`."""
     advice: list[str] = field(default_factory=list)
@@ -138,6 +140,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
                     "token_ids": list(line.first.token_ids),
                     "pieces": list(line.first.pieces),
                 },
+                "tools": list(line.tools),
                 "earlier_turns": line.turns,
             }
             for line in report.tasksets
@@ -208,13 +211,17 @@ def _taskset_lines(line: TasksetLine) -> list[str]:
     lines = [head, f"  longest {which} {plural(line.longest, 'token')}"]
     if line.too_long and line.too_long_means:
         lines[-1] += f"; {plural(line.too_long, 'prompt')} longer than the context, {line.too_long_means}"
+    if line.tools:
+        lines.append(f"  tools: {', '.join(line.tools)}")
     lines.append(f"  first prompt, {plural(len(line.first.token_ids), 'token')}:")
     for message in line.first.messages:
         first, *more = message.content.split("\n")
         lines += [f"    {message.role}: {first}", *(f"      {text}" for text in more)]
     lines += _token_lines(line.first)
     if line.turns is not None and line.one_turn:
-        lines.append("  note: the chat template changes earlier turns; it does not matter here, with one turn")
+        lines.append(
+            "  note: with several turns the chat template would break rollouts into segments; here they have one turn"
+        )
     return lines
 
 

@@ -1,18 +1,18 @@
-"""A check: whether a chat template keeps earlier turns unchanged. Rollouts of several turns rely on it.
+"""A check: whether a chat template lets a rollout of several turns go on in one segment.
 
-The turn loop goes on in one segment while the next prompt begins with the tokens that are there already: the prompt
-before, what was sampled, and its stop token. A template that drops earlier thoughts, trims, or puts things elsewhere
-breaks this.
+It plays a conversation as the turn loop would, with what a policy could have said, and asks the renderer to continue
+each prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
 from rftstream.models.rendering import Renderer
+from rftstream.models.splice import BreakReason, Conversation
 
 REPLIES = {
     "a plain reply": "4",
@@ -20,46 +20,72 @@ REPLIES = {
     "a reply with white space around it": "  4  ",
 }
 """Kind of reply -> what the policy could have said. Templates treat these kinds differently."""
+CALL = '<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+"""What the policy could have said to call a tool, where tools are offered."""
 ASKED = "3+3="
-"""What the user asks in later turns."""
+"""What the user asks in later turns, or the tool returns."""
 TURNS = 3
 
+MEANINGS = {
+    BreakReason.template_changes_history: "the template writes earlier messages in another way",
+    BreakReason.turn_hidden: "the template does not show what the assistant said",
+    BreakReason.other_stop: "the template ends the turn with another token than the sampled one",
+    BreakReason.no_stop: "nobody can tell how the turn ends",
+    BreakReason.tail_varies: "what the template writes after the turn depends on what was said in it",
+    BreakReason.pieces_merge: "the tokenizer would merge the end of the turn with what follows",
+}
+"""Reason -> what it says of the template."""
 
-def first_difference(
-    renderer: Renderer,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[Mapping[str, Any]],
-    show: Callable[[int], str],
-) -> str | None:
-    """Return in words where a later prompt does not begin with what was there before, or None if it always does. `show`
-    returns a token as text."""
-    for what, reply in REPLIES.items():
-        chat, known = list(messages), None
+
+def first_break(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in words where a later turn would begin a new segment, and why; None if none does."""
+    for what, reply in _replies(tools):
         try:
-            renderer.encode(f"{reply}{ASKED}")
+            said = renderer.encode(reply)
+            renderer.encode(ASKED)
         except ConfigError:  # a policy with these tokens could not say it
             continue
-        for turn in range(1, TURNS + 1):
-            try:
-                prompt = renderer.render(chat, tools)
-            except ConfigError as error:
-                return None if turn == 1 else f"it refuses turn {turn}: {error}"
-            if known is not None and (found := _differs(renderer, prompt, known, show)):
-                return f"after {what} the prompt of turn {turn} {found}"
-            known = (*prompt, *renderer.encode(reply))
-            chat += [ChatMessage(role="assistant", content=reply), ChatMessage(role="user", content=ASKED)]
+        # The policy ends its turn with one of the stop tokens. It is enough if the template goes with one of them.
+        ends: list[tuple[int, ...]] = [(token,) for token in sorted(renderer.stop_token_ids)] or [()]
+        breaks = [_break_after(renderer, messages, tools, (*said, *end)) for end in ends]
+        if (first := breaks[0]) is not None and None not in breaks:
+            turn, why = first
+            if not isinstance(why, BreakReason):
+                return f"it refuses turn {turn}: {why}"
+            return f"after {what} turn {turn} begins a new segment: {why} ({MEANINGS.get(why, 'it should not')})"
     return None
 
 
-def _differs(renderer: Renderer, prompt: Sequence[int], known: Sequence[int], show: Callable[[int], str]) -> str | None:
-    def token(index: int) -> str:
-        return f"{show(prompt[index])!r}" if index < len(prompt) else "its end"
+def _replies(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    yield from REPLIES.items()
+    if tools:
+        yield "a tool call", CALL.format(name=tools[0].get("function", tools[0]).get("name"))
 
-    for index, before in enumerate(known):
-        if index >= len(prompt) or prompt[index] != before:
-            return f"has {token(index)} as token {index} instead of {show(before)!r}"
-    stops = renderer.stop_token_ids
-    if stops and (len(known) >= len(prompt) or prompt[len(known)] not in stops):
-        names = " or ".join(repr(show(one)) for one in sorted(stops))
-        return f"has {token(len(known))} as token {len(known)} instead of the sampled {names}"
+
+def _break_after(
+    renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], completion: Sequence[int]
+) -> tuple[int, BreakReason | str] | None:
+    """Return the first turn that does not continue, and why, if each turn is this completion. The reason is a text if
+    the template refuses the turn."""
+    before = Conversation(messages=tuple(messages), tools=tuple(tools))
+    try:
+        known = [*renderer.render(before.messages, before.tools)]
+    except ConfigError:  # said where the first prompt itself is rendered
+        return None
+    for turn in range(2, TURNS + 1):
+        said = renderer.parse(known, completion, tools=before.tools, finish_reason="stop", turn=turn - 2)
+        calls = [ChatMessage(role="tool", content=ASKED, tool_call_id=call.id) for call in said.tool_calls]
+        after = calls or [ChatMessage(role="user", content=ASKED)]
+        now = Conversation(
+            messages=(*before.messages, renderer.as_chat_message(said, completion), *after), tools=before.tools
+        )
+        known += completion
+        try:
+            found = renderer.continue_prompt(known, len(completion), before, now)
+        except ConfigError as error:
+            return turn, str(error)
+        if found.break_reason is not None:
+            return turn, found.break_reason
+        known += found.token_ids
+        before = now
     return None

@@ -17,7 +17,7 @@ from rftstream.models.folder import copy_companions, for_section, model_digests,
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.check import check
-from rftstream.preflight.template_turns import first_difference
+from rftstream.preflight.template_turns import CALL, first_break
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
 from workers.parts import own_renderers
 
@@ -47,9 +47,9 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return prepare_model(section, tmp_path_factory.mktemp("model") / "model", 0)
 
 
-def difference(spec: ModelSpec, template: str, messages: tuple[ChatMessage, ...] = CHAT) -> str | None:
+def difference(spec: ModelSpec, template: str, messages: tuple[ChatMessage, ...] = CHAT, tools: Any = ()) -> str | None:
     renderer = open_renderer(dataclasses.replace(spec, chat_template=template))
-    return first_difference(renderer, messages, (), lambda token: renderer.decode([token]) or f"<{token}>")
+    return first_break(renderer, messages, tools)
 
 
 def config_of(folder: Path, **changes: Any) -> RunConfig:
@@ -72,29 +72,34 @@ def config_of(folder: Path, **changes: Any) -> RunConfig:
 # --------------------------------------------------------------------------------------------- earlier turns
 
 
-def test_a_template_that_keeps_turns(spec: ModelSpec) -> None:
-    assert difference(spec, KEEPING) is None
-    assert difference(spec, KEEPING, CHAT[1:]) is None
-
-
-def test_a_template_that_drops_earlier_thoughts(spec: ModelSpec) -> None:
-    said = difference(spec, STRIPPING)
-    assert said == "after a reply with a thought the prompt of turn 2 has '4' as token 11 instead of '<'"
-
-
-def test_a_template_that_trims(spec: ModelSpec) -> None:
-    said = difference(spec, TRIMMING)
-    assert said == "after a reply with white space around it the prompt of turn 2 has '4' as token 11 instead of ' '"
+@pytest.mark.parametrize("template", [KEEPING, STRIPPING, TRIMMING, ENDLESS])
+def test_templates_with_which_a_rollout_stays_one_segment(spec: ModelSpec, template: str) -> None:
+    """Also if they drop earlier thoughts, trim, or write no end of a turn."""
+    assert difference(spec, template) is None
+    assert difference(spec, template, CHAT[1:]) is None
 
 
 def test_a_template_that_moves_the_system_prompt(spec: ModelSpec) -> None:
-    assert difference(spec, MOVING) == "after a plain reply the prompt of turn 2 has 'u' as token 0 instead of 'S'"
+    said = "after a plain reply turn 2 begins a new segment: template_changes_history (the template writes earlier "
+    assert (difference(spec, MOVING) or "").startswith(said)
     assert difference(spec, MOVING, CHAT[1:]) is None
 
 
-def test_a_template_without_the_sampled_end_of_a_turn(spec: ModelSpec) -> None:
-    said = difference(spec, ENDLESS)
-    assert said == "after a plain reply the prompt of turn 2 has 'u' as token 12 instead of the sampled '<0>'"
+def test_a_template_that_hides_what_was_said(spec: ModelSpec) -> None:
+    hiding = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ '>' }}"
+    assert "a plain reply turn 2 begins a new segment: turn_hidden (" in (difference(spec, hiding) or "")
+
+
+def test_a_template_is_asked_to_go_on_after_a_call_where_tools_are_offered(tmp_path: Path) -> None:
+    characters = "".join(sorted({*"0123456789+= \n<>/thinkSusa", *CALL.format(name="add")}))
+    section = ModelSection(make=MakeModel(characters=characters, width=16))
+    made = prepare_model(section, tmp_path / "model", 0)
+    refusing = KEEPING.replace(
+        "{{ m.role", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m.role"
+    )
+    tools = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
+    assert difference(made, refusing) is None
+    assert "it refuses turn 2: " in (difference(made, refusing, tools=tools) or "")
 
 
 def test_a_template_that_refuses_more_turns(spec: ModelSpec) -> None:
@@ -107,14 +112,19 @@ def test_a_template_that_refuses_more_turns(spec: ModelSpec) -> None:
 def test_check_warns_where_there_are_several_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "two_turns.py").write_text("from rftstream.environments.single_turn import SingleTurn as Game\n")
     monkeypatch.syspath_prepend(tmp_path)
-    one = check(config_of(tmp_path, model__chat_template=STRIPPING, sampling__max_tokens=4))
+    one = check(config_of(tmp_path, model__chat_template=MOVING, tasksets__sums__system="t", sampling__max_tokens=4))
     assert (one.errors, one.warnings) == ([], [])
-    assert "note: the chat template changes earlier turns; it does not matter here, with one turn" in one.to_text()
-    several = check(config_of(tmp_path, model__chat_template=STRIPPING, sampling__max_tokens=4,
+    assert (
+        "note: with several turns the chat template would break rollouts into segments; here they have one"
+        in one.to_text()
+    )
+    several = check(config_of(tmp_path, model__chat_template=MOVING, tasksets__sums__system="t", sampling__max_tokens=4,
                               tasksets__sums__environment="two_turns:Game"))  # fmt: skip
     (warning,) = several.warnings
-    assert warning.startswith("tasksets.sums: the chat template changes earlier turns: after a reply with a thought")
-    assert "prefix cache is lost" in warning
+    assert warning.startswith(
+        "tasksets.sums: the chat template breaks rollouts of several turns into segments: after a"
+    )
+    assert "model.chat_template" in warning
     assert several.to_json()["tasksets"][0]["earlier_turns"] in warning
     kept = check(config_of(tmp_path, model__chat_template=KEEPING, sampling__max_tokens=4,
                            tasksets__sums__environment="two_turns:Game"))  # fmt: skip

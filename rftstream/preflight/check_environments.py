@@ -1,0 +1,112 @@
+"""A check: whether an environment can be built and begins. It is asked as the explorer's turn loop asks it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftstream.config import registry
+from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.environments.call_workers import CallWorkers
+from rftstream.environments.calls import EnvironmentCalls
+from rftstream.errors import ConfigError, HostError, HostTimeout
+from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
+
+WAIT_S = 0.05
+"""Most seconds between two looks at whether an environment has answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """How an environment begins its first problem. `begin_once` makes it."""
+
+    messages: tuple[ChatMessage, ...]
+    """What the policy sees first."""
+    tools: tuple[Mapping[str, Any], ...]
+    """The problem's tools, then those of the environment."""
+    doubts: list[str] = field(default_factory=list)
+    """What went wrong at its end, in sentences that begin with the place."""
+
+
+def begin_once(config: RunConfig, name: str, problem: Problem, place: str) -> Beginning:
+    """Build the environment for a problem, have it start, ask for its tools, and close it. `place` is tasksets.NAME.
+    Each call has the time limit that it has in an explorer. ConfigError says what is wrong.
+
+    An agent is not asked: it begins when a client calls the explorer's gateway."""
+    spec = registry.find_spec(EnvironmentSpec, name)
+    if spec.is_agent:
+        return Beginning(messages=problem.messages, tools=problem.tools)
+    part, options = config.build_part("environment", name)
+    built: list[Any] = []
+
+    def make() -> Any:
+        built.append(part(options, problem=problem, seed=0))
+        return built[0]
+
+    limit_s, rung = config.explorer.reply_timeout_s, threading.Event()
+    workers = CallWorkers(max_threads=2, ring=rung.set)
+    calls = EnvironmentCalls(now=time.monotonic, timeout_s=limit_s, workers=workers)
+    session = EnvironmentSession(calls.open(is_immediate=spec.is_immediate), make, name=f"{name!r}", timeout_s=limit_s)
+    found: list[Opening | CallFailure] = []
+    failed_to_close: list[CallFailure] = []
+    try:
+        session.begin(found.append)
+        while not found:
+            _wait(calls, rung)
+        session.close(failed_to_close.append)
+        while session.is_busy and not _is_given_up(found[0]):
+            _wait(calls, rung)
+    finally:
+        calls.close()
+    where, (opening,) = f"{place}.environment", found
+    if isinstance(opening, CallFailure):
+        raise ConfigError(f"{where}: {_words(name, opening)}")
+    if not callable(getattr(built[0], "reply", None)):
+        raise ConfigError(f"{where}: {name!r}: {type(built[0]).__name__} has no method reply; write one")
+    return Beginning(
+        messages=opening.messages,
+        tools=(*problem.tools, *opening.tools),
+        doubts=[f"{where}: {_words(name, failure)}" for failure in failed_to_close],
+    )
+
+
+def _wait(calls: EnvironmentCalls, rung: threading.Event) -> None:
+    rung.wait(min(WAIT_S, calls.idle_s()))
+    rung.clear()
+    calls.poll()
+
+
+def _is_given_up(opening: Opening | CallFailure) -> bool:
+    return isinstance(opening, CallFailure) and opening.timed_out
+
+
+def _words(name: str, failure: CallFailure) -> str:
+    """Return what is wrong, where it is, and what to do."""
+    error, text = failure.error, failure.text.removeprefix("environment ")
+    if isinstance(error, ConfigError):  # it says where and what to do
+        return str(error)
+    if error is None:
+        return f"{text}, the limit of explorer.reply_timeout_s; mend what hangs, or raise the limit"
+    if isinstance(error, HostTimeout):
+        return f"{text}; mend what hangs, or raise environments.{name}.timeout_s"
+    if isinstance(error, HostError):
+        return f"{text}; it has to be there when the run starts"
+    return f"{text}{_place_of(error)}; mend it, and check again"
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line that raised the error, without the lines of rftstream that checked what was returned."""
+    package = Path(__file__).parents[1]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if package not in Path(frame.filename).parents and not frame.filename.startswith("<")
+    ]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

@@ -1,0 +1,194 @@
+"""`check` starts each environment once, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.config import loader
+from rftstream.environments.hosts.pool import close_pools
+from rftstream.preflight.check import check
+from rftstream.preflight.check_report import CheckReport
+
+OWN = """
+import time
+from rftstream.contracts.tasks import ChatMessage
+
+
+class Fine:
+    closed = []
+
+    def __init__(self, config, *, problem, seed):
+        self.problem = problem
+
+    async def start(self):
+        return [*self.problem.messages, ChatMessage(role="user", content="Go.")]
+
+    def tools(self):
+        return [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+    def reply(self, said):
+        raise AssertionError("nobody said anything")
+
+    def close(self):
+        self.closed.append(self.problem.answer)
+
+
+class Broken(Fine):
+    def start(self):
+        return self.count() / 0
+
+    def count(self):
+        return len(self.problem.info["boxes"])
+
+
+class Odd(Fine):
+    def start(self):
+        return "Go."
+
+
+class Hangs(Fine):
+    def start(self):
+        time.sleep(600)
+
+
+class Mute:
+    def __init__(self, config, *, problem, seed):
+        pass
+
+    def start(self):
+        return []
+
+    def close(self):
+        pass
+
+
+class Clings(Fine):
+    def close(self):
+        raise OSError("it is in use")
+
+
+class Foreign:
+    def __init__(self, config, *, problem, seed):
+        self.boxes = config["boxes"]
+
+    def start(self):
+        return [{"role": "user", "content": f"{self.boxes} boxes"}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "own_check_environments.py").write_text(OWN)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    close_pools()
+
+
+def looked(folder: Path, environment: str, explorer: dict[str, Any] | None = None, **settings: Any) -> CheckReport:
+    name = f"own_check_environments:{environment}" if environment[0].isupper() else environment
+    return check(
+        loader.from_dict(
+            {
+                "run": {"name": "demo", "steps": 10},
+                "model": {"path": "fake", "context": 400},
+                "explorer": {"policy": "fake", **(explorer or {})},
+                "trainer": {"backend": "fake"},
+                "tasksets": {"train": {"source": "jsonl:train.jsonl", "environment": name}},
+                "environments": {name: settings} if settings else {},
+                "base": str(folder),
+            }
+        )
+    )
+
+
+def error(folder: Path, environment: str, explorer: dict[str, Any] | None = None, **settings: Any) -> str:
+    (found,) = looked(folder, environment, explorer, **settings).errors
+    assert "\n" not in found
+    return found
+
+
+def test_what_it_shows_first_and_its_tools_are_in_the_first_prompt(folder: Path) -> None:
+    from own_check_environments import Fine
+
+    report = looked(folder, "Fine")
+    assert report.errors == []
+    (line,) = report.tasksets
+    assert line.first is not None
+    assert [message.content for message in line.first.messages] == ["1+1=", "Go."]
+    assert "  tools: look\n" in report.to_text()
+    assert report.to_json()["tasksets"][0]["tools"] == ["look"]
+    assert Fine.closed == ["2"]
+
+
+def test_an_error_is_told_with_its_line(folder: Path) -> None:
+    place = OWN.splitlines().index('        return len(self.problem.info["boxes"])') + 1
+    assert error(folder, "Broken") == (
+        "tasksets.train.environment: 'own_check_environments:Broken': start: KeyError: 'boxes' "
+        f"(own_check_environments.py:{place}, in count); mend it, and check again"
+    )
+
+
+def test_what_is_returned_is_looked_at(folder: Path) -> None:
+    assert "start: TypeError: got str, expected a list of ChatMessage; mend it" in error(folder, "Odd")
+    assert "Mute has no method reply; write one" in error(folder, "Mute")
+
+
+def test_one_that_hangs_is_given_up(folder: Path) -> None:
+    text = error(folder, "Hangs", {"reply_timeout_s": 0.2})
+    assert "start: no answer within 0.2 s, the limit of explorer.reply_timeout_s; mend what hangs" in text
+
+
+def test_one_that_does_not_close_is_a_warning(folder: Path) -> None:
+    report = looked(folder, "Clings")
+    assert report.errors == []
+    assert "close: OSError: it is in use (own_check_environments.py:" in "\n".join(report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tools": ["search"]}, "environments.tools.options.search"),
+        ({"tools": ["calculator"], "options": {"calculator": {"digits": 3}}}, "digits"),
+        ({"tools": ["nowhere:tool"]}, "'nowhere:tool' cannot be imported: ModuleNotFoundError"),
+        ({"tools": ["calculater"]}, "unknown tool 'calculater'; known: calculator"),
+    ],
+)
+def test_tools_whose_settings_do_not_fit(folder: Path, settings: dict[str, Any], said: str) -> None:
+    text = error(folder, "tools", **settings)
+    assert text.startswith("tasksets.train.environment: environments.tools")
+    assert said in text
+
+
+def test_tools_are_counted_into_every_prompt(folder: Path) -> None:
+    report = looked(folder, "tools")
+    assert report.errors == []
+    assert report.tasksets[0].tools == ("calculator",)
+
+
+def test_hosted_ones(folder: Path) -> None:
+    def settings(**more: Any) -> dict[str, Any]:
+        return {"target": "own_check_environments:Foreign", "path": [str(folder)], **more}
+
+    report = looked(folder, "hosted", **settings(options={"boxes": 3}))
+    assert report.errors == []
+    (line,) = report.tasksets
+    assert line.first is not None
+    assert [message.content for message in line.first.messages] == ["3 boxes"]
+    assert "'hosted': start: HostedCodeError: " in (text := error(folder, "hosted", **settings()))
+    assert "KeyError: 'boxes'" in text
+    missing = error(folder, "hosted", **settings(python="nowhere/bin/python"))
+    assert "python: got 'nowhere/bin/python', expected an interpreter that can be run; make one" in missing
+    assert "ModuleNotFoundError" in error(folder, "hosted", target="no_such_module:Game")
+    assert "environments.hosted.target: missing" in error(folder, "hosted")
+
+
+def test_an_agent_is_not_asked(folder: Path) -> None:
+    report = looked(folder, "agent", {"gateway_address": "127.0.0.1:0"})
+    assert report.errors == []
+    assert report.tasksets[0].first is not None
