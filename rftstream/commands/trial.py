@@ -45,7 +45,8 @@ def try_(
     """Take a few tasks through environment, policy and reward, and print them to be read.
 
     The first tasks of the run, with the model as it is before training: each prompt as the model sees it, what was
-    sampled, and the reward with its parts, or the reason why there is none. Trains nothing and leaves nothing behind.
+    sampled turn by turn, with tool calls and rewards of turns, and the reward with its parts, or the reason why there
+    is none. What is masked was not sampled, and is not trained. Trains nothing and leaves nothing behind.
     Exit 1 if nothing could be scored.
     """
     config = load_run_file(files, sets)

@@ -175,7 +175,7 @@ class Watch:
                 message = codec.from_record(record) if record.value is not None else None
                 if isinstance(message, VerifiedRollout) and message.rollout is not None and message.rollout.problem:
                     rollout = message.rollout
-                    shown = pieces_of_turns(self._renderer, rollout.turns, rollout.segments)
+                    shown = pieces_of_turns(self._renderer, rollout.turns, rollout.segments, rollout.calls)
                     said = [
                         joined(pieces)
                         for pieces, turn in zip(shown, rollout.turns, strict=True)

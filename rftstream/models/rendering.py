@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.contracts.rollouts import Segment, Turn
+from rftstream.contracts.rollouts import AgentCall, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
@@ -116,14 +116,21 @@ class Renderer(Protocol):
         """Return the text of all tokens, for people to read, with those that `decode` leaves out."""
 
 
-def pieces_of_turns(renderer: Renderer | None, turns: Sequence[Turn], segments: Sequence[Segment]) -> list[Pieces]:
-    """Return what each turn says. An assistant's turn is given as its sampled tokens.
+def pieces_of_turns(
+    renderer: Renderer | None, turns: Sequence[Turn], segments: Sequence[Segment], calls: Sequence[AgentCall] = ()
+) -> list[Pieces]:
+    """Return what each turn says. An assistant's turn is given as its sampled tokens. `calls` are those of an agent,
+    whose segments may be in another order than its turns.
 
     Without a renderer, or where the segments lack a turn's tokens, a turn is given as its text, which has no special
     tokens."""
     sampled: list[int] = []
-    for segment in segments:
+    for segment in segments if not calls else ():
         sampled += segment.token_ids.numpy()[segment.loss_mask.numpy().astype(bool)].tolist()
+    for call in calls:
+        if call.segment < len(segments):
+            ids = segments[call.segment].token_ids.numpy()
+            sampled += ids[call.start : call.start + call.count].tolist()
     found: list[Pieces] = []
     for turn in turns:
         own, sampled = sampled[: turn.num_tokens], sampled[turn.num_tokens :]

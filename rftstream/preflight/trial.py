@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import tempfile
 from collections.abc import Generator, Iterator
@@ -11,15 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.rollouts import Rollout, Segment
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.models.folder import prepare_model
 from rftstream.models.rendering import Pieces, joined, pieces_of_turns
 from rftstream.preflight.check import Rendering
 from rftstream.preflight.trial_run import trial_config, try_tasks
 from rftstream.queries.formatting import number, plural
+from rftstream.queries.inspect import to_plain
 from rftstream.queries.shown_completions import PLAIN, CompletionReader
+from rftstream.queries.shown_turns import has_many_turns, numbers, posted_text, segment_starts, start_text, turn_lines
 from rftstream.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRun:
+    """Tokens of a segment, one after another, that were all sampled, or none of them."""
+
+    text: str
+    num_tokens: int
+    sampled: bool
+    """Whether they are trained on; the others are masked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +47,8 @@ class TriedRollout:
     num_prompt_tokens: int
     turns: tuple[Pieces, ...]
     """What each turn of the rollout says, with the special tokens that were sampled."""
+    segments: tuple[tuple[TokenRun, ...], ...]
+    """The tokens of each segment, as the model saw them."""
 
     @property
     def prompt(self) -> str:
@@ -177,8 +192,18 @@ def _tried(verified: VerifiedRollout, rendering: Rendering) -> TriedRollout:
         rollout=rollout,
         prompt_pieces=rendering.renderer.pieces(token_ids),
         num_prompt_tokens=len(token_ids),
-        turns=tuple(pieces_of_turns(rendering.renderer, rollout.turns, rollout.segments)),
+        turns=tuple(pieces_of_turns(rendering.renderer, rollout.turns, rollout.segments, rollout.calls)),
+        segments=tuple(_runs(segment, rendering) for segment in rollout.segments),
     )
+
+
+def _runs(segment: Segment, rendering: Rendering) -> tuple[TokenRun, ...]:
+    tokens = zip(segment.token_ids.numpy().tolist(), segment.loss_mask.numpy().tolist(), strict=True)
+    runs = []
+    for sampled, run in itertools.groupby(tokens, key=lambda one: bool(one[1])):
+        ids = [token for token, _ in run]
+        runs.append(TokenRun(text=joined(rendering.renderer.pieces(ids)), num_tokens=len(ids), sampled=sampled))
+    return tuple(runs)
 
 
 def _num_prompt_tokens(mask: list[int]) -> int:
@@ -191,6 +216,7 @@ def _num_prompt_tokens(mask: list[int]) -> int:
 def _json(tried: TriedRollout) -> dict[str, Any]:
     verified, rollout = tried.verified, tried.rollout
     verdict, problem = verified.verdict, rollout.problem
+    starts = segment_starts(rollout.turns, rollout.segments, rollout.calls)
     return {
         "rollout_id": verified.ids.rollout_id,
         "taskset": verified.ids.taskset,
@@ -206,9 +232,20 @@ def _json(tried: TriedRollout) -> dict[str, Any]:
                 "shown": joined(pieces),
                 "num_tokens": turn.num_tokens,
                 "finish_reason": turn.finish_reason,
+                "reasoning": turn.reasoning,
+                "tool_calls": [to_plain(call) for call in turn.tool_calls],
+                "reward": turn.reward,
+                "sampled": turn.num_tokens > 0,
+                "begins_segment": starts[index].segment if index in starts else None,
+                "why_segment": starts[index].why or None if index in starts else None,
             }
-            for turn, pieces in zip(rollout.turns, tried.turns, strict=True)
+            for index, (turn, pieces) in enumerate(zip(rollout.turns, tried.turns, strict=True))
         ],
+        "segments": [
+            [{"text": run.text, "num_tokens": run.num_tokens, "sampled": run.sampled} for run in runs]
+            for runs in tried.segments
+        ],
+        "posted": to_plain(rollout.posted),
         "num_tokens": rollout.num_tokens,
         "seconds": tried.seconds,
         "metrics": dict(rollout.metrics),
@@ -229,16 +266,25 @@ def _text(tried: TriedRollout, reader: CompletionReader) -> list[str]:
         f"  prompt, {plural(tried.num_prompt_tokens, 'token')}:",
         *_indented(reader.text(tried.prompt_pieces)),
     ]
-    for turn, pieces in zip(rollout.turns, tried.turns, strict=True):
+    starts = segment_starts(rollout.turns, rollout.segments, rollout.calls)
+    for index, (turn, pieces) in enumerate(zip(rollout.turns, tried.turns, strict=True)):
+        if index in starts and starts[index].segment > 0:
+            lines.append(f"  -- {start_text(starts[index])}")
         cut = ", cut at its limit" if turn.finish_reason == "length" else ""
-        tokens = f", {plural(turn.num_tokens, 'token')}{cut}" if turn.role == "assistant" else ""
-        lines += [f"  {turn.role}{tokens}:", *_indented(reader.text(pieces))]
+        tokens = f", {plural(turn.num_tokens, 'token')}{cut}" if turn.role == "assistant" else ", masked"
+        shown = pieces if turn.role == "assistant" else [(text, True) for text, _ in pieces]
+        lines += [f"  {turn.role}{tokens}:", *_indented(reader.text(shown))]
+        lines += [f"    -> {line}" for line in turn_lines(turn)]
+    if has_many_turns(rollout):
+        lines.append(f"  {plural(len(tried.segments), 'segment')}: {'; '.join(map(_segment_text, tried.segments))}")
     if problem is not None and problem.answer is not None:
         lines += ["  reference answer:", *_indented(problem.answer)]
     if rollout.error is not None:
         lines += ["  error:", *_indented(rollout.error)]
     if rollout.metrics:
-        lines.append(f"  environment: {_numbers(rollout.metrics)}")
+        lines.append(f"  environment: {numbers(rollout.metrics)}")
+    if rollout.posted is not None:
+        lines.append(f"  {posted_text(rollout.posted)}")
     return [*lines, *_reward_lines(tried)]
 
 
@@ -250,14 +296,15 @@ def _reward_lines(tried: TriedRollout) -> list[str]:
         return [f"  no reward: {tried.verified.reason}", *why]
     lines = [f"  reward {verdict.reward:.6g} by {verdict.scorer}"]
     if verdict.parts != {verdict.scorer: verdict.reward}:
-        lines[0] += f": {_numbers(verdict.parts)}"
+        lines[0] += f": {numbers(verdict.parts)}"
     if verdict.metrics:
-        lines.append(f"  measured: {_numbers(verdict.metrics)}")
+        lines.append(f"  measured: {numbers(verdict.metrics)}")
     return lines
 
 
-def _numbers(values: Any) -> str:
-    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+def _segment_text(runs: tuple[TokenRun, ...]) -> str:
+    num_sampled = sum(run.num_tokens for run in runs if run.sampled)
+    return f"{plural(sum(run.num_tokens for run in runs), 'token')}, {num_sampled:,} of them sampled"
 
 
 def _indented(text: str) -> list[str]:

@@ -13,13 +13,14 @@ from rftstream.config.registry import suggest
 from rftstream.contracts import codec
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.rollouts import Rollout, Segment, Turn
+from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage, RolloutIds, Sampling
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Pieces
 from rftstream.queries.formatting import columns, moment, number, size
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, cut
+from rftstream.queries.shown_turns import model_call_text, posted_text, turn_lines
 from rftstream.service.role import Log
 
 MAX_TEXT_CHARACTERS = 2_000
@@ -216,8 +217,12 @@ def _dataclass_lines(part: Any, reader: CompletionReader) -> list[str]:
         if value is None or value == () or value == {} or value == "" or value is False:
             continue
         if isinstance(part, Rollout) and item.name == "turns":
-            for turn, pieces in zip(value, reader.turns(value, part.segments), strict=True):
-                lines += _speech(turn.role, pieces, reader)
+            for turn, pieces in zip(value, reader.turns(value, part.segments, part.calls), strict=True):
+                lines += [*_speech(turn.role, pieces, reader), *_beside(turn)]
+        elif item.name == "calls" and isinstance(part, Rollout | PartialRollout):
+            lines += [f"call {part.ids.rollout_id}/call/{call.number}: {model_call_text(call)}" for call in value]
+        elif isinstance(value, Posted):
+            lines.append(posted_text(value))
         elif (fact := _fact(item.name, value)) is not None:
             facts.append(fact)
         else:
@@ -251,7 +256,9 @@ def _part_lines(name: str, value: Any, reader: CompletionReader) -> list[str]:
         return [f"{name}: {_segment_sentence(value)}"]
     if isinstance(value, Sampling):
         return [f"{name}: {_sampling_facts(value)}"]
-    if isinstance(value, (ChatMessage, Turn)):
+    if isinstance(value, Turn):
+        return [*_speech(value.role, [(value.content, False)]), *_beside(value)]
+    if isinstance(value, ChatMessage):
         return _speech(value.role, [(value.content, False)])
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, (ChatMessage, Turn)) for one in value):
         return [line for one in value for line in _part_lines(name, one, reader)]
@@ -272,6 +279,10 @@ def _speech(who: str, pieces: Pieces, reader: CompletionReader = PLAIN) -> list[
     """What somebody said, its further lines indented."""
     first, *more = reader.text(cut(pieces, MAX_TEXT_CHARACTERS)).split("\n")
     return [f"{who}: {first}", *(f"  {line}" for line in more)]
+
+
+def _beside(turn: Turn) -> list[str]:
+    return [f"  {line}" for line in turn_lines(turn)]
 
 
 def _segment_sentence(segment: Segment) -> str:

@@ -80,7 +80,7 @@ def read_samples(log: Log, reader: CompletionReader) -> list[ShownSample]:
 def _shown(rollout: Rollout, verdict: Verdict, reader: CompletionReader) -> ShownSample:
     versions = [span.version for segment in rollout.segments for span in segment.versions]
     asked = rollout.problem.messages if rollout.problem is not None else ()
-    said = zip(rollout.turns, reader.turns(rollout.turns, rollout.segments), strict=True)
+    said = zip(rollout.turns, reader.turns(rollout.turns, rollout.segments, rollout.calls), strict=True)
     turns = [
         *((message.role, [(message.content, False)]) for message in asked),
         *((turn.role, pieces) for turn, pieces in said),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rftstream.contracts.rollouts import Segment, Turn
+from rftstream.contracts.rollouts import AgentCall, Segment, Turn
 from rftstream.errors import ConfigError
 from rftstream.models.folder import model_here
 from rftstream.models.rendering import Pieces, Renderer, open_renderer, pieces_of_turns
@@ -24,21 +24,27 @@ class CompletionReader:
     """None: the tokenizer is not here; turns are shown by their text, without special tokens."""
     dims: bool = False
 
-    def turns(self, turns: Sequence[Turn], segments: Sequence[Segment]) -> list[Pieces]:
-        return pieces_of_turns(self.renderer, turns, segments)
+    def turns(
+        self, turns: Sequence[Turn], segments: Sequence[Segment], calls: Sequence[AgentCall] = ()
+    ) -> list[Pieces]:
+        """What each turn says; `calls` are those of an agent."""
+        return pieces_of_turns(self.renderer, turns, segments, calls)
 
     def text(self, pieces: Pieces) -> str:
         return "".join(f"{DIM}{text}{NOT_DIM}" if special and self.dims else text for text, special in pieces)
 
-    def said(self, turns: Sequence[Turn], segments: Sequence[Segment], length: int) -> str | None:
+    def said(
+        self, turns: Sequence[Turn], segments: Sequence[Segment], length: int, calls: Sequence[AgentCall] = ()
+    ) -> str | None:
         """The last completion on one line, cut to its length; None if there is none."""
-        found = [
-            pieces for turn, pieces in zip(turns, self.turns(turns, segments), strict=True) if turn.role == "assistant"
-        ]
-        if not found:
-            return None
-        one_line = [(text.replace("\n", "\\n"), special) for text, special in found[-1]]
-        return self.text(cut(one_line, length, "..."))
+        shown = zip(turns, self.turns(turns, segments, calls), strict=True)
+        found = [pieces for turn, pieces in shown if turn.role == "assistant"]
+        return self.one_line(found[-1], length) if found else None
+
+    def one_line(self, pieces: Pieces, length: int) -> str:
+        """On one line, cut to its length."""
+        line = [(text.replace("\n", "\\n"), special) for text, special in pieces]
+        return self.text(cut(line, length, "..."))
 
 
 PLAIN = CompletionReader()

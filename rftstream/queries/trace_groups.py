@@ -27,6 +27,7 @@ from rftstream.queries.lineage import (
 )
 from rftstream.queries.rows import digest
 from rftstream.queries.shown_completions import CompletionReader
+from rftstream.queries.shown_turns import call_text, has_many_turns, model_call_text, posted_text, segment_starts
 from rftstream.queries.trace_batches import BatchTracer
 from rftstream.queries.trace_records import TraceRecords
 from rftstream.queries.trace_versions import VersionTracer
@@ -77,7 +78,8 @@ class GroupTracer:
             )
         wanted = sorted(siblings) if target.sibling is None else [target.sibling]
         batch = next((found for record in outcomes if (found := number(record, "batch_sequence")) is not None), None)
-        nodes = [self._rollout(target.group_id, sibling, flow, sequence) for sibling in wanted]
+        detailed = target.sibling is not None
+        nodes = [self._rollout(target.group_id, one, flow, sequence, detailed=detailed) for one in wanted]
         last_part = [*self._outcomes(outcomes, target), *self._batches.batch_of_target(batch, target)]
         if target.sibling is not None:
             nodes[0].children += last_part
@@ -109,7 +111,9 @@ class GroupTracer:
                 known.add(group.decode("ascii", "backslashreplace"))
         return found, known
 
-    def _rollout(self, group_id: str, sibling: int, flow: dict[str, list[Record]], sequence: int) -> Node:
+    def _rollout(
+        self, group_id: str, sibling: int, flow: dict[str, list[Record]], sequence: int, *, detailed: bool
+    ) -> Node:
         own = {
             topic: [record for record in records if number(record, "sibling") == sibling]
             for topic, records in flow.items()
@@ -120,6 +124,8 @@ class GroupTracer:
         node.children += self._saved(own["partials"])
         sampled = self._each(own["rollouts"], "sampled", self._rollout_facts)
         for node_of_rollout, record in zip(sampled, own["rollouts"], strict=True):
+            if detailed:
+                node_of_rollout.children += self._turns(record)
             node_of_rollout.children += self._stamps(record)
         node.children += sampled or [Node(kind="sampled", name="", facts={"is": missing})]
         if sampled:
@@ -166,8 +172,40 @@ class GroupTracer:
         facts: dict[str, Any] = {"is": header(record, "status"), "tokens": number(record, "num_tokens")}
         rollout = self._headers.message_of(record)
         if isinstance(rollout, Rollout):
-            facts["said"] = self._reader.said(rollout.turns, rollout.segments, SHOWN_CHARACTERS)
+            if has_many_turns(rollout):
+                facts["turns"] = len(rollout.turns)
+                facts["segments"] = len(rollout.segments)
+            if rollout.calls:
+                facts["calls"] = len(rollout.calls)
+            if rollout.posted is not None:
+                facts["posted"] = posted_text(rollout.posted)
+            facts["said"] = self._reader.said(rollout.turns, rollout.segments, SHOWN_CHARACTERS, rollout.calls)
         return facts
+
+    def _turns(self, record: Record) -> Iterator[Node]:
+        """Yield a node for each turn of a rollout of several turns or with tool calls, and for each model call of an
+        agent."""
+        rollout = self._headers.message_of(record)
+        if not isinstance(rollout, Rollout):
+            return
+        if has_many_turns(rollout):
+            shown = self._reader.turns(rollout.turns, rollout.segments, rollout.calls)
+            starts = segment_starts(rollout.turns, rollout.segments, rollout.calls)
+            for index, (turn, pieces) in enumerate(zip(rollout.turns, shown, strict=True)):
+                facts: dict[str, Any] = {
+                    "tokens": turn.num_tokens or None,
+                    "segment": starts[index].segment if index in starts else None,
+                    "opened": starts[index].why or None if index in starts else None,
+                    "ended by": turn.finish_reason,
+                    "reward": turn.reward,
+                    "says": self._reader.one_line(pieces, SHOWN_CHARACTERS) or None,
+                }
+                calls = [Node(kind="calls", name=call_text(call)) for call in turn.tool_calls]
+                yield Node(kind=turn.role, name="", facts=facts, children=calls)
+        for call in rollout.calls:
+            yield Node(
+                kind="call", name=f"{rollout.ids.rollout_id}/call/{call.number}", facts={"is": model_call_text(call)}
+            )
 
     def _stamps(self, record: Record) -> list[Node]:
         """Say which versions sampled the rollout, and how many tokens each."""

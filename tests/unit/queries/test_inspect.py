@@ -162,3 +162,17 @@ def test_long_texts_and_many_metrics_are_bounded(log: SyntheticLog) -> None:
         trained_rollouts=1, weights_digest=None, metrics={f"metric{i}": i / 3 for i in range(50)},
     ))  # fmt: skip
     assert all(len(line) < 130 for line in record_to_text(records(log, "steps")[0]).split("\n"))
+
+
+def test_turns_with_calls_and_rewards_and_model_calls_of_agents(log: SyntheticLog) -> None:
+    log.put("rollouts", SAMPLES["rollout.v2"], partition=0)
+    text = record_to_text(records(log, "rollouts")[0])
+    assert '    calls calculate(text="48/2", digits=2)\n' in text
+    assert "    calls unknown, which cannot be read: the call is no JSON: it ends early\n" in text
+    assert "    reward 0.25\n" in text
+    assert "  agent gave reward 1.25: right 1, polite 0.25 (one of its parts was late)\n" in text
+    rollout_id = SAMPLES["rollout.v2"].ids.rollout_id
+    assert (
+        f"  call {rollout_id}/call/2: anthropic, 4 tokens at 3 of segment 1, which it begins (branch), ended by length"
+        in text
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from click.testing import Result
 
 from rftstream.config import loader
+from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.contracts.rollouts import AgentCall, Posted, Turn
 from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.queries.lineage import Headers, Node
 from rftstream.queries.trace import trace
@@ -22,7 +25,7 @@ from rftstream.service.role import Log
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.store import ObjectStore
 from tests import commands
-from tests.unit.synthetic import SyntheticLog, piece, rollout
+from tests.unit.synthetic import SyntheticLog, piece, rollout, segment
 
 CONFIG = {
     "run": {"name": "demo", "steps": 4},
@@ -280,3 +283,38 @@ def test_a_misspelt_run(scene: Scene) -> None:
     result = call(scene.folder.path.with_name("demmo"), "v1")
     assert result.exit_code == 2
     assert f"no such file, expected a run folder or a run file; did you mean {scene.folder.path}?" in result.stderr
+
+
+def test_a_rollout_of_several_turns(scene: Scene) -> None:
+    ids = scene.siblings(3)[0]
+    turns = (
+        Turn(role="assistant", content="?", num_tokens=1, finish_reason="stop", reward=0.5, tool_calls=(
+            ToolCall(id="call_0_0", name="add", arguments={"a": 1, "b": "two\n"}, text="?"),
+        )),
+        Turn(role="tool", content="two\nlines"),
+        Turn(role="assistant", content="3", num_tokens=2, finish_reason="length"),
+    )  # fmt: skip
+    calls = tuple(
+        AgentCall(
+            number=number, dialect="chat", request_digest=DIGEST, tools_digest=DIGEST, segment=number, start=3,
+            count=number + 1, finish_reason=reason, opened=opened,
+        )
+        for number, (reason, opened) in enumerate([("stop", ""), ("length", "rewritten")])
+    )  # fmt: skip
+    played = dataclasses.replace(
+        rollout(ids), turns=turns, segments=(segment(1), segment(2)), num_tokens=3, calls=calls,
+        posted=Posted(reward=0.5, parts={"near": 0.5}),
+    )  # fmt: skip
+    scene.put("rollouts", played, partition=1)
+    found = scene.trace(ids.rollout_id)
+    (sampled,) = all_of(found, "sampled")
+    assert {name: sampled.facts[name] for name in ("turns", "segments", "calls", "posted")} == {
+        "turns": 3, "segments": 2, "calls": 2, "posted": "environment gave reward 0.5: near 0.5",
+    }  # fmt: skip
+    first, last = all_of(found, "assistant")
+    assert (first.facts["reward"], first.facts["segment"], first.children[0].name) == (0.5, 0, 'add(a=1, b="two\\n")')
+    assert (last.facts["segment"], last.facts["opened"], last.facts["ended by"]) == (1, "rewritten", "length")
+    assert all_of(found, "tool")[0].facts["says"] == "two\\nlines"
+    assert [node.name for node in all_of(found, "call")] == [f"{ids.rollout_id}/call/{number}" for number in (0, 1)]
+    assert "chat, 2 tokens at 3 of segment 1, which it begins (rewritten), ended by length" in found.to_text()
+    assert not all_of(scene.trace(ids.group_id), "assistant"), "in a group only how many"
