@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.arrays import Array
-from rftstream.contracts.rollouts import Segment, Turn
+from rftstream.contracts.rollouts import AgentCall, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
 from rftstream.models.rendering import FakeRenderer, HfRenderer, joined, open_renderer, pieces_of_turns
@@ -199,3 +199,23 @@ def test_fake_renderer():
     assert renderer.render([ChatMessage(role="user", content="1+1=")]) == (49, 43, 49, 61)
     assert renderer.decode([*"ü2".encode(), 0]) == "ü2"
     assert renderer.context == 9
+
+
+def test_turns_of_an_agent_are_read_where_its_calls_were_sampled(spec):
+    """The first segment goes on after the second one was begun."""
+    renderer = HfRenderer(spec)
+    rows = [[*renderer.encode("1="), *renderer.encode("3<eos>"), *renderer.encode("+4<eos>")], renderer.encode("5")]
+    segments = [
+        Segment(token_ids=Array.of(ids, "int32"), loss_mask=Array.of([1] * len(ids), "uint8"), versions=(),
+                behavior_logprobs=Array.of([0.0] * len(ids), "float32"))
+        for ids in rows
+    ]  # fmt: skip
+    places = [(0, 2, 2), (1, 0, 1), (0, 5, 2)]
+    calls = [
+        AgentCall(number=number, dialect="chat", request_digest="", tools_digest="", segment=segment, start=start,
+                  count=count, finish_reason="stop")
+        for number, (segment, start, count) in enumerate(places)
+    ]  # fmt: skip
+    turns = [Turn(role="assistant", content="", num_tokens=count) for _, _, count in places]
+    shown = pieces_of_turns(renderer, turns, segments, calls)
+    assert [joined(one) for one in shown] == ["3<eos>", "5", "4<eos>"]
