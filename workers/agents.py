@@ -8,12 +8,14 @@ from collections.abc import Callable
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.environments import ENVIRONMENTS
+from rftstream.environments.hosts.agents import HostedAgent
 from rftstream.gateway.dialects import DIALECTS
 from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.gateway.server import GatewayServer, GatewaySettings
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
 from rftstream.roles.explorer.agent_calls import AgentLimits
+from rftstream.roles.explorer.agent_launcher import AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.agent_loop import AgentLoop
 from rftstream.roles.explorer.agent_step import AgentExplorerStep, check_fits
 from rftstream.roles.explorer.model_calls import CallInbox
@@ -52,6 +54,7 @@ def agent_step_maker(
         fits=check_fits,
         now=context.clock.now,
     )
+    server, keys = _start_gateway(context, spec, inbox)
     return functools.partial(
         AgentExplorerStep,
         agents=agents,
@@ -59,16 +62,37 @@ def agent_step_maker(
         agent_environments=[name for name in ENVIRONMENTS if is_agent(name)],
         dialects=dialects,
         renderer=loop.renderer,
-        launch=lambda task: False,
-        close_gateway=_start_gateway(context, spec, inbox),
+        launcher=AgentLauncher(_launched_agents(context, server, keys, pipe), inbox),
+        close_gateway=(lambda: None) if server is None else server.close,
     )
 
 
-def _start_gateway(context: RoleContext, spec: ModelSpec, inbox: CallInbox) -> Callable[[], None]:
-    """Start the gateway's server; return what ends it."""
+def _launched_agents(
+    context: RoleContext, server: GatewayServer | None, keys: GatewayKeys | None, pipe: SelfPipe | None
+) -> LaunchedAgents:
+    """Return what the explorer starts itself: nothing in a simulated run, which has no processes."""
+    config, sections = context.config, context.config.tasksets.values()
+    names = {one.environment for one in sections if registry.find_spec(EnvironmentSpec, one.environment).is_launched}
+    if server is None or keys is None or pipe is None:
+        return LaunchedAgents(agents={})
+    settings = {name: config.build_part("environment", name)[1] for name in names}
+    return LaunchedAgents(
+        agents={name: HostedAgent(one) for name, one in settings.items()},
+        anew=[name for name, one in settings.items() if one.on_restart == "anew"],
+        base_url=server.local_url,
+        key_of=keys.rollout_key,
+        ring=pipe.ring,
+    )
+
+
+def _start_gateway(
+    context: RoleContext, spec: ModelSpec, inbox: CallInbox
+) -> tuple[GatewayServer | None, GatewayKeys | None]:
+    """Start the gateway's server. A simulated run has none."""
     if context.simulated:
-        return lambda: None
+        return None, None
     settings, run_id = context.config.explorer, context.folder.run_id
+    keys = GatewayKeys(run_secret(run_id), run_id)
     server = GatewayServer(
         GatewaySettings(
             address=settings.gateway_address,
@@ -76,8 +100,8 @@ def _start_gateway(context: RoleContext, spec: ModelSpec, inbox: CallInbox) -> C
             model=spec.name,
             max_body_bytes=settings.gateway_max_body_bytes,
         ),
-        GatewayKeys(run_secret(run_id), run_id),
+        keys,
         inbox,
     )
     server.start()
-    return server.close
+    return server, keys

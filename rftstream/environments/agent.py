@@ -11,16 +11,9 @@ from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 
 
-class RemoteAgent:
+class DrivesItself:
     """Stands for an agent in the run file. The explorer's agent loop takes the tasks that name it; nothing else can
     attempt them, so what asks this object for a conversation is told so."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The settings in `[environments.agent]`."""
-
-    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
-        pass
 
     def start(self) -> Sequence[ChatMessage]:
         self._refuse()
@@ -39,3 +32,14 @@ class RemoteAgent:
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError("an agent drives itself: only explorers with a gateway attempt its tasks")
+
+
+class RemoteAgent(DrivesItself):
+    """An agent that runs elsewhere."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[environments.agent]`."""
+
+    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
+        pass

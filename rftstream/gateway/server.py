@@ -45,6 +45,9 @@ from rftstream.roles.explorer.model_calls import (
 
 log = logging.getLogger(__name__)
 
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+"""Address that listens everywhere -> where this machine reaches it."""
+
 MAX_PARTS = 256
 """Most parts or metrics that an agent may post."""
 
@@ -88,6 +91,8 @@ class GatewayServer:
         }
         self.base_url = ""
         """What OpenAI's and Anthropic's clients take as base_url; known after `start`."""
+        self.local_url = ""
+        """The same for clients on this machine: it leads to this explorer and no other."""
 
     def start(self) -> str:
         """Listen, and return the base URL. ConfigError if that address cannot be had."""
@@ -105,6 +110,7 @@ class GatewayServer:
         found = self._server.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         self.base_url = self._settings.public_url.rstrip("/") or f"http://{shown}:{found}/v1"
+        self.local_url = f"http://{LOOPBACK_OF.get(host, shown)}:{found}/v1"
         log.info("the gateway for agents is at %s", self.base_url)
         return self.base_url
 

@@ -1,9 +1,11 @@
-"""The worked examples of docs/environments-hosts.md do what they say, each in a process of its own."""
+"""The worked examples of docs/environments-hosts.md, and the agent of docs/agents.md that rftstream runs, do what they
+say, each in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,12 +17,15 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 from rftstream.environments.hosted import HostedEnvironment
 from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.environments.served import ServedEnvironment
+from rftstream.runs.folder import open_run
+from rftstream.service.role import Log
 
 EXAMPLES = Path(__file__).parent / "examples"
 PROBLEM = Problem(messages=(ChatMessage(role="system", content="Play."),), answer="42")
@@ -96,3 +101,19 @@ def test_an_agent_in_a_host() -> None:
             server.shutdown()
             thread.join()
     assert result == AgentResult(reward=1.0, parts={"draft": 0.0})
+
+
+@pytest.mark.slow
+def test_a_run_with_an_agent(tmp_path: Path) -> None:
+    for name in ("my_agents.py", "hosted_agent.toml"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    command = [str(Path(sys.executable).with_name("rftstream")), "run", "hosted_agent.toml"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    opened = open_run(tmp_path / "runs" / "hosted_agent")
+    try:
+        found = [one.message for one in Log(opened.transport).messages("rollouts")]
+    finally:
+        opened.transport.close()
+    ended = [one for one in found if isinstance(one, Rollout) and one.status == "completed"]
+    assert ended and all(len(one.calls) == 2 for one in ended)
+    assert all(one.posted is not None and one.posted.parts.keys() == {"draft"} for one in ended)

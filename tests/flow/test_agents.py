@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, RolloutStatus
-from rftstream.roles.explorer.model_calls import CallAnswer, RolloutEnded, SessionGranted
+from rftstream.roles.explorer.model_calls import AgentBegins, CallAnswer, RolloutEnded, SessionGranted
 from rftstream.testing import RoleDriver
 from tests.flow.agents import AGENTS, Agent, kill_and_restart, session, user
 from tests.flow.scene import Scene
@@ -245,6 +245,35 @@ def test_agents_that_fail_or_do_nothing(tmp_path: Path) -> None:
     rollouts = [one for one in scene.messages("rollouts") if isinstance(one, Rollout)]
     assert [one.status for one in rollouts] == [RolloutStatus.failed] * 2
     assert {one.error for one in rollouts} == {"the agent failed: KeyError: 'x'", "the agent ended without a call"}
+
+
+def test_an_agent_that_is_cut_short_ends_as_one_truncated_record(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    other = Agent(explorer, agent.rollout_id[:-1] + "1")
+    agent.ask(user("1+1="))
+    agent.end(cut_short="it took too long")
+    other.end(cut_short="it took too long")
+    truncated, failed = (one for one in scene.messages("rollouts") if isinstance(one, Rollout))
+    assert truncated.status is RolloutStatus.truncated and len(truncated.calls) == 1 and truncated.posted is None
+    assert truncated.error == "it took too long"
+    assert failed.status is RolloutStatus.failed and failed.error == "it took too long, and made no call"
+
+
+def test_an_agent_that_begins_again_gets_the_recorded_answers(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path)
+    first = agent.ask(user("1+1="))
+    second = agent.ask(user("1+1="), first.message, user("2+2="))
+    waits = agent.send(user("1+1="), second.message, user("3+3="))
+    explorer.tick()
+    agent.step.inbox.put(AgentBegins(rollout_id=agent.rollout_id))
+    assert agent.ask(user("1+1=")).answer == first.answer
+    assert agent.ask(user("1+1="), first.message, user("2+2=")).answer == second.answer
+    third = agent.ask(user("1+1="), second.message, user("3+3="))
+    assert third.answer == waits.answer and third.body["id"].endswith("/call/2")
+    assert agent.ask(user("1+1=")).body["id"].endswith("/call/3")
+    agent.end(reward=1.0)
+    rollout = the_rollout(scene)
+    assert rollout.status is RolloutStatus.completed and rollout.num_tokens == trained_tokens(rollout)
 
 
 def test_a_rollout_that_is_nowhere_near_is_moving(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ be a plain function that blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -47,16 +47,27 @@ class HostedAgent:
 
     def __init__(self, config: HostedAgentConfig) -> None:
         if not config.target:
-            raise ConfigError("agent: missing; name the function to run, as in my_agents:solve")
+            raise ConfigError(
+                "environments.hosted_agent.target: missing; name the function to run, as in my_agents:solve"
+            )
         self._config = config
         self._pool = pool_of(config.hosts())
 
-    async def run(self, *, problem: Problem, base_url: str, api_key: str, seed: int) -> AgentResult:
+    async def run(
+        self,
+        *,
+        problem: Problem,
+        base_url: str,
+        api_key: str,
+        seed: int,
+        begins: Callable[[], object] = lambda: None,
+    ) -> AgentResult:
         """Run the agent to its end. HostError if its host dies, HostTimeout if it takes too long, HostedCodeError if it
-        raises. Cancelling this cancels the agent."""
+        raises. Cancelling this cancels the agent. `begins` is called when its host is ready."""
         session = self._pool.session(target_path(self._config.target))
         try:
             await session.open()
+            begins()
             answer = await session.call(
                 "run_agent",
                 self._config.timeout_s,

@@ -22,6 +22,7 @@ from rftstream.roles.explorer.agent_rollout import AgentRollout
 from rftstream.roles.explorer.agent_session import AgentSession, EndedAgent, UnsavedCall
 from rftstream.roles.explorer.model_calls import (
     RETRY_AFTER_S,
+    AgentBegins,
     AgentRequest,
     CallInbox,
     Delivered,
@@ -86,6 +87,8 @@ class AgentLoop:
         for item in self._inbox.take():
             if isinstance(item, Delivered):
                 self._note_delivered(item)
+            elif isinstance(item, AgentBegins):
+                self._begin_again(item)
             else:
                 self._take(item)
         for session in self._sessions.values():
@@ -153,10 +156,8 @@ class AgentLoop:
         return session is not None and session.session is None
 
     def rewind(self, key: int) -> None:
-        """Have the recorded calls answer an agent that is run again from its start: each answers the next equal request
-        as if nobody had got its answer."""
-        for recorded in self._sessions[key].rollout.calls:
-            recorded.is_delivered = False
+        """Have the recorded calls answer an agent that is run again from its start."""
+        self._sessions[key].rewind()
 
     def idle_s(self) -> float:
         """Return the seconds until `step` has something to do, if no request comes."""
@@ -236,6 +237,12 @@ class AgentLoop:
         if session is not None and notice.number < len(session.rollout.calls):
             session.rollout.calls[notice.number].is_delivered = True
 
+    def _begin_again(self, notice: AgentBegins) -> None:
+        session = self._by_id.get(notice.rollout_id)
+        if session is not None and session.ended is None:
+            session.rewind()
+            session.last_active = self._now()
+
     # ------------------------------------------------------------------------------------------ the end
 
     def _end_by_word(self, session: AgentSession, end: RolloutEnd) -> None:
@@ -243,6 +250,8 @@ class AgentLoop:
         posted = Posted(reward=end.reward, parts=dict(end.parts), source="agent") if gave else None
         if end.error is not None:
             self._end(session, RolloutStatus.failed, f"the agent failed: {end.error}", posted, dict(end.metrics))
+        elif end.cut_short is not None:
+            self._cut_short(session, end.cut_short)
         elif not session.rollout.calls:
             self._end(session, RolloutStatus.failed, "the agent ended without a call", None, dict(end.metrics))
         else:
@@ -260,10 +269,13 @@ class AgentLoop:
                 if silent
                 else f"the rollout took {limits.rollout_timeout_s:g} s (explorer.rollout_timeout_s)"
             )
-            if session.rollout.calls:
-                self._end(session, RolloutStatus.truncated, why, None, {})
-            else:
-                self._end(session, RolloutStatus.failed, f"{why}, and made no call", None, {})
+            self._cut_short(session, why)
+
+    def _cut_short(self, session: AgentSession, why: str) -> None:
+        if session.rollout.calls:
+            self._end(session, RolloutStatus.truncated, why, None, {})
+        else:
+            self._end(session, RolloutStatus.failed, f"{why}, and made no call", None, {})
 
     def _ends_at(self, session: AgentSession) -> float:
         """Return when a rollout ends if nothing more is heard of it."""

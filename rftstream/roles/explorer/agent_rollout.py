@@ -201,7 +201,8 @@ class AgentRollout:
 
     def restore(self, pieces: Sequence[PartialRollout]) -> None:
         """Take the calls that were saved. CannotGoOnError if they are not what was saved."""
-        for number, piece in enumerate(pieces):
+        first = pieces[0].piece if pieces else 0  # others before it were taken back, if it is not 0
+        for number, piece in enumerate(pieces, start=first):
             if piece.ids != self.task.ids or piece.piece != number:
                 raise CannotGoOnError(f"got piece {piece.piece} of {piece.ids.rollout_id}, expected {number}")
             if not len(piece.calls) == len(piece.saved_calls) == len(piece.segments):

@@ -150,6 +150,14 @@ class AgentSession:
             return sampled[-1] if sampled else recorded_calls[-1] if recorded_calls else None
         return None
 
+    def rewind(self) -> None:
+        """Have the calls so far answer an agent that is run again from its start: each answers the next equal request,
+        as if nobody had got its answer or waited for it."""
+        for request in self.requests():
+            request.is_gone = True
+        for recorded in self.rollout.calls:
+            recorded.is_delivered = False
+
     def wait_for(self, found: RecordedCall | OpenCall, request: AgentRequest) -> None:
         """Answer a request as the call that it repeats, at once or when that is on the log."""
         if isinstance(found, OpenCall):

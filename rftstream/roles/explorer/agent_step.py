@@ -17,6 +17,7 @@ from rftstream.contracts.rollouts import PartialRollout, Rollout
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ContractError
 from rftstream.models.rendering import Renderer
+from rftstream.roles.explorer.agent_launcher import AgentLauncher
 from rftstream.roles.explorer.agent_loop import AgentLoop
 from rftstream.roles.explorer.agent_rollout import AgentRollout
 from rftstream.roles.explorer.agent_session import EndedAgent, UnsavedCall
@@ -44,13 +45,12 @@ class AgentExplorerStep(ExplorerStep):
         dialects: Mapping[str, Dialect],
         renderer: Renderer,
         renderers: Mapping[str, Renderer],
-        launch: Callable[[Task], bool],
+        launcher: AgentLauncher,
         close_gateway: Callable[[], object],
         **others: Any,
     ) -> None:
         """`agent_environments`: names of the environments whose tasks are agents'. `inbox` is what `agents` reads;
-        it rings the pipe. `launch` starts the agent of a task, also of one that goes on; it returns False for agents
-        that run elsewhere. `others`: as for ExplorerStep."""
+        it rings the pipe. `others`: as for ExplorerStep."""
         super().__init__(renderers=renderers, **others)
         self._agents = agents
         self.inbox = inbox
@@ -58,7 +58,7 @@ class AgentExplorerStep(ExplorerStep):
         self._agent_environments = frozenset(agent_environments)
         self._dialects = dialects
         self._renderer, self._own_renderers = renderer, renderers
-        self._launch, self._close_gateway = launch, close_gateway
+        self._launcher, self._close_gateway = launcher, close_gateway
         self._agent_works: dict[int, RolloutInHand] = {}
         self._stale: dict[int, list[int]] = {}
         """Item -> numbers of pieces that it could not go on from; they are taken back with the next ones."""
@@ -85,7 +85,7 @@ class AgentExplorerStep(ExplorerStep):
         else:
             rollout, session = self._restored(work, records)
             self._agent_works[item.number] = work
-            is_ours = self._launch(task)
+            is_ours = self._launcher.launch(task)
             self._agents.start(item.number, rollout, session="" if is_ours else session)
             if is_ours:
                 self._agents.rewind(item.number)
@@ -94,6 +94,9 @@ class AgentExplorerStep(ExplorerStep):
     def drop(self, numbers: Collection[int]) -> None:
         """Forget rollouts; the agents of these are told to come again."""
         super().drop(numbers)
+        self._launcher.cancel(
+            work.task.ids.rollout_id for number in numbers if (work := self._agent_works.get(number)) is not None
+        )
         self._agents.drop(numbers)
         for number in numbers:
             self._agent_works.pop(number, None)
@@ -105,6 +108,7 @@ class AgentExplorerStep(ExplorerStep):
 
     def advance(self) -> Sequence[Done]:
         """Do a slice of both loops' work; return what is finished."""
+        self._launcher.check()
         done = list(super().advance())
         if not self._leaving:
             self._skip_decided()
@@ -125,6 +129,7 @@ class AgentExplorerStep(ExplorerStep):
         idle: Collection[int] = ()
         if leaving:
             self._leaving = True
+            self._launcher.cancel_all()  # before they are refused: they would fail of it
             idle = set(self._agents.leave())
         for number, work in self._agent_works.items():
             outputs = self._pieces(work)
@@ -141,7 +146,8 @@ class AgentExplorerStep(ExplorerStep):
         return {**super().health(), "agents": len(self._agent_works)}
 
     def close(self) -> None:
-        """End the gateway, then the rest."""
+        """End the agents, then the gateway, then the rest."""
+        self._launcher.close()
         self._agents.close()
         self._close_gateway()
         super().close()
@@ -156,6 +162,9 @@ class AgentExplorerStep(ExplorerStep):
         rollout = AgentRollout(task, renderer, self._dialects)
         if not records:
             return rollout, None
+        if self._launcher.begins_anew(task):
+            self._stale[work.item.number] = numbers_of(records)
+            return rollout, ""
         try:
             pieces = self._partials.read(records)
             rollout.restore(pieces)
@@ -175,18 +184,20 @@ class AgentExplorerStep(ExplorerStep):
         grant, calls = found
         stale = self._stale.pop(work.item.number, [])
         outputs = list(tombstones(work.task.ids.rollout_id, work.partition, stale))
+        first = max(stale, default=-1) + 1  # no number is given twice
         if grant is not None and not calls:
-            outputs.append(self._piece(work, grant, None))
+            outputs.append(self._piece(work, grant, None, first))
             grant = None
         for call in calls:
-            outputs.append(self._piece(work, grant, call))
+            outputs.append(self._piece(work, grant, call, first))
             grant = None
             metrics.PARTIAL_TOKENS.labels("saved").inc(call.call.count)
         return tuple(outputs)
 
-    def _piece(self, work: RolloutInHand, grant: str | None, call: UnsavedCall | None) -> Publish:
+    def _piece(self, work: RolloutInHand, grant: str | None, call: UnsavedCall | None, first: int) -> Publish:
+        number = work.pieces[-1] + 1 if work.pieces else first
         piece = piece_of_call(
-            work.task, call, piece=len(work.pieces), session=grant, now=self._clock.now(), explorer=self._process
+            work.task, call, piece=number, session=grant, now=self._clock.now(), explorer=self._process
         )
         work.pieces.append(piece.piece)
         return Publish(TOPIC, work.partition, piece, codec.encode(piece))
@@ -202,6 +213,7 @@ class AgentExplorerStep(ExplorerStep):
     def _ended(self, ended: EndedAgent) -> Done:
         work = self._agent_works.pop(ended.key)
         work.pieces += self._stale.pop(ended.key, [])
+        self._launcher.cancel([work.task.ids.rollout_id])
         rollout = rollout_of_agent(work.task, ended, self._clock.now())
         return finish_work(work, rollout, rollout.num_tokens)
 

@@ -106,6 +106,8 @@ class RolloutEnd:
     """What the agent measured."""
     error: str | None = None
     """Why the agent failed; None if it did not."""
+    cut_short: str | None = None
+    """Why the agent was ended before it was done; its calls count. None if it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,20 +178,28 @@ class Delivered:
     """The call's number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentBegins:
+    """An agent of the explorer's own begins to run. What an earlier run of it has asked for, nobody waits for."""
+
+    rollout_id: str
+    """The rollout that it makes."""
+
+
 class CallInbox:
     """What the server's thread has for the explorer's. The server calls `put`; the agent loop calls `take` in each
     slice. After `close` every request is refused with 503."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
         """`wake` ends the explorer's wait. The server's thread calls it when there is something and was nothing."""
-        self._items: deque[AgentRequest | Delivered] = deque()
+        self._items: deque[AgentRequest | Delivered | AgentBegins] = deque()
         self._wake = wake
         self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: AgentRequest | Delivered) -> None:
+    def put(self, item: AgentRequest | Delivered | AgentBegins) -> None:
         """Add a request or a notice. Any thread may call this."""
         if self._is_closed:
             if isinstance(item, AgentRequest):
@@ -199,7 +209,7 @@ class CallInbox:
         if len(self._items) == 1:  # else the explorer was woken, and has not looked yet
             self._wake()
 
-    def take(self) -> list[AgentRequest | Delivered]:
+    def take(self) -> list[AgentRequest | Delivered | AgentBegins]:
         """Return what came since the last call, in order."""
         taken = []
         while self._items:

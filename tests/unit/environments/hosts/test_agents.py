@@ -82,7 +82,7 @@ def test_results(foreign: Path) -> None:
         run(agent(foreign, "odd"))
     with pytest.raises(ConfigError, match="has no 'nobody'"):
         run(agent(foreign, "nobody"))
-    with pytest.raises(ConfigError, match="agent: missing"):
+    with pytest.raises(ConfigError, match="target: missing"):
         HostedAgent(HostedAgentConfig())
 
 

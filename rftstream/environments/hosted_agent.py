@@ -1,0 +1,25 @@
+"""An agent that the explorer starts for each rollout, in a process with an interpreter of its own (`hosts/`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rftstream.contracts.tasks import Problem
+from rftstream.environments.agent import DrivesItself
+from rftstream.environments.hosts.agents import HostedAgentConfig
+
+
+class LaunchedAgent(DrivesItself):
+    """An agent in a host process. The explorer's launcher runs its function."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(HostedAgentConfig):
+        """The settings in `[environments.hosted_agent]`."""
+
+        on_restart: Literal["replay", "anew"] = "replay"
+        """What another explorer does with a rollout that it takes over. Both start the agent again. `replay`: a request
+        that equals a recorded one gets its answer. `anew`: the recorded calls are thrown away."""
+
+    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
+        pass

@@ -1,0 +1,175 @@
+"""Starts agents: one run of a function in a host process for each rollout, from its beginning to its result.
+
+The runs are awaited in an event loop with a thread of its own. What becomes of them goes to the agent loop through its
+inbox, as if the agent had said it over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from rftstream.contracts.tasks import Task
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from rftstream.policies.loopthread import LoopThread
+from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
+
+log = logging.getLogger(__name__)
+
+MAX_STARTS = 3
+"""How often an agent is started whose host dies. After that its rollout fails."""
+MAX_NUMBERS = 256
+"""Most parts or metrics of a result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedAgents:
+    """What a launcher starts, and where its agents find their model."""
+
+    agents: Mapping[str, HostedAgent]
+    """Name of an environment -> what runs its agents."""
+    anew: Collection[str] = ()
+    """Names of the environments whose agents begin without recorded calls when their explorer was another one."""
+    base_url: str = ""
+    """Of the gateway."""
+    key_of: Callable[[str], str] = str
+    """Returns the key of a rollout."""
+    ring: Callable[[], object] = lambda: None
+    """Ends the explorer's wait, from any thread."""
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One agent on its way."""
+
+    task: Task
+    work: asyncio.Task[None] | None = None
+
+
+class AgentLauncher:
+    """The agents that an explorer has started. Its step calls `launch` for each task, `check` in each slice, `cancel`
+    for what has ended or is lost, and `close` at the end. None of them waits for a host, but `close`."""
+
+    def __init__(self, launched: LaunchedAgents, inbox: CallInbox) -> None:
+        self._launched, self._inbox = launched, inbox
+        self._loop = LoopThread("agents") if launched.agents else None
+        self._lock = threading.Lock()
+        self._running: dict[str, _Run] = {}
+        """By rollout. What is not in it any more has nothing to say."""
+        self._works: set[asyncio.Task[None]] = set()
+        """So that they live until they have left their hosts."""
+        self._error: ConfigError | None = None
+
+    def launch(self, task: Task) -> bool:
+        """Start the agent of a task, from its beginning. False for an agent that runs elsewhere."""
+        agent = self._launched.agents.get(task.environment)
+        if agent is None or self._loop is None:
+            return False
+        self.cancel([task.ids.rollout_id])
+        run = self._running[task.ids.rollout_id] = _Run(task)
+        self._loop.soon(self._begin, run, agent)
+        return True
+
+    def begins_anew(self, task: Task) -> bool:
+        """Return whether the agent of a task is to begin without the calls that another explorer has recorded."""
+        return task.environment in self._launched.anew and task.environment in self._launched.agents
+
+    def cancel(self, rollout_ids: Iterable[str]) -> None:
+        """Cancel the agents of these rollouts. From now on nothing is heard of them."""
+        for rollout_id in rollout_ids:
+            with self._lock:
+                run = self._running.pop(rollout_id, None)
+            if run is not None and self._loop is not None and not self._loop.closed:
+                self._loop.soon(_cancel, run)
+
+    def cancel_all(self) -> None:
+        """Cancel all agents."""
+        self.cancel(list(self._running))
+
+    def check(self) -> None:
+        """Raise ConfigError if no agent can be run at all, since the interpreter or the target is not there."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Cancel all agents, and wait until they have left their hosts."""
+        self.cancel_all()
+        if self._loop is not None:
+            self._loop.close()
+
+    # ------------------------------------------------------------------------------------------ in the loop's thread
+
+    def _begin(self, run: _Run, agent: HostedAgent) -> None:
+        run.work = asyncio.get_running_loop().create_task(self._attend(run, agent))
+        self._works.add(run.work)
+        run.work.add_done_callback(self._works.discard)
+
+    async def _attend(self, run: _Run, agent: HostedAgent) -> None:
+        """Run an agent to its end, and hand on what became of it."""
+        rollout_id = run.task.ids.rollout_id
+        try:
+            end = await self._end_of(run, agent)
+        except ConfigError as error:
+            self._error = error
+            self._launched.ring()
+            return
+        except Exception as error:
+            log.exception("%s: the agent cannot be run", rollout_id)
+            end = RolloutEnd(error=f"{type(error).__name__}: {error}")
+        with self._lock:
+            if self._running.get(rollout_id) is run:
+                del self._running[rollout_id]
+                self._inbox.put(AgentRequest(rollout_id=rollout_id, wanted=end, reply=lambda answer: None))
+
+    async def _end_of(self, run: _Run, agent: HostedAgent) -> RolloutEnd:
+        task, died = run.task, ""
+        for _ in range(MAX_STARTS):
+            try:
+                result = await agent.run(
+                    problem=task.problem,
+                    base_url=self._launched.base_url,
+                    api_key=self._launched.key_of(task.ids.rollout_id),
+                    seed=task.seed,
+                    begins=lambda: self._note_begin(run),
+                )
+            except HostTimeout as error:
+                return RolloutEnd(cut_short=f"the agent took too long: {error}")
+            except HostedCodeError as error:
+                return RolloutEnd(error=str(error))
+            except HostError as error:
+                died = str(error)
+                log.warning("%s: the host of the agent is gone: %s", task.ids.rollout_id, died)
+            else:
+                return end_of_result(result)
+        return RolloutEnd(error=f"its host died {MAX_STARTS} times: {died}")
+
+    def _note_begin(self, run: _Run) -> None:
+        rollout_id = run.task.ids.rollout_id
+        with self._lock:
+            if self._running.get(rollout_id) is run:
+                self._inbox.put(AgentBegins(rollout_id=rollout_id))
+
+
+def _cancel(run: _Run) -> None:
+    if run.work is not None:
+        run.work.cancel()
+
+
+def end_of_result(result: AgentResult) -> RolloutEnd:
+    """Return the end of a rollout whose agent has returned. Numbers that no record may hold are an error of it."""
+    for name, numbers in (
+        ("reward", {} if result.reward is None else {"reward": result.reward}),
+        ("parts", result.parts),
+        ("metrics", result.metrics),
+    ):
+        if len(numbers) > MAX_NUMBERS:
+            return RolloutEnd(error=f"agent.{name}: got {len(numbers)} numbers, expected at most {MAX_NUMBERS}")
+        for number in numbers.values():
+            if not math.isfinite(number):
+                return RolloutEnd(error=f"agent.{name}: got {number}, expected finite numbers")
+    return RolloutEnd(reward=result.reward, parts=dict(result.parts), metrics=dict(result.metrics))
