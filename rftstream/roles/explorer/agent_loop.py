@@ -85,12 +85,10 @@ class AgentLoop:
         """Do one slice of work: take requests, have calls sampled, take what was sampled; return rollouts that ended.
         `may_sample`: whether the weights are new enough for a task."""
         for item in self._inbox.take():
-            if isinstance(item, Delivered):
-                self._note_delivered(item)
-            elif isinstance(item, AgentBegins):
-                self._begin_again(item)
-            else:
+            if isinstance(item, AgentRequest):
                 self._take(item)
+            else:
+                self._note(item)
         for session in self._sessions.values():
             if session.open_calls:
                 self._calls.sample(session, may_sample(session.rollout.task))
@@ -232,16 +230,14 @@ class AgentLoop:
         else:
             self._calls.begin(session, request, call)
 
-    def _note_delivered(self, notice: Delivered) -> None:
+    def _note(self, notice: Delivered | AgentBegins) -> None:
         session = self._by_id.get(notice.rollout_id)
-        if session is not None and notice.number < len(session.rollout.calls):
+        if isinstance(notice, AgentBegins):
+            if session is not None and session.ended is None:
+                session.rewind()
+                session.last_active = self._now()
+        elif session is not None and notice.number < len(session.rollout.calls):
             session.rollout.calls[notice.number].is_delivered = True
-
-    def _begin_again(self, notice: AgentBegins) -> None:
-        session = self._by_id.get(notice.rollout_id)
-        if session is not None and session.ended is None:
-            session.rewind()
-            session.last_active = self._now()
 
     # ------------------------------------------------------------------------------------------ the end
 
