@@ -175,6 +175,29 @@ def test_host_and_explorer_are_killed_in_the_middle(place: Workplace, on_restart
     assert_nobody_left(place, log)
 
 
+def test_a_run_that_is_stopped_goes_on_where_its_agents_were(place: Workplace) -> None:
+    """An explorer that leaves cancels its agents before they are refused, so none of them fails of it."""
+    gate = place.folder / "gate"
+    log = write_run(place, ways=1, gate=str(gate))
+    run = place.start("run", "tiny.toml", "--json")
+    place.wait_for(lambda: len(told(log)) >= 4, "first calls")
+    run.send(signal.SIGINT)
+    run.finish()
+    assert_nobody_left(place, log)
+    gate.touch()
+    done = place.call("resume", "runs/tiny", "--json")
+    assert done.code == 0, done.err
+    place.view("runs/tiny").assert_nothing_lost()
+    rollouts = by_seed(place)
+    bodies: dict[int, set[str]] = defaultdict(set)
+    for line in told(log):
+        bodies[line["seed"]] |= {line["body"]} if line["call"] == 0 else set()
+    assert all(len(found) == 1 for found in bodies.values())
+    assert {one.status for one in rollouts.values()} == {RolloutStatus.completed}
+    assert all(len(one.calls) == 2 for one in rollouts.values())
+    assert_nobody_left(place, log)
+
+
 def test_an_agent_that_is_not_there_ends_the_run(place: Workplace) -> None:
     write_run(place, ways=1)
     place.write("agents_here.py", "import a_module_that_nobody_has\n")
