@@ -172,7 +172,7 @@ def test_a_second_trainer_takes_over_and_the_first_is_not_restarted(place: Workp
     assert f"trainer-0: trainer: second, process {second.pid} on " in run.err
     assert "took over with epoch 2" in run.err
     version = view.curve().version
-    reach(place, view, version + 3)
+    reach(place, view, min(version + 3, 16))  # on a busy machine the run may be near its end by now
     assert place.worker("trainer-0") is None
     done = run.finish()
     assert done.code == 0, done.err

@@ -54,7 +54,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     [
         ("def score(completion, answer): return len(completion)", 5.0),
         ("def score(completion, answer, **kwargs): return kwargs['info']['level']", 3.0),
-        ("def score(completion, **kwargs): return len(kwargs) + kwargs['level']", 11.0),
+        ("def score(completion, **kwargs): return len(kwargs) + kwargs['level']", 14.0),
         ("def score(answer): return int(answer)", 7.0),
         ("def score(completion, /, answer): return int(answer)", 7.0),
         ("def score(*, num_tokens, truncated): return num_tokens + truncated", 5.0),

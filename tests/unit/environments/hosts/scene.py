@@ -87,7 +87,7 @@ class Told:
                                           close_fds=False).stdout)
 
     def garbage(self, rest, said):
-        for number in range(3, 64):
+        for number in range(3, 4096):
             try:
                 os.write(number, b"\\xff" * 64)
             except OSError:
