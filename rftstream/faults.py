@@ -14,8 +14,15 @@ object_written                  weights are in the store, nobody was told
 before_checkpoints              before each file of a checkpoint and before its manifest
 checkpoint_files_written        the checkpoint's files are there, its manifest is not
 checkpoint_manifest_written     the checkpoint is complete, and the older ones are still there
+call_received                   a new call of an agent is to be sampled, and nothing of it is on the log
+call_sampled                    a call has its tokens and its answer, and is not on the log
+call_committed                  a call is on the log, and its agent was told nothing
+call_answered                   the agent has the answer of a call
 trim_said                       the log says what is deleted, and all of it is still there
 trim_log_done                   records are deleted, checkpoints not yet
+
+For the points of calls, the number is the call's in its rollout: "explorer:call_committed:3" kills the first explorer
+that has the third call of any rollout on the log.
 """
 
 from __future__ import annotations
@@ -23,7 +30,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from rftstream.errors import ConfigError
@@ -40,17 +46,22 @@ POINTS = (
     "before_checkpoints",
     "checkpoint_files_written",
     "checkpoint_manifest_written",
+    "call_received",
+    "call_sampled",
+    "call_committed",
+    "call_answered",
     "trim_said",
     "trim_log_done",
 )
 
-_armed: Callable[[str], None] | None = None
+_armed: _Armed | None = None
 
 
-def at(point: str) -> None:
-    """Say that the process is at this point now. If a fault is due here, the process dies or stops."""
+def at(point: str, number: int | None = None) -> None:
+    """Say that the process is at this point now, for the time `number`; None: once more than before. If a fault is due
+    here, the process dies or stops."""
     if _armed is not None:
-        _armed(point)
+        _armed(point, number)
 
 
 def arm(role: str, done: Path) -> None:
@@ -70,8 +81,8 @@ class _Armed:
         self._done = done
         self._passed: Counter[str] = Counter()
 
-    def __call__(self, point: str) -> None:
-        self._passed[point] += 1
+    def __call__(self, point: str, number: int | None) -> None:
+        self._passed[point] = self._passed[point] + 1 if number is None else number
         for role, where, occurrence, action in self._faults:
             if (where, occurrence) == (point, self._passed[point]) and self._first(f"{role}.{where}.{occurrence}"):
                 os.kill(os.getpid(), SIGNALS[action])

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rftstream import faults
 from rftstream.contracts.rollouts import SavedCall
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ConfigError, ContractError
@@ -101,6 +102,7 @@ class CallSampler:
         )
         session.num_asked += 1
         session.open_calls[open_call.request_id] = open_call
+        faults.at("call_received", len(session.rollout.calls) + len(session.open_calls))
 
     def sample(self, session: AgentSession, may_sample: bool) -> None:
         """Have the calls of a rollout sampled, or not: when the trainer went back to a version that is too old for its
@@ -151,6 +153,7 @@ class CallSampler:
             return
         session.unsaved.append(unsaved)
         session.waiting[recorded.call.number] = open_call.requests
+        faults.at("call_sampled", recorded.call.number + 1)
 
     def _recorded(
         self, session: AgentSession, open_call: OpenCall, completion: Completion

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from rftstream import faults
 from rftstream.contracts.rollouts import Posted, RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.policies.base import Policy
@@ -238,6 +239,7 @@ class AgentLoop:
                 session.last_active = self._now()
         elif session is not None and notice.number < len(session.rollout.calls):
             session.rollout.calls[notice.number].is_delivered = True
+            faults.at("call_answered", notice.number + 1)
 
     # ------------------------------------------------------------------------------------------ the end
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rftstream import faults
 from rftstream.contracts.rollouts import AgentCall, Posted, RolloutStatus, SavedCall, Segment
 from rftstream.roles.explorer.agent_history import RecordedCall, digest
 from rftstream.roles.explorer.agent_rollout import AgentRollout, PlannedCall
@@ -173,6 +174,7 @@ class AgentSession:
             recorded = self.rollout.calls[number]
             if not recorded.is_committed:
                 recorded.is_committed = True
+                faults.at("call_committed", number + 1)
                 for request in self.waiting.pop(number, ()):
                     request.reply(CallAnswer(number=number, body=recorded.answer))
 

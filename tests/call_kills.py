@@ -1,0 +1,196 @@
+"""A run whose explorer is killed at every call of a rollout, at one point after the other: what agents elsewhere and
+agents in hosts are told, and what is on the log in the end. Both logs are tested with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from typing import Any
+
+import psutil
+
+from rftstream import faults
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.tasks import Task
+from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
+from tests.agents_elsewhere import (
+    SECRET,
+    AgentThreads,
+    Conversation,
+    Gateways,
+    RolloutIsOverError,
+    check_calls,
+)
+from tests.e2e.workplace import FAKE, RunView, Workplace
+
+POINTS = ("call_received", "call_sampled", "call_committed", "call_answered")
+NUM_CALLS = 4
+
+RUN = (
+    FAKE.replace("max_tokens = 8", "max_tokens = 400")
+    .replace("steps = 6", "steps = 2")
+    .replace('source = "arithmetic"', 'source = "arithmetic"\nenvironment = "{environment}"\nreward = "environment"')
+    .replace('policy = "fake"', 'policy = "fake"\nidle_timeout_s = 300.0\n{explorer}')
+    .replace("[transport]", "[policies.fake]\nmean_tokens = 8.0\nsigma = 0.4\n{more}[transport]\n{transport}")
+)
+
+AGENT = '''
+import asyncio, json, os, signal, urllib.request
+
+MOMENTS = ("before", "during", "after")
+
+
+async def work(problem, base_url, api_key, seed, options):
+    """Make the calls. On the way kill this host once, at a call and a moment that nobody has died at yet."""
+    calls, die = options["calls"], None
+    for place in [f"{moment}.{number}" for number in range(calls) for moment in MOMENTS] if options["kills"] else ():
+        try:
+            os.close(os.open(f"{options['folder']}/{place}.{seed}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            break  # this agent has died before
+        try:
+            os.close(os.open(f"{options['folder']}/{place}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        die = place
+        break
+    messages, texts = [{"role": "user", "content": problem["messages"][-1]["content"]}], []
+    for number in range(calls):
+        if die == f"before.{number}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        body = asyncio.ensure_future(asyncio.to_thread(ask, base_url, api_key, messages))
+        if die == f"during.{number}":
+            await asyncio.sleep(options["during_s"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        body = await body
+        note = {"seed": seed, "host": os.getpid(), "call": number, "body": body}
+        with open(options["log"], "a") as log:
+            log.write(json.dumps(note) + "\\n")
+        if die == f"after.{number}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        texts.append(json.loads(body)["choices"][0]["message"]["content"])
+        messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": f"{number + 1}+1="}]
+    return len(texts[-1]) / 8
+
+
+def ask(base_url, api_key, messages):
+    request = urllib.request.Request(
+        f"{base_url}/chat/completions",
+        json.dumps({"model": "policy", "messages": messages}).encode(),
+        {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as response:
+        return response.read().decode()
+'''
+
+
+def kill_at(place: Workplace, name: str, point: str, transport: str) -> None:
+    """Agents elsewhere make four calls in each rollout; the explorer dies at each call, once."""
+    place.write("run.toml", RUN.format(environment="agent", explorer="", more="", transport=transport)
+                .replace('"tiny"', f'"{name}"'))  # fmt: skip
+    told_to = ",".join(f"explorer:{point}:{number + 1}" for number in range(NUM_CALLS))
+    run = place.start("run", "run.toml", "--json", env={SECRET_VARIABLE: SECRET, faults.VARIABLE: told_to})
+    view = place.view(f"runs/{name}")
+    gateways = Gateways(view.folder.logs)
+    agents = _Agents(gateways, GatewayKeys(SECRET.encode(), view.folder.run_id))
+    threads = AgentThreads(gateways, agents.work, 6)
+    try:
+        done = run.finish()
+    finally:
+        threads.join()
+    assert done.code == 0, done.err
+    marks = {path.name for path in (view.folder.logs / "faults").iterdir()}
+    assert marks == {f"explorer.{point}.{number + 1}" for number in range(NUM_CALLS)}, "it died at each call"
+    view.assert_nothing_lost()
+    rollouts = check_calls(view, agents.told)
+    completed = [one for one in rollouts.values() if one.status is RolloutStatus.completed]
+    assert len(completed) >= 12
+    assert all(len(one.calls) == NUM_CALLS for one in completed)
+    assert {one.status for one in rollouts.values()} <= {RolloutStatus.completed, RolloutStatus.skipped}
+    _check_rewards(view, agents.rewards)
+    place.assert_nobody_left()
+
+
+class _Agents:
+    """Agents that make four calls in each rollout, and each of them twice."""
+
+    def __init__(self, gateways: Gateways, keys: GatewayKeys) -> None:
+        self._gateways, self._keys = gateways, keys
+        self.told: dict[str, list[bytes]] = {}
+        self.rewards: dict[str, float] = {}
+
+    def work(self, number: int) -> None:
+        count = 0
+        while True:
+            name = f"session {number}/{count}"
+            session = json.loads(self._gateways.ask("/sessions", self._keys.session_token(), {}, name))
+            count += 1
+            self._attempt(session, named=number % 2 == 0)
+
+    def _attempt(self, session: dict[str, Any], *, named: bool) -> None:
+        talk = Conversation(
+            self._gateways, rollout_id=session["rollout_id"], key=session["api_key"],
+            question=session["problem"]["messages"][0]["content"], named=named,
+        )  # fmt: skip
+        self.told[talk.rollout_id] = talk.bodies
+        try:
+            for _ in range(NUM_CALLS):
+                said = talk.call()
+                assert talk.call_again() == talk.bodies[-1], "a retry gets the same bytes"
+            reward = len(said.strip()) / 8
+            talk.end(reward=reward)
+            self.rewards[talk.rollout_id] = reward
+        except RolloutIsOverError:
+            return
+
+
+def _check_rewards(view: RunView, rewards: dict[str, float]) -> None:
+    for verified in view.verified():
+        if verified.verdict is not None and verified.ids.rollout_id in rewards:
+            assert verified.verdict.reward == rewards[verified.ids.rollout_id]
+
+
+def kill_hosted_at(place: Workplace, name: str, point: str | None, transport: str) -> None:
+    """Agents in hosts make four calls in each rollout. Their explorer dies at each call, once; without a point their
+    hosts die at each call, once before it, once while it is sampled, and once after it."""
+    kills, log = place.folder / "kills", place.folder / "told.jsonl"
+    kills.mkdir()
+    options = {"calls": NUM_CALLS, "kills": point is None, "folder": str(kills), "log": str(log), "during_s": 0.02}
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
+    target = f'[environments.hosted_agent]\ntarget = "agents_here:work"\noptions = {{ {table} }}\n'
+    # A rollout whose host dies three times fails: one at a time, none meets more than its own.
+    explorer = "max_concurrent = 1" if point is None else ""
+    text = RUN.format(environment="hosted_agent", explorer=explorer, more=target, transport=transport)
+    place.write("run.toml", text.replace('"tiny"', f'"{name}"'))
+    place.write("agents_here.py", AGENT)
+    told_to = "" if point is None else ",".join(f"explorer:{point}:{number + 1}" for number in range(NUM_CALLS))
+    done = place.call("run", "run.toml", "--json", env={faults.VARIABLE: told_to})
+    assert done.code == 0, done.err
+    view = place.view(f"runs/{name}")
+    if point is None:
+        assert len([one for one in os.listdir(kills) if one.count(".") == 1]) == 3 * NUM_CALLS
+    else:
+        marks = {path.name for path in (view.folder.logs / "faults").iterdir()}
+        assert marks == {f"explorer.{point}.{number + 1}" for number in range(NUM_CALLS)}, "it died at each call"
+    view.assert_nothing_lost()
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    seeds = {task.seed: task.ids.rollout_id for task in view.messages("tasks") if isinstance(task, Task)}
+    bodies: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for line in told:
+        bodies[seeds[line["seed"]]][line["call"]].add(line["body"])
+    twice = [(rollout_id, call) for rollout_id, calls in bodies.items() for call in calls if len(calls[call]) > 1]
+    assert not twice, f"a call that is run again gets the same bytes: {twice}"
+    assert max(Counter((line["seed"], line["call"]) for line in told).values()) > 1, "some were run again"
+    answers = {
+        rollout_id: [next(iter(calls[number])).encode() for number in sorted(calls)]
+        for rollout_id, calls in bodies.items()
+    }
+    rollouts = check_calls(view, answers)
+    completed = [one for one in rollouts.values() if one.status is RolloutStatus.completed]
+    assert len(completed) >= 12
+    assert all(len(one.calls) == NUM_CALLS for one in completed)
+    assert {one.status for one in rollouts.values()} <= {RolloutStatus.completed, RolloutStatus.skipped}
+    place.assert_nobody_left()
+    hosts = {line["host"] for line in told}
+    place.wait_for(lambda: not any(psutil.pid_exists(host) for host in hosts), "the end of every host")
