@@ -144,10 +144,13 @@ class Conversation:
         self._messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
         self.bodies: list[bytes] = []
         """What was answered, call by call."""
+        self._num_left = 0
+        """How often the next call was sent, and its answer not waited for."""
 
     def call(self) -> str:
         """Make the next call; return what the policy said."""
-        body = self._send(self._messages, len(self.bodies))
+        body = self._send(self._messages, len(self.bodies), num_tries=self._num_left)
+        self._num_left = 0
         self.bodies.append(body)
         said = str(json.loads(body)["choices"][0]["message"]["content"])
         self._messages += [
@@ -165,7 +168,8 @@ class Conversation:
         data = json.dumps(_call(self._messages)).encode()
         for address in self._gateways.addresses():
             with contextlib.suppress(OSError, http.client.HTTPException):
-                headers = headers_of(self._name(len(self.bodies)), 0)
+                headers = headers_of(self._name(len(self.bodies)), self._num_left)
+                self._num_left += 1
                 post(address, "/chat/completions", self._key, data, headers, leaves=True)
 
     def end(self, **more: Any) -> None:
@@ -203,7 +207,8 @@ def check_calls(view: RunView, told: Mapping[str, Sequence[bytes]]) -> dict[str,
         digests = [call.request_digest for call in rollout.calls]
         assert len(set(digests)) == len(digests), f"{rollout_id}: a request was sampled twice"
         assert rollout.num_tokens == sum(int(one.loss_mask.numpy().sum()) for one in rollout.segments)
-        assert rollout.num_tokens == sum(call.count for call in rollout.calls)
+        if rollout.calls:  # else it may be none of an agent
+            assert rollout.num_tokens == sum(call.count for call in rollout.calls)
     for rollout_id, bodies in told.items():
         for number, body in enumerate(bodies):
             assert saved[rollout_id].get(number, body) == body, f"{rollout_id}: call {number} has two answers"

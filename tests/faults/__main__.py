@@ -68,7 +68,6 @@ def _play(schedules: Iterator[Schedule], given: argparse.Namespace, load: LoadRe
         if cluster is not None:
             stack.callback(cluster.stop)
         rig = Rig(folder, cluster)
-        rig.prepare()
         stack.enter_context(busy(given.load))
         return rig.play_all(schedules, jobs=given.jobs, until=until, tell=tell)
 

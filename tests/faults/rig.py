@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,10 @@ import psutil
 
 from rftstream import faults
 from rftstream.errors import TransportError
+from rftstream.gateway.keys import SECRET_VARIABLE
+from tests.agents_elsewhere import SECRET
 from tests.e2e.workplace import Process, RunView, Workplace
+from tests.faults.agents import RigAgents, hosts_of, write_agents
 from tests.faults.cluster import Cluster
 from tests.faults.laws import Facts, check_the_end, compare
 from tests.faults.schedule import AWAY_S, Event, Schedule
@@ -113,22 +117,24 @@ class Rig:
     def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
         self.folder = folder
         self.cluster = cluster
-        self._calm: Future[Facts] = Future()
+        self._calm: dict[bool, Future[Facts]] = {}
+        self._lock = threading.Lock()
 
-    def prepare(self) -> None:
-        """Begins to play the run without faults, beside the schedules that are compared with it."""
-        pool = ThreadPoolExecutor(1)
-        self._calm = pool.submit(self._play_calm)
-        pool.shutdown(wait=False)
+    def _calm_run(self, *, agents: bool) -> Future[Facts]:
+        """Begins to play the run without faults, once, beside the schedules that are compared with it."""
+        with self._lock:
+            if agents not in self._calm:
+                pool = ThreadPoolExecutor(1)
+                self._calm[agents] = pool.submit(self._play_calm, agents=agents)
+                pool.shutdown(wait=False)
+            return self._calm[agents]
 
-    def _play_calm(self) -> Facts:
+    def _play_calm(self, *, agents: bool) -> Facts:
         """On a log of this machine: which log it is must not matter."""
-        place = Workplace(self.folder / "calm")
+        name = "calm-agents" if agents else "calm"
+        place = Workplace(self.folder / name)
         try:
-            _write(place, "calm", None)
-            done = place.call("run", "run.toml", "--json", timeout_s=END_S)
-            assert done.code == 0, done.err
-            calm = check_the_end(place.view("runs/calm"))
+            calm = _Play(place, name, Schedule("embedded", 0, (), (), agents=agents), None, Counter()).to_the_end()
             assert calm.report.groups.dead > 0, "some groups have to die"
             return calm
         finally:
@@ -137,6 +143,7 @@ class Rig:
     def play(self, schedule: Schedule) -> Played:
         """Never raises for what it finds: see `error`."""
         began = time.monotonic()
+        calm = self._calm_run(agents=schedule.agents)
         played = Played(schedule)
         name = f"f{schedule.seed}-{os.getpid()}-{next(_numbers)}"
         place = Workplace(self.folder / name)
@@ -145,7 +152,7 @@ class Rig:
             played.num_records = facts.num_records
             played.num_twins = sum(facts.report.twins.values())
             played.num_lost = facts.num_lost
-            compare(facts, self._calm.result())
+            compare(facts, calm.result())
             assert facts.trimmed == schedule.retention
             if facts.trimmed:
                 played.happened["log trimmed"] += 1
@@ -185,10 +192,11 @@ class Rig:
         return played
 
 
-def _write(place: Workplace, name: str, servers: str | None, *, retention: bool = False) -> None:
+def _write(place: Workplace, name: str, servers: str | None, *, retention: bool, agents: bool) -> None:
     more = f'kind = "kafka"\nservers = "{servers}"\n' if servers is not None else ""
     more += "[retention]\n" if retention else ""
-    place.write("run.toml", RUN_FILE.format(name=name) + more)
+    text = write_agents(place, name) if agents else RUN_FILE.format(name=name)
+    place.write("run.toml", text + more)
     place.write("odd.py", REWARD)
 
 
@@ -220,24 +228,36 @@ class _Play:
         self._cluster = cluster
         self._happened = happened
         self._hands: list[Process] = []
-        _write(place, name, cluster.servers if cluster is not None else None, retention=schedule.retention)
-        told = ",".join(map(str, schedule.points))
+        servers = cluster.servers if cluster is not None else None
+        _write(place, name, servers, retention=schedule.retention, agents=schedule.agents)
+        self._secret = {SECRET_VARIABLE: SECRET} if schedule.agents else {}
+        self._env = {faults.VARIABLE: ",".join(map(str, schedule.points)), **self._secret}
         # Who begins a run is told at once that a broker does not answer; these are to begin.
         with cluster.turn if cluster is not None else contextlib.nullcontext():
-            self._run = place.start("run", "run.toml", "--json", env={faults.VARIABLE: told})
+            self._run = place.start("run", "run.toml", "--json", env=self._env)
             self._view: RunView = patiently(lambda: place.view(self._dir))
-        self._env = {faults.VARIABLE: told}
         self._stops = {event.target.partition(" ")[2] for event in schedule.events if event.what == "zombie"} - {""}
 
     def to_the_end(self) -> Facts:
+        agents = RigAgents(self._place, self._view) if self._schedule.agents else None
+        try:
+            self._play_events()
+            self._finish()
+        finally:
+            if agents is not None:
+                agents.join()
+        if agents is not None:
+            patiently(agents.check)
+            self._happened += Counter(agents.happened)
+        return patiently(lambda: check_the_end(self._view))
+
+    def _play_events(self) -> None:
         for event in self._schedule.events:
             if not self._reach(event.version):
                 self._happened["not reached"] += 1
                 continue
             time.sleep(event.delay_s)
             getattr(self, "_" + event.what.replace(" ", "_"))(event)
-        self._finish()
-        return patiently(lambda: check_the_end(self._view))
 
     def _reach(self, version: int) -> bool:
         """False if the run came to its end before. Who stands still at a point until its event comes may be the one
@@ -285,6 +305,14 @@ class _Play:
                 process.kill()
                 self._happened[f"kill {event.target.partition('-')[0]}"] += 1
 
+    def _kill_host(self, event: Event) -> None:
+        """Of agents; they are started again in another one."""
+        process = self._place.worker(event.target)
+        for host in hosts_of(process)[:1] if process is not None else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                host.kill()
+                self._happened["kill host"] += 1
+
     def _join(self, event: Event) -> None:
         self._by_hand(event.target)
         self._happened[f"join {event.target}"] += 1
@@ -300,7 +328,14 @@ class _Play:
 
     def _by_hand(self, role: str) -> Process:
         process = self._place.start(
-            "worker", "--run-dir", self._dir, "--role", role, "--process", f"{role}-hand{len(self._hands)}"
+            "worker",
+            "--run-dir",
+            self._dir,
+            "--role",
+            role,
+            "--process",
+            f"{role}-hand{len(self._hands)}",
+            env=self._secret,
         )
         self._hands.append(process)
         return process

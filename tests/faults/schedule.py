@@ -25,6 +25,9 @@ LARGE = {
 AWAY_S = 13.0
 """Longer than a session lasts, and than the supervisor lets a stopped process hold the write lock."""
 
+CALL_POINTS = ("call_received", "call_sampled", "call_committed", "call_answered")
+AGENTS_SHARE = 0.3
+
 LAST_VERSION = 12
 """Nothing begins at a later one."""
 
@@ -37,7 +40,7 @@ class Event:
     """When the run has come to this version."""
     delay_s: float
     what: str
-    """kill, join, or one of LARGE."""
+    """kill, kill host, join, leave, or one of LARGE."""
     target: str = ""
     """Process, role or broker."""
 
@@ -70,6 +73,8 @@ class Schedule:
     events: tuple[Event, ...]
     retention: bool = False
     """Whether the run deletes from its log meanwhile."""
+    agents: bool = False
+    """Whether most rollouts are made by agents, elsewhere and in hosts."""
 
     @property
     def again(self) -> str:
@@ -77,7 +82,7 @@ class Schedule:
         return f"make faults LOG={self.log} SEED={self.seed} SCHEDULES=1"
 
     def __str__(self) -> str:
-        kept = ", with retention" if self.retention else ""
+        kept = ", with agents" * self.agents + ", with retention" * self.retention
         return "\n".join([f"schedule {self.seed} on {self.log}{kept}", *map(str, self.points), *map(str, self.events),
                           f"again: {self.again}"])  # fmt: skip
 
@@ -100,7 +105,15 @@ def draw(log: str, seed: int) -> Schedule:
         events.append(_event("join", random.choice(SHARED), random))
     if random.random() < 0.5:
         events.append(_event("leave", f"{random.choice(SHARED)}-0", random))
-    return Schedule(log, seed, tuple(points.values()), tuple(sorted(events)), random.random() < 0.3)
+    retention = random.random() < 0.3
+    own = Random(f"agents {log} {seed}")  # so that schedules without them stay what they were
+    has_agents = own.random() < AGENTS_SHARE
+    if has_agents:
+        for _ in range(own.randint(1, 3)):
+            point = Point("explorer", own.choice(CALL_POINTS), own.randint(1, 4))
+            points[point.name] = point
+        events += [_event("kill host", f"explorer-{own.randrange(2)}", own) for _ in range(own.randint(0, 2))]
+    return Schedule(log, seed, tuple(points.values()), tuple(sorted(events)), retention, has_agents)
 
 
 def _point(role: str, random: Random) -> Point:

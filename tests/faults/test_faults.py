@@ -52,7 +52,6 @@ def test_nothing_is_lost_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
 
 
 def play(rig: Rig, log: str) -> None:
-    rig.prepare()
     played = rig.play_all((draw(log, seed) for seed in SEEDS), jobs=JOBS)
     failed = "\n\n".join(one.error for one in played if one.error)
     assert not failed, failed

@@ -1,19 +1,22 @@
 """Agents in a simulated run, and the laws of their calls: committed before answered, one answer each, sampled once.
 
 An agent asks for rollouts, makes calls that go on from each other, and ends them. Like a client over HTTP it gives a
-connection up after a while and tries again, at whichever explorer, until it is answered.
+connection up after a while and tries again, at whichever explorer, until it is answered. Now and then it asks again for
+what it was told, falls silent, or sends a request with a key that it has made from another rollout's id.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
 from rftstream.gateway.dialects import DIALECTS, read_call
+from rftstream.gateway.keys import GatewayKeys
 from rftstream.roles.explorer.agent_step import AgentExplorerStep
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
@@ -35,6 +38,11 @@ from tests.simulation.unfinished import Unfinished
 PATIENCE_S = 3.0
 """Seconds after which an agent gives a connection up."""
 
+SILENT_SHARE = 0.02
+"""Share of the answers after which an agent is not heard of again."""
+
+KEYS = GatewayKeys(b"the secret of simulated runs", "simulated")
+
 Wanted = ModelCall | RolloutEnd | SessionWanted
 
 
@@ -48,6 +56,8 @@ class CallLaws(Unfinished):
         self.num_told = 0
         self.num_told_again = 0
         """Answers by another process than the one that sampled them, or by it a second time."""
+        self.granted: list[str] = []
+        """Rollouts that were given to agents."""
         self._told: set[tuple[str, int]] = set()
         self.ended: dict[str, Rollout] = {}
 
@@ -97,6 +107,7 @@ class SimulatedAgent:
     def __init__(self, simulation: Simulation, laws: CallLaws, number: int) -> None:
         self._run, self._laws = simulation, laws
         self._random = Random(f"agent {simulation.seed} {number}")
+        self._mischief = Random(f"mischief {simulation.seed} {number}")
         self._name = f"agent-{number}"
         self._num_sessions = 0
         self._request: AgentRequest | None = None
@@ -109,7 +120,16 @@ class SimulatedAgent:
         self._history: list[dict[str, Any]] = []
         self._left = 0
         """Calls until it ends the rollout."""
-        self.num_ended = 0
+        self._is_forged = False
+        """Whether the request on its way has a key that opens nothing."""
+        self._is_again = False
+        """Whether the request on its way was answered before."""
+        self._asked: ModelCall | None = None
+        self._last: ModelCall | None = None
+        """The call that was answered last."""
+        self.num_ended = self.num_refused = 0
+        self.offered: dict[str, set[float | None]] = defaultdict(set)
+        """Rollout -> the rewards that it has tried to post."""
         self.told: dict[str, list[str]] = defaultdict(list)
 
     def act(self) -> None:
@@ -131,11 +151,14 @@ class SimulatedAgent:
         if not self._rollout_id:
             return SessionWanted(name=f"{self._name}/{self._num_sessions}")
         if self._left == 0:
-            return RolloutEnd(reward=self._random.choice((0.0, 1.0)))
+            reward = self._random.choice((0.0, 1.0))
+            self.offered[self._rollout_id].add(reward)
+            return RolloutEnd(reward=reward)
         headers = {"x-stainless-retry-count": str(self._tries)}
         body = json.dumps({"model": "m", "messages": self._history}).encode()
         call = read_call(DIALECTS["chat/completions"], body, headers)
         assert isinstance(call, ModelCall)
+        self._asked = call
         return call
 
     def _send(self) -> None:
@@ -148,7 +171,14 @@ class SimulatedAgent:
         assert process is not None and process.service is not None
         step = process.service.step  # type: ignore[attr-defined]
         assert isinstance(step, AgentExplorerStep)
-        rollout_id, wanted = self._rollout_id, self._wanted()
+        self._is_forged = bool(self._rollout_id) and self._mischief.random() < 0.1
+        wanted = self._last if self._is_again and self._last is not None else self._wanted()
+        rollout_id: str | None = self._rollout_id
+        if self._rollout_id:
+            rollout_id = KEYS.rollout_of(self._forged_key() if self._is_forged else KEYS.rollout_key(self._rollout_id))
+        if rollout_id is None:  # as the server does, which asks no explorer
+            self._answer = Refusal(status=401, sentence="the key is of no rollout of this run")
+            return
 
         def reply(answer: AgentAnswer) -> None:
             if isinstance(answer, CallAnswer):
@@ -163,10 +193,28 @@ class SimulatedAgent:
         step.inbox.put(request)
         process.wake_at = min(process.wake_at, self._run.clock.now())
 
+    def _forged_key(self) -> str:
+        """Return a key for another rollout, made from what an agent knows: its own key, and ids."""
+        other = self._mischief.choice(self._laws.granted)
+        name = KEYS.rollout_key(other).partition(".")[0]
+        made = [f"{name}.{KEYS.rollout_key(self._rollout_id).partition('.')[2]}", name, f"{name}."]
+        if other == self._rollout_id:
+            made = made[1:]
+        stranger = GatewayKeys(b"the secret of simulated runs", "another run").rollout_key(other)
+        return self._mischief.choice([*made, stranger])
+
     def _take(self, answer: AgentAnswer) -> None:
+        if self._is_forged:
+            self._is_forged = False
+            self.num_refused += isinstance(answer, Refusal) and answer.status == 401
+            return  # whatever it was told: what becomes of it is on the log
+        if self._is_again and isinstance(answer, CallAnswer):
+            self._is_again = False  # `told` has compared it
+            return
         match answer:
             case SessionGranted():
                 self._num_sessions += 1
+                self._laws.granted.append(answer.rollout_id)
                 self._rollout_id, self._tries = answer.rollout_id, 0
                 self._history = [{"role": "user", "content": str(answer.problem["messages"][0]["content"])}]
                 self._left = self._random.randint(1, 4)
@@ -174,19 +222,27 @@ class SimulatedAgent:
                 said = json.loads(answer.body)["choices"][0]["message"]["content"]
                 self.told[self._rollout_id].append(said)
                 self._left, self._tries = self._left - 1, 0
+                assert self._asked is not None
+                self._last = replace(self._asked, is_retry=True)
                 self._history.append({"role": "assistant", "content": said})
                 if self._random.random() < 0.2:  # begins its context anew, as a summary does
                     self._history = []
                 self._history.append({"role": "user", "content": f"{self._left}+{len(self.told[self._rollout_id])}="})
+                self._is_again = self._mischief.random() < 0.1
+                if self._mischief.random() < SILENT_SHARE:
+                    self._forget()
             case RolloutEnded():
-                self._rollout_id, self._tries = "", 0
+                self._forget()
                 self.num_ended += 1
             case Refusal(status=409):  # it was silent for too long, or its group was decided
-                self._rollout_id, self._tries = "", 0
+                self._forget()
             case Refusal():
                 assert answer.status in (503, 429), answer
                 self._tries += 1
                 self._wait_until = self._run.clock.now() + 0.2 + self._random.random()
+
+    def _forget(self) -> None:
+        self._rollout_id, self._tries, self._is_again = "", 0, False
 
 
 def check_told(agents: list[SimulatedAgent], laws: CallLaws) -> None:
@@ -197,3 +253,5 @@ def check_told(agents: list[SimulatedAgent], laws: CallLaws) -> None:
             if rollout is not None and rollout.status is RolloutStatus.completed:
                 found = [turn.content for turn in rollout.turns if turn.role == "assistant"]
                 assert found == texts, f"{rollout_id}: other calls than its agent made"
+                posted = None if rollout.posted is None else rollout.posted.reward
+                assert posted in agent.offered[rollout_id], f"{rollout_id}: a reward that its agent did not post"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rftstream.config import loader
+from rftstream.gateway.keys import PREFIX, GatewayKeys
 from rftstream.roles.explorer import agent_session as session_module
 from rftstream.roles.explorer.agent_loop import AgentLoop
 from rftstream.roles.explorer.agent_session import AgentSession
@@ -112,8 +114,21 @@ def answer_made_again() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def any_key_accepted() -> Iterator[None]:
+    """A key opens the rollout that it names, whoever made it."""
+
+    def rollout_of(self: GatewayKeys, key: str) -> str | None:
+        name = key.removeprefix(PREFIX).partition(".")[0]
+        return base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+
+    with changed(GatewayKeys, "rollout_of", rollout_of):
+        yield
+
+
 @pytest.mark.parametrize(
-    "rule", [answered_before_commit, retries_sampled_again, any_answer_replayed, answer_made_again]
+    "rule",
+    [answered_before_commit, retries_sampled_again, any_answer_replayed, answer_made_again, any_key_accepted],
 )
 def test_a_rule_left_out_is_noticed(tmp_path: Path, rule: Callable[[], Any]) -> None:
     for seed in range(8):
