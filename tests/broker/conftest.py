@@ -12,15 +12,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
 
 from tests.e2e.workplace import Workplace
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kafka"
+WARM_S = 900.0
 _numbers = itertools.count()
 
 
@@ -50,7 +54,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> str:
     with open(base / "kafka.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not address.exists():
-            address.write_text(start_broker(base / "kafka", owner, "--secure"))
+            started = start_broker(base / "kafka", owner, "--secure")
+            warm_up(started)
+            address.write_text(started)
     return address.read_text()
 
 
@@ -72,6 +78,23 @@ def start_broker(folder: Path, owner: int, *options: str) -> str:
     )
     assert run.returncode == 0, f"no broker for the tests: {run.stderr}"
     return run.stdout.splitlines()[-1]
+
+
+def warm_up(servers: str) -> None:
+    """A new broker makes its topic of positions when it is asked for one, which takes longer than a run waits."""
+    client = KafkaAdminClient(bootstrap_servers=servers.split(","))
+    deadline = time.monotonic() + WARM_S
+    try:
+        while True:
+            try:
+                client.list_group_offsets({"nobody": None})
+                return
+            except KafkaError:
+                client._manager.cluster._coordinators.clear()
+                assert time.monotonic() < deadline, f"{servers} does not give positions of groups"
+                time.sleep(0.2)
+    finally:
+        client.close()
 
 
 @pytest.fixture

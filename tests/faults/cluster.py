@@ -12,10 +12,8 @@ import time
 from pathlib import Path
 
 import psutil
-from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
 
-from tests.broker.conftest import SCRIPT, start_broker
+from tests.broker.conftest import SCRIPT, start_broker, warm_up
 
 HEALTHY_S = 900.0
 NODES = 3
@@ -27,24 +25,8 @@ class Cluster:
         self.servers = start_broker(folder, os.getpid(), "--nodes", str(NODES))
         self.turn = threading.Lock()
         """Whoever has it may take one broker away, and gives it back with all of them in step."""
-        self._warm_up()
+        warm_up(self.servers)
         self.wait_until_in_step()
-
-    def _warm_up(self) -> None:
-        """A new cluster makes its topic of positions when it is asked for one, which takes longer than a run waits."""
-        client = KafkaAdminClient(bootstrap_servers=self.servers.split(","))
-        deadline = time.monotonic() + HEALTHY_S
-        try:
-            while True:
-                try:
-                    client.list_group_offsets({"nobody": None})
-                    return
-                except KafkaError:
-                    client._manager.cluster._coordinators.clear()
-                    assert time.monotonic() < deadline, "the cluster does not give positions of groups"
-                    time.sleep(0.2)
-        finally:
-            client.close()
 
     def process(self, number: int) -> psutil.Process:
         return psutil.Process(json.loads((self._folder / "nodes.json").read_text())[number - 1])
