@@ -1,11 +1,15 @@
-"""A run whose explorer is killed at every call of a rollout, at one point after the other: what agents elsewhere and
-agents in hosts are told, and what is on the log in the end. Both logs are tested with it."""
+"""Runs whose explorer is killed at every call of a rollout, or the hosts of its agents: what agents elsewhere and those
+in hosts are told, and what is on the log in the end. Both logs are tested with them.
+
+A call has four points to die at. In a round each call has another one, so four rounds are all points at all calls.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -26,6 +30,11 @@ from tests.e2e.workplace import FAKE, RunView, Workplace
 
 POINTS = ("call_received", "call_sampled", "call_committed", "call_answered")
 NUM_CALLS = 4
+ROUNDS = tuple(
+    tuple(f"explorer:{POINTS[(number + shift) % len(POINTS)]}:{number + 1}" for number in range(NUM_CALLS))
+    for shift in range(len(POINTS))
+)
+"""The faults of each round."""
 
 RUN = (
     FAKE.replace("max_tokens = 8", "max_tokens = 400")
@@ -85,12 +94,11 @@ def ask(base_url, api_key, messages):
 '''
 
 
-def kill_at(place: Workplace, name: str, point: str, transport: str) -> None:
-    """Agents elsewhere make four calls in each rollout; the explorer dies at each call, once."""
+def kill_under_agents(place: Workplace, name: str, told: Sequence[str], transport: str) -> None:
+    """Agents elsewhere make four calls in each rollout; the explorer dies at each call, once, as it is told."""
     place.write("run.toml", RUN.format(environment="agent", explorer="", more="", transport=transport)
                 .replace('"tiny"', f'"{name}"'))  # fmt: skip
-    told_to = ",".join(f"explorer:{point}:{number + 1}" for number in range(NUM_CALLS))
-    run = place.start("run", "run.toml", "--json", env={SECRET_VARIABLE: SECRET, faults.VARIABLE: told_to})
+    run = place.start("run", "run.toml", "--json", env={SECRET_VARIABLE: SECRET, faults.VARIABLE: ",".join(told)})
     view = place.view(f"runs/{name}")
     gateways = Gateways(view.folder.logs)
     agents = _Agents(gateways, GatewayKeys(SECRET.encode(), view.folder.run_id))
@@ -100,8 +108,7 @@ def kill_at(place: Workplace, name: str, point: str, transport: str) -> None:
     finally:
         threads.join()
     assert done.code == 0, done.err
-    marks = {path.name for path in (view.folder.logs / "faults").iterdir()}
-    assert marks == {f"explorer.{point}.{number + 1}" for number in range(NUM_CALLS)}, "it died at each call"
+    _check_died(view, told)
     view.assert_nothing_lost()
     rollouts = check_calls(view, agents.told)
     completed = [one for one in rollouts.values() if one.status is RolloutStatus.completed]
@@ -145,43 +152,46 @@ class _Agents:
             return
 
 
+def _check_died(view: RunView, told: Sequence[str]) -> None:
+    died = {path.name for path in (view.folder.logs / "faults").iterdir()}
+    assert died == {one.replace(":", ".") for one in told}, "it died as it was told"
+
+
 def _check_rewards(view: RunView, rewards: dict[str, float]) -> None:
     for verified in view.verified():
         if verified.verdict is not None and verified.ids.rollout_id in rewards:
             assert verified.verdict.reward == rewards[verified.ids.rollout_id]
 
 
-def kill_hosted_at(place: Workplace, name: str, point: str | None, transport: str) -> None:
-    """Agents in hosts make four calls in each rollout. Their explorer dies at each call, once; without a point their
-    hosts die at each call, once before it, once while it is sampled, and once after it."""
+def kill_under_hosted(place: Workplace, name: str, told: Sequence[str], transport: str) -> None:
+    """Agents in hosts make four calls in each rollout. Their explorer dies at each call, once, as it is told; if it is
+    told nothing their hosts die at each call, once before it, once while it is sampled, and once after it."""
     kills, log = place.folder / "kills", place.folder / "told.jsonl"
     kills.mkdir()
-    options = {"calls": NUM_CALLS, "kills": point is None, "folder": str(kills), "log": str(log), "during_s": 0.02}
+    options = {"calls": NUM_CALLS, "kills": not told, "folder": str(kills), "log": str(log), "during_s": 0.02}
     table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
     target = f'[environments.hosted_agent]\ntarget = "agents_here:work"\noptions = {{ {table} }}\n'
     # A rollout whose host dies three times fails: one at a time, none meets more than its own.
-    explorer = "max_concurrent = 1" if point is None else ""
+    explorer = "" if told else "max_concurrent = 1"
     text = RUN.format(environment="hosted_agent", explorer=explorer, more=target, transport=transport)
     place.write("run.toml", text.replace('"tiny"', f'"{name}"'))
     place.write("agents_here.py", AGENT)
-    told_to = "" if point is None else ",".join(f"explorer:{point}:{number + 1}" for number in range(NUM_CALLS))
-    done = place.call("run", "run.toml", "--json", env={faults.VARIABLE: told_to})
+    done = place.call("run", "run.toml", "--json", env={faults.VARIABLE: ",".join(told)})
     assert done.code == 0, done.err
     view = place.view(f"runs/{name}")
-    if point is None:
-        assert len([one for one in os.listdir(kills) if one.count(".") == 1]) == 3 * NUM_CALLS
+    if told:
+        _check_died(view, told)
     else:
-        marks = {path.name for path in (view.folder.logs / "faults").iterdir()}
-        assert marks == {f"explorer.{point}.{number + 1}" for number in range(NUM_CALLS)}, "it died at each call"
+        assert len([one for one in os.listdir(kills) if one.count(".") == 1]) == 3 * NUM_CALLS
     view.assert_nothing_lost()
-    told = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
     seeds = {task.seed: task.ids.rollout_id for task in view.messages("tasks") if isinstance(task, Task)}
     bodies: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for line in told:
+    for line in lines:
         bodies[seeds[line["seed"]]][line["call"]].add(line["body"])
     twice = [(rollout_id, call) for rollout_id, calls in bodies.items() for call in calls if len(calls[call]) > 1]
     assert not twice, f"a call that is run again gets the same bytes: {twice}"
-    assert max(Counter((line["seed"], line["call"]) for line in told).values()) > 1, "some were run again"
+    assert max(Counter((line["seed"], line["call"]) for line in lines).values()) > 1, "some were run again"
     answers = {
         rollout_id: [next(iter(calls[number])).encode() for number in sorted(calls)]
         for rollout_id, calls in bodies.items()
@@ -192,5 +202,5 @@ def kill_hosted_at(place: Workplace, name: str, point: str | None, transport: st
     assert all(len(one.calls) == NUM_CALLS for one in completed)
     assert {one.status for one in rollouts.values()} <= {RolloutStatus.completed, RolloutStatus.skipped}
     place.assert_nobody_left()
-    hosts = {line["host"] for line in told}
+    hosts = {line["host"] for line in lines}
     place.wait_for(lambda: not any(psutil.pid_exists(host) for host in hosts), "the end of every host")

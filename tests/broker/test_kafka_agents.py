@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.call_kills import POINTS, kill_at, kill_hosted_at
+from tests.call_kills import ROUNDS, kill_under_agents, kill_under_hosted
 from tests.e2e.workplace import Workplace
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-Play = Callable[[Workplace, str, str], None]
+Kill = Callable[[Workplace, str, Sequence[str], str], None]
+Play = Callable[[Kill, Sequence[str]], None]
 
 
-def test_explorers_and_hosts_die_at_every_call(servers: str, run_id: Callable[[], str], tmp_path: Path) -> None:
-    """Most of such a run is waiting until the group has noticed that a member is dead."""
-    transport = f'kind = "kafka"\nservers = "{servers}"\nsession_timeout_s = 6.0\n'
-    plays: list[Play] = [lambda place, name, log, point=point: kill_at(place, name, point, log) for point in POINTS]  # type: ignore[misc]
-    plays += [lambda place, name, log, point=point: kill_hosted_at(place, name, point, log) for point in POINTS]  # type: ignore[misc]
-    plays.append(lambda place, name, log: kill_hosted_at(place, name, None, log))
+@pytest.fixture
+def play(servers: str, run_id: Callable[[], str], tmp_path: Path) -> Play:
+    """Plays one run; most of it is waiting until the group has noticed that a member is dead."""
 
-    def play(what: Play) -> None:
+    def played(kill: Kill, told: Sequence[str]) -> None:
         name = run_id()
         place = Workplace(tmp_path / name)
         try:
-            what(place, name, transport)
+            kill(place, name, told, f'kind = "kafka"\nservers = "{servers}"\nsession_timeout_s = 6.0\n')
         finally:
             place.end()
 
+    return played
+
+
+def test_explorers_and_hosts_die_at_every_call(play: Play) -> None:
+    all_at_once(play, [(kill_under_agents, ROUNDS[0]), (kill_under_hosted, ROUNDS[0]), (kill_under_hosted, ())])
+
+
+@pytest.mark.long
+def test_explorers_die_at_every_other_point(play: Play) -> None:
+    kills: list[Kill] = [kill_under_agents, kill_under_hosted]
+    all_at_once(play, [(kill, told) for told in ROUNDS[1:] for kill in kills])
+
+
+def all_at_once(play: Play, plays: Sequence[tuple[Kill, Sequence[str]]]) -> None:
     with ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(play, what) for what in plays]:
-            done.result()
+        for played in [pool.submit(play, *one) for one in plays]:
+            played.result()

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.call_kills import POINTS, kill_at, kill_hosted_at
+from tests.call_kills import ROUNDS, kill_under_agents, kill_under_hosted
 from tests.e2e.workplace import Workplace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRANSPORT = "session_timeout_s = 2.0\n"
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_an_explorer_dies_at_every_call_of_agents_elsewhere(place: Workplace, point: str) -> None:
-    kill_at(place, "tiny", point, TRANSPORT)
+def test_an_explorer_dies_at_every_call_of_agents_elsewhere(place: Workplace) -> None:
+    kill_under_agents(place, "tiny", ROUNDS[0], TRANSPORT)
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_an_explorer_dies_at_every_call_of_its_own_agents(place: Workplace, point: str) -> None:
-    kill_hosted_at(place, "tiny", point, TRANSPORT)
+def test_an_explorer_dies_at_every_call_of_its_own_agents(place: Workplace) -> None:
+    kill_under_hosted(place, "tiny", ROUNDS[0], TRANSPORT)
 
 
 def test_hosts_die_at_every_call(place: Workplace) -> None:
-    kill_hosted_at(place, "tiny", None, TRANSPORT)
+    kill_under_hosted(place, "tiny", (), TRANSPORT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("told", ROUNDS[1:])
+def test_an_explorer_dies_at_every_other_point(place: Workplace, told: Sequence[str]) -> None:
+    kill_under_agents(place, "elsewhere", told, TRANSPORT)
+    kill_under_hosted(place, "hosted", told, TRANSPORT)

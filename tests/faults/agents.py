@@ -30,7 +30,7 @@ from tests.agents_elsewhere import (
 from tests.e2e.workplace import RunView, Workplace
 
 NUM_THREADS = 16
-IDLE_S = 30.0
+IDLE_S = 20.0
 LOOK_S = 0.2
 
 RUN_FILE = """
@@ -212,7 +212,7 @@ class RigAgents:
 
 def is_silent(rollout_id: str) -> bool:
     """Whether the agent of a rollout stops after its first call."""
-    return _draw(rollout_id, "silent", 60) == 0
+    return _draw(rollout_id, "silent", 90) == 0
 
 
 def _draw(rollout_id: str, what: str, below: int) -> int:
