@@ -59,6 +59,9 @@ from rftstream.transport.memory.transactions import Coordinator
 from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
 from rftstream.weights import retention
 from rftstream.weights.lineage import Lineage
+from tests.simulation import agent_mutants
+from tests.simulation.agent_runs import play_agents
+from tests.simulation.changes import changed
 from tests.simulation.grid import check_seed
 
 MAX_TICKS = 8_000
@@ -71,9 +74,15 @@ class Mutant:
     change: Callable[[], Iterator[None]]
     faults: Faults | Callable[[], FaultScript] | None = None
     """Where those of the grid seldom lead to the place."""
+    agents: bool = False
+    """Whether its runs are those with agents."""
 
     def run(self, seed: int, *, changed: bool) -> None:
         change = contextmanager(self.change)() if changed else contextlib.nullcontext()
+        if self.agents:
+            with tempfile.TemporaryDirectory() as folder, change:
+                play_agents(Path(folder), seed)
+            return
         faults = self.faults() if callable(self.faults) else self.faults
         with tempfile.TemporaryDirectory() as folder, change:
             check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS)
@@ -114,16 +123,6 @@ def _first_line(error: Exception) -> str:
         text = f"{type(error).__name__}: {text}"
     ended = [line for line in "\n".join(getattr(error, "__notes__", [])).splitlines() if ": exit " in line]
     return f"{text} ({ended[-1].strip()})" if "finished is not None" in text and ended else text
-
-
-@contextmanager
-def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 # --------------------------------------------------------------------------------------------- transactions
@@ -562,6 +561,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "chain-not-asked": Mutant("a foreign record on batches is taken for damage", chain_not_asked, STRANGERS),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
+    **{name: Mutant(what, change, agents=True) for name, (what, change) in agent_mutants.RULES.items()},
 }  # fmt: skip
 
 

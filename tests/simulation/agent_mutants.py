@@ -1,0 +1,75 @@
+"""Rules of agents' calls, left out one at a time."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rftstream.gateway.keys import PREFIX, GatewayKeys
+from rftstream.roles.explorer import agent_session as session_module
+from rftstream.roles.explorer.agent_loop import AgentLoop
+from rftstream.roles.explorer.agent_session import AgentSession
+from rftstream.roles.explorer.model_calls import CallAnswer
+from tests.simulation.changes import changed
+
+
+def answered_before_commit() -> Iterator[None]:
+    """An answer leaves as soon as it is handed out to be saved."""
+    original = AgentLoop.unsaved
+
+    def unsaved(self: AgentLoop, key: int) -> Any:
+        found = original(self, key)
+        if found is not None:
+            self._sessions[key].acknowledge()
+        return found
+
+    with changed(AgentLoop, "unsaved", unsaved):
+        yield
+
+
+def retries_sampled_again() -> Iterator[None]:
+    """A retry is a new sample."""
+    with changed(AgentSession, "answered_before", lambda self, call: None):
+        yield
+
+
+def any_answer_replayed() -> Iterator[None]:
+    """A retry gets the answer of the newest call, whatever that was asked."""
+
+    def answered_before(self: AgentSession, call: Any) -> Any:
+        return self.rollout.calls[-1] if call.is_retry and self.rollout.calls else None
+
+    with changed(AgentSession, "answered_before", answered_before):
+        yield
+
+
+def answer_made_again() -> Iterator[None]:
+    """A recorded answer is made anew for a retry, at another time."""
+
+    def made_again(*, number: int, body: bytes) -> CallAnswer:
+        return CallAnswer(number=number, body=body + b" ")
+
+    with changed(session_module, "CallAnswer", made_again):
+        yield
+
+
+def any_key_accepted() -> Iterator[None]:
+    """A key opens the rollout that it names, whoever made it."""
+
+    def rollout_of(self: GatewayKeys, key: str) -> str | None:
+        name = key.removeprefix(PREFIX).partition(".")[0]
+        return base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+
+    with changed(GatewayKeys, "rollout_of", rollout_of):
+        yield
+
+
+RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
+    "answered-before-commit": ("a call is answered before it is on the log", answered_before_commit),
+    "retries-sampled-again": ("a retry is a new sample", retries_sampled_again),
+    "any-answer-replayed": ("a retry gets the answer of another request", any_answer_replayed),
+    "answer-made-again": ("a retry gets other bytes", answer_made_again),
+    "any-key-accepted": ("the key of another rollout is accepted", any_key_accepted),
+}
+"""Name -> what is left out, and how."""
