@@ -42,6 +42,18 @@ def test_explorers_die_at_every_other_point(play: Play) -> None:
     all_at_once(play, [(kill, told) for told in ROUNDS[1:] for kill in kills])
 
 
+@pytest.mark.long
+def test_calls_that_take_longer_than_a_session(play: Play) -> None:
+    """The explorer keeps its share of the work meanwhile, and who asks again is answered by the same call."""
+
+    def kill(place: Workplace, name: str, told: Sequence[str], transport: str) -> None:
+        kill_under_agents(place, name, told, transport, policy="tokens_per_s = 1.0\n")
+        log = place.view(f"runs/{name}").log_of("explorer-0")
+        assert log.count(" partitions (0 lost,") == log.count(" partitions (") == 1
+
+    play(kill, ())
+
+
 def all_at_once(play: Play, plays: Sequence[tuple[Kill, Sequence[str]]]) -> None:
     with ThreadPoolExecutor(3) as pool:
         for played in [pool.submit(play, *one) for one in plays]:
