@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rftstream.config import registry
 from rftstream.config.part_specs import AlgorithmSpec, PolicySpec, RewardSpec, TransportSpec
+from rftstream.config.reward_uses import reward_names, reward_uses
 from rftstream.config.sections import RunConfig, name_of_algorithm
 from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
@@ -25,6 +26,13 @@ def check_known(config: RunConfig) -> None:
             raise ConfigError(
                 f"{where}: unknown {name!r}; {registry.suggest(name, known)} (or 'module:Name' of your own)"
             )
+
+
+def check_rewards(config: RunConfig) -> None:
+    """Raise ConfigError for rewards that do not make one number together."""
+    for kind, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):
+        for name, section in sections.items():
+            reward_uses(section.reward, f"{kind}.{name}.reward")
 
 
 def check_shared(config: RunConfig) -> None:
@@ -47,7 +55,7 @@ def check_teacher(config: RunConfig) -> None:
         taught = [one for one in sorted(used) if registry.find_spec(AlgorithmSpec, one).needs_teacher]
         if not taught:
             continue
-        rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
+        rewards = reward_names(section.reward)
         teachers = [reward for reward, spec in registry.built_in(RewardSpec).items() if spec.asks_teacher]
         if not any(reward in teachers or ":" in reward for reward in rewards):
             raise ConfigError(
@@ -81,7 +89,7 @@ def server_update(config: RunConfig, policy: str) -> str | None:
     return setting if options and options.get(setting) else None
 
 
-PART_CHECKS = (check_known, check_teacher, check_server_updates, check_shared)
+PART_CHECKS = (check_rewards, check_known, check_teacher, check_server_updates, check_shared)
 """Each looks at one thing, in this order."""
 
 
@@ -102,6 +110,5 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
             if scheme not in registry.table("taskset") and thing.isidentifier():
                 yield "taskset", f"{kind}.{name}.source", section.source
             yield "environment", f"{kind}.{name}.environment", section.environment
-            rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
-            for reward in rewards:
+            for reward in reward_names(section.reward):
                 yield "reward", f"{kind}.{name}.reward", reward

@@ -27,6 +27,10 @@ def hide(values: dict[str, Any], *, where: Sequence[str] = (), names: Mapping[st
         path = (*where, str(key))
         if isinstance(value, dict):
             hide(value, where=path, names=names)
+        elif isinstance(value, list):
+            for number, one in enumerate(value):
+                if isinstance(one, dict):
+                    hide(one, where=(*path, str(number)), names=names)
         elif isinstance(value, (str, int)) and _IS_SECRET.search(str(key)) and not _is_named(value):
             name = (names or {}).get(".".join(path)) or _variable(path, str(value))
             os.environ[name] = str(value)

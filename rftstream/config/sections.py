@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from rftstream.config import registry, secrets
 from rftstream.config.ranges import AboveZero, Count, NotNegative, Positive, RunName, SectionName
+from rftstream.config.reward_uses import RewardNamed
 from rftstream.config.role_sections import (
     BufferSection,
     EvaluatorSection,
@@ -101,14 +102,6 @@ class ModelSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedReward:
-    """One of several rewards of a taskset, with its weight in their sum."""
-
-    name: str
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class TasksetSection:
     """A source of problems, with the reward that scores their completions. A run may mix several tasksets."""
 
@@ -116,7 +109,9 @@ class TasksetSection:
     """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, or `module:Class`."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name (prompt, messages, answer, system, tools, data_source) -> the source's, or the path of a field in it."""
-    reward: str | list[WeightedReward] = "exact"
+    reward: RewardNamed = "exact"
+    """What scores its completions: a name, a name with differences from the settings in [rewards.NAME], or a list of
+    them, `[{ name = "format", use = "gate" }, { name = "math" }, { name = "length", weight = 0.2 }]`."""
     algorithm: str | dict[str, Any] | None = None
     """What its groups are learned from by, instead of `trainer.algorithm`: a name, or a name with differences from the
     settings in [algorithms.NAME], `{ name = "grpo", clip_high = 0.28 }`. Each algorithm's loss counts by its share of
@@ -189,7 +184,7 @@ class EvaluationSection:
 
     source: str
     columns: dict[str, str] = field(default_factory=dict)
-    reward: str | list[WeightedReward] = "exact"
+    reward: RewardNamed = "exact"
     every: Positive = 50
     """Versions between two evaluations; version 0 and the final one are always evaluated."""
     num_tasks: Positive | None = None

@@ -9,6 +9,7 @@ from typing import Protocol
 from rftstream.config import registry
 from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import AlgorithmSpec
+from rftstream.config.reward_uses import reward_names, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError
@@ -127,10 +128,9 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
 
 def _rewards(config: RunConfig) -> Iterator[str]:
     for place, section in _sections(config):
-        if isinstance(section.reward, str):
-            continue
-        zero = [one.name for one in section.reward if one.weight == 0]
-        if zero and len(zero) == len(section.reward):
+        counted = [one for one in reward_uses(section.reward, place) if one.use in ("sum", "minimum")]
+        zero = [one.name for one in counted if one.weight == 0]
+        if zero and len(zero) == len(counted):
             yield f"{place}.reward: every weight is 0, so every reward is 0 and nothing can be learned from it"
         elif zero:
             yield f"{place}.reward: {', '.join(zero)} with weight 0 is computed and recorded, and does not count"
@@ -141,11 +141,7 @@ def _rewards(config: RunConfig) -> Iterator[str]:
 
 def _unused_tables(config: RunConfig) -> Iterator[str]:
     """Yield a warning for settings of parts that nobody asked for. Most often their names are misspelt."""
-    rewards = {
-        name
-        for _, section in _sections(config)
-        for name in ([section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward])
-    }
+    rewards = {name for _, section in _sections(config) for name in reward_names(section.reward)}
     used = {
         "policies": {config.explorer.policy, config.evaluator.policy or config.explorer.policy},
         "backends": {config.trainer.backend},

@@ -18,6 +18,7 @@ from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import critic_folder, the_critic
 from rftstream.config import registry
 from rftstream.config.part_specs import BackendSpec, EnvironmentSpec, PolicySpec
+from rftstream.config.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import ChatMessage, Problem
@@ -136,12 +137,6 @@ def _settings(options: Any) -> str:
     return "" if options is None else repr(options).partition("(")[2].removesuffix(")")
 
 
-def _reward_name(reward: Any) -> str:
-    if isinstance(reward, str):
-        return reward
-    return " + ".join(f"{one.weight:g} {one.name}" for one in reward)
-
-
 # --------------------------------------------------------------------------------------------- tasksets
 
 
@@ -153,7 +148,9 @@ def _taskset(
     collect: _Collector,
 ) -> TasksetLine:
     kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
-    line = TasksetLine(name=name, source=section.source, kind=kind, reward=_reward_name(section.reward))
+    line = TasksetLine(
+        name=name, source=section.source, kind=kind, reward=reward_formula(reward_uses(section.reward, name))
+    )
     reward = None
     with collect(f"{line.place}.reward"):
         reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)

@@ -8,8 +8,8 @@ from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import Reward, problem_input
+from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.functions import FunctionReward
-from rftstream.rewards.resolve import CompositeReward
 
 LOOKED_AT = 1_000
 """Number of problems of each taskset that are looked at, from the first on."""

@@ -9,6 +9,9 @@ from rftstream.config.part_specs import RewardSpec
 REWARDS = {
     "environment": RewardSpec("rftstream.rewards.environment:EnvironmentReward"),
     "exact": RewardSpec("rftstream.rewards.exact:ExactMatch"),
+    "format": RewardSpec("rftstream.rewards.format:FormatReward"),
+    "length": RewardSpec("rftstream.rewards.length:LengthReward"),
+    "repetition": RewardSpec("rftstream.rewards.repetition:RepetitionReward"),
     "math": RewardSpec("rftstream.rewards.math:MathReward"),
     "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),
     "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),

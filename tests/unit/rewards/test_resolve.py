@@ -14,7 +14,8 @@ from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, MissingChecker, RewardError
 from rftstream.rewards.base import RewardInput, Score
-from rftstream.rewards.resolve import build_reward, build_rewards, reward_specs, to_score
+from rftstream.rewards.functions import to_score
+from rftstream.rewards.resolve import build_reward, build_rewards, reward_specs
 
 numbers_of_modules = itertools.count()
 

@@ -1,0 +1,192 @@
+"""Several rewards of a taskset as one: sum, minimum, gates, and second opinions.
+
+What each reward is used for is in `config/reward_uses.py`. The whole is `unscorable` if any reward that was asked has
+no result, gates included; a check alone may fail, which is a metric.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.config.reward_uses import RewardUse
+from rftstream.contracts.arrays import Array
+from rftstream.errors import RewardError
+from rftstream.rewards.base import Reward, RewardInput, Score
+from rftstream.rewards.functions import BatchFailed, Outcome, to_score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPart:
+    """One reward of a taskset, with the name of its part and what it is used for."""
+
+    name: str
+    use: RewardUse
+    reward: Reward
+    is_always_asked: bool = False
+    """Whether it is asked although a gate is closed, since the algorithm needs the arrays that it adds."""
+
+    @property
+    def version(self) -> str:
+        """Return the reward's version, with whatever else of its use changes the whole."""
+        use, version = self.use, self.reward.version
+        if use.use == "gate":
+            return f"gate({use.at_least!r},{use.otherwise!r})*{version}"
+        if use.use == "check":
+            return f"check({use.share!r})*{version}"
+        weighted = version if use.weight == 1.0 else f"{use.weight!r}*{version}"
+        return f"min*{weighted}" if use.use == "minimum" else weighted
+
+
+class CompositeReward:
+    """One or more rewards as one. A reward that does not apply to a rollout is left out.
+
+    `build_reward` makes it, `build_rewards` opens it, and a scorer calls `score_all`.
+    """
+
+    def __init__(self, parts: Sequence[RewardPart]) -> None:
+        self._parts = tuple(parts)
+        self.scorer = "+".join(part.name for part in parts)
+        self.version = ",".join(part.version for part in parts)
+        self.batched = any(getattr(part.reward, "batched", False) for part in parts)
+        """Whether any part scores several rollouts at once."""
+
+    @property
+    def rewards(self) -> list[Reward]:
+        """Return the rewards of all parts, in order."""
+        return [part.reward for part in self._parts]
+
+    def open(self) -> None:
+        """Open all rewards that need costly preparation."""
+        for part in self._parts:
+            if (opens := getattr(part.reward, "open", None)) is not None:
+                opens()
+
+    def __call__(self, item: RewardInput) -> Score:
+        outcome = self.score_all([item])[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
+        """Return for each item its score, or what went wrong with it. Gates are asked first."""
+        if len(self._parts) == 1:
+            return [self._weighed(outcome) for outcome in _outcomes(self._parts[0], items)]
+        found: list[dict[str, Outcome]] = [{} for _ in items]
+        for part in sorted(self._parts, key=lambda one: one.use.use != "gate"):
+            asked = [place for place, item in enumerate(items) if self._is_asked(part, item, found[place])]
+            for place, outcome in zip(asked, _outcomes(part, [items[place] for place in asked]), strict=True):
+                found[place][part.name] = outcome
+        return [self._whole(outcomes) for outcomes in found]
+
+    def _is_asked(self, part: RewardPart, item: RewardInput, found: dict[str, Outcome]) -> bool:
+        if part.use.use == "check":
+            return _chance(part.name, item) < part.use.share
+        return part.use.use == "gate" or part.is_always_asked or self._closed(found) is None
+
+    def _closed(self, found: dict[str, Outcome]) -> RewardPart | None:
+        """Return the first gate that is closed. One that failed or does not apply is not."""
+        for part in self._parts:
+            outcome = found.get(part.name)
+            if part.use.use == "gate" and isinstance(outcome, Score) and outcome.reward < part.use.at_least:
+                return part
+        return None
+
+    def _weighed(self, outcome: Outcome) -> Score | BaseException:
+        """Return the score of the only part, with its weight."""
+        if not isinstance(outcome, Score):
+            return self._nothing() if outcome is None else outcome
+        part = self._parts[0]
+        reward = part.use.weight * outcome.reward
+        if not math.isfinite(reward):
+            return RewardError(f"{self.scorer}: the weighted reward is {reward}, expected a finite number")
+        parts = outcome.parts or {part.name: outcome.reward}
+        return Score(reward=reward, parts=parts, metrics=outcome.metrics, additions=outcome.additions)
+
+    def _nothing(self) -> RewardError:
+        return RewardError(f"{self.scorer}: returned None, so no reward applies to this rollout; add one that does")
+
+    def _whole(self, found: dict[str, Outcome]) -> Score | BaseException:
+        """Return the score of a rollout from those of its parts, by name."""
+        checks = {part.name for part in self._parts if part.use.use == "check"}
+        counted = {name: outcome for name, outcome in found.items() if name not in checks}
+        errors = [outcome for outcome in counted.values() if isinstance(outcome, BaseException)]
+        if errors:
+            return next((error for error in errors if isinstance(error, BatchFailed)), errors[0])
+        total = self._total(counted)
+        if total is None:
+            return self._nothing()
+        if not math.isfinite(total):
+            return RewardError(f"{self.scorer}: the weighted sum is {total}, expected a finite number")
+        numbers_of, metrics, additions = {}, {}, dict[str, Array]()
+        for part in self._parts:  # in the order of the run file, whatever was asked first
+            score = found.get(part.name)
+            if part.name in checks:
+                metrics.update(_second_opinion(part.name, score, total) if part.name in found else {})
+            elif isinstance(score, Score):
+                if twice := additions.keys() & score.additions.keys():
+                    return RewardError(f"{self.scorer}: two parts stamp {min(twice)!r}, expected one that does")
+                additions.update(score.additions)
+                numbers_of[part.name] = score.reward
+                numbers_of.update({f"{part.name}.{key}": value for key, value in score.parts.items()})
+                metrics.update({f"{part.name}.{key}": value for key, value in score.metrics.items()})
+        return Score(reward=total, parts=numbers_of, metrics=metrics, additions=additions)
+
+    def _total(self, counted: dict[str, Outcome]) -> float | None:
+        """Return the number to train on, or None if no reward that counts applies."""
+        if (gate := self._closed(counted)) is not None:
+            return gate.use.otherwise
+        terms: dict[str, list[float]] = {"sum": [], "minimum": []}
+        for part in self._parts:
+            outcome = counted.get(part.name)
+            if part.use.use in terms and isinstance(outcome, Score):
+                terms[part.use.use].append(part.use.weight * outcome.reward)
+        if least := terms["minimum"]:
+            terms["sum"].append(min(least))
+        return sum(terms["sum"]) if terms["sum"] else None
+
+
+def _second_opinion(name: str, outcome: Outcome, total: float) -> dict[str, float]:
+    """Return the metrics of a check: how far it is from the whole, or that it failed."""
+    if not isinstance(outcome, Score):
+        return {f"{name}.failed": 1.0}
+    return {f"{name}.apart": abs(outcome.reward - total), f"{name}.failed": 0.0}
+
+
+def _chance(name: str, item: RewardInput) -> float:
+    """Return a number from 0 to 1 that is the same whenever the rollout is scored."""
+    digest = hashlib.sha256("\0".join((name, item.prompt, item.completion)).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _outcomes(part: RewardPart, items: Sequence[RewardInput]) -> list[Outcome]:
+    """Return the result of one reward for each item."""
+    reward: Any = part.reward
+    if not items:
+        return []
+    if not getattr(reward, "batched", False):
+        outcomes: list[Outcome] = []
+        for item in items:
+            try:
+                outcomes.append(to_score(reward(item), where=part.name))
+            except (Exception, SystemExit) as error:
+                outcomes.append(error)
+        return outcomes
+    try:
+        values = list(reward.score_all(items))
+        if len(values) != len(items):
+            raise RewardError(f"{part.name}: score_all returned {len(values)} values for {len(items)} rollouts")
+    except (Exception, SystemExit) as error:
+        return [error if len(items) == 1 else BatchFailed(f"{part.name}: {error!r}")] * len(items)
+    known = (type(None), Score, BaseException)
+    return [one if isinstance(one, known) else _caught(lambda v: to_score(v, where=part.name), one) for one in values]
+
+
+def _caught(function: Callable[[Any], Score], value: Any) -> Outcome:
+    try:
+        return function(value)
+    except (Exception, SystemExit) as error:
+        return error
