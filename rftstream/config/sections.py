@@ -195,6 +195,9 @@ class EvaluationSection:
     """pass@k, best@k and worst@k for these, each at most n."""
     pass_reward: float = 1.0
     """A sample passes with at least this reward."""
+    canary: bool = False
+    """Each problem gets the reference answer of another one, so that a policy that has learned earns no reward. If it
+    does, `status` and an alert say that the reward is given for something else than the answer."""
     sampling: dict[str, Any] = field(default_factory=dict)
     environment: str = "single_turn"
     system: str | None = None

@@ -22,6 +22,7 @@ from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
 from rftstream.queries.origin import Origin, origin_of
+from rftstream.queries.reward_watch import RewardSign, find_reward_signs
 from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
 from rftstream.queries.worker_status_text import health_sentence
 from rftstream.queries.workers import WorkerStatus, ask_workers
@@ -68,6 +69,8 @@ class Status:
     workers: tuple[WorkerStatus, ...]
     no_signal: NoSignal | None
     """Said when the newest steps had no learning signal."""
+    reward_signs: tuple[RewardSign, ...]
+    """Signs that a reward is gained without the task."""
     standstill: Standstill | None
     """What does not go on, of a run that should."""
 
@@ -133,6 +136,7 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
         disk_bytes=disk_bytes(run.folder),
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
+        reward_signs=find_reward_signs(history, run.config),
         standstill=None if movement is None else find_standstill(movement),
     )
 
@@ -237,6 +241,7 @@ def _json(status: Status) -> dict[str, Any]:
         "stage": status.stage,
         "reward": _reward(history),
         "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
+        "reward_signs": [sign.to_json() for sign in status.reward_signs],
         "standstill": None if status.standstill is None else status.standstill.to_json(),
         "evaluations": _evaluations(history),
         "groups": dict(status.groups),
@@ -298,6 +303,7 @@ def _text(status: Status, now: float) -> list[str]:
         rows.append(("reward", number(reward["last"]) + of_several))
     if status.no_signal is not None:
         rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
+    rows += [(f"look at {sign.subject or 'rewards'}", f"{sign.kind}: {sign.text}") for sign in status.reward_signs]
     for name, entry in data["evaluations"].items():
         results = [f"{number(one.get('mean'))} at version {one['version']}" for one in (entry["newest"], entry["best"])]
         rows.append((f"eval {name}", f"{results[0]}, best {results[1]}"))

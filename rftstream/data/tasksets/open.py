@@ -6,6 +6,7 @@ from rftstream.config import registry
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.data.tasksets import TASKSETS
 from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.canary import CanaryTaskset
 from rftstream.data.tasksets.order import mix, order
 from rftstream.errors import ConfigError
 
@@ -39,7 +40,7 @@ def open_taskset(name: str, section: TasksetSection | EvaluationSection, config:
         raise ConfigError(f"{where}: {error}") from error
     if len(taskset) < 1:
         raise ConfigError(f"{where}: {section.source!r} has no problems; expected at least one")
-    return taskset
+    return CanaryTaskset(taskset) if isinstance(section, EvaluationSection) and section.canary else taskset
 
 
 def _is_module(text: str) -> bool:

@@ -246,6 +246,8 @@ class EvaluatorStep(SingleStepDefaults):
             values["truncated_share"] = sum(attempt.status is RolloutStatus.truncated for attempt in attempts) / len(
                 attempts
             )
+        if section.canary and "mean" in values:
+            values["canary"] = values["mean"]
         values["seconds"] = self._clock.now() - running.started_at
         evaluation = due.evaluation.name
         for name, value in values.items():

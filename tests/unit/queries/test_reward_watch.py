@@ -1,0 +1,125 @@
+"""Signs of reward hacking, from recorded steps and evaluations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rftstream.config.loader import from_dict
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.errors import ConfigError
+from rftstream.queries.history import History
+from rftstream.queries.reward_watch import find_reward_signs
+
+STEPS = 40
+
+
+def config_of(reward: Any = "exact", **evaluations: dict[str, Any]) -> RunConfig:
+    return from_dict(
+        {
+            "run": {"name": "test", "steps": 1},
+            "model": {"make": {}},
+            "tasksets": {"train": {"source": "arithmetic", "reward": reward}},
+            "evaluations": {name: {"source": "arithmetic", **one} for name, one in evaluations.items()},
+        }
+    )
+
+
+def history(steps: dict[str, tuple[float, float]], **evaluations: list[float]) -> History:
+    """Metrics that go evenly from their first to their last value, and means of evaluations, evenly spread."""
+    records = [
+        StepRecord(
+            name=VersionName(trainer_epoch=1, version=version),
+            batch_sequence=version - 1,
+            positions=(0,),
+            trained_groups=version,
+            trained_rollouts=version,
+            weights_digest=None,
+            metrics={name: a + (b - a) * version / STEPS for name, (a, b) in steps.items()},
+        )
+        for version in range(1, STEPS + 1)
+    ]
+    results = [
+        EvalResult(
+            evaluation=name,
+            name=VersionName(trainer_epoch=1, version=number * STEPS // (len(means) - 1)),
+            num_tasks=1,
+            num_samples=1,
+            num_unscored=0,
+            metrics={"mean": mean},
+            generations=None,
+        )
+        for name, means in evaluations.items()
+        for number, mean in enumerate(means)
+    ]
+    return History(steps=tuple(records), resumes=(), evaluations=tuple(results), current=records[-1])
+
+
+def signs(found: History, config: RunConfig) -> dict[str, str]:
+    return {sign.kind: sign.text for sign in find_reward_signs(found, config)}
+
+
+BOTH = [{"name": "exact"}, {"name": "format", "weight": 0.5}]
+WELL = {"reward": (0.1, 1.4), "part/exact": (0.1, 0.9), "part/format": (0.0, 1.0), "length_mean": (100.0, 150.0)}
+
+
+def test_a_run_that_does_well_has_none() -> None:
+    config = config_of(BOTH, held_out={}, canary={"canary": True})
+    assert signs(history(WELL, held_out=[0.1, 0.5, 0.9], canary=[0.05, 0.04, 0.05]), config) == {}
+    long = {**WELL, "length_mean": (100.0, 900.0)}
+    assert signs(history(long, held_out=[0.1, 0.5, 0.9]), config) == {}, "longer, and better for it"
+
+
+@pytest.mark.parametrize(
+    ("means", "told"),
+    [([0.0, 0.3], True), ([0.3, 0.3], False), ([0.0, 0.05], False), ([0.05, 0.6, 0.02], False)],
+)
+def test_a_canary(means: list[float], told: bool) -> None:
+    found = signs(history({"reward": (0.1, 0.9)}, canary=means), config_of(canary={"canary": True}))
+    assert ("canary" in found) == told
+    assert "canary" not in signs(history({"reward": (0.1, 0.9)}, canary=means), config_of(canary={}))
+
+
+def test_one_part_that_rises_while_the_others_fall() -> None:
+    hacked = {"reward": (0.5, 0.9), "part/exact": (0.5, 0.4), "part/format": (0.0, 1.0)}
+    found = signs(history(hacked), config_of(BOTH))
+    assert found.keys() == {"dominance"}
+    assert found["dominance"] == "train: format added +0.38 since the first steps, the other parts -0.07"
+
+
+def test_a_reward_that_no_evaluation_follows() -> None:
+    found = history({"reward": (0.1, 0.9), "length_mean": (100.0, 400.0)}, held_out=[0.4, 0.4, 0.4], other=[0.2, 0.1])
+    assert signs(found, config_of(held_out={}, other={})).keys() == {"held_out", "length"}
+    assert signs(found, config_of()) == {}, "nothing to compare with"
+
+
+def test_a_second_opinion_that_is_far_away() -> None:
+    config = config_of([{"name": "exact"}, {"name": "format", "use": "check"}])
+    assert signs(history({"reward": (0.5, 0.5), "metric/format.apart": (0.0, 0.6)}), config).keys() == {"checks"}
+    assert signs(history({"reward": (0.5, 0.5), "metric/format.apart": (0.0, 0.1)}), config) == {}
+
+
+def test_more_and_more_rollouts_without_a_reward() -> None:
+    assert signs(history({"reward": (0.5, 0.5), "unscored_share": (0.0, 0.4)}), config_of()).keys() == {"unscored"}
+
+
+def test_a_canary_has_wrong_answers() -> None:
+    config = config_of(plain={}, canary={"canary": True})
+    plain = open_taskset("plain", config.evaluations["plain"], config)
+    canary = open_taskset("canary", config.evaluations["canary"], config)
+    assert len(canary) == len(plain) and canary.digest != plain.digest
+    for index in (0, 1, len(plain) - 1):
+        asked, wrong = plain.problem(index), canary.problem(index)
+        assert wrong.messages == asked.messages
+        assert wrong.answer is not None and wrong.answer != asked.answer
+
+
+def test_a_canary_of_problems_with_one_answer(tmp_path: Any) -> None:
+    (tmp_path / "same.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "1"}\n')
+    config = config_of(canary={"canary": True, "source": f"jsonl:{tmp_path / 'same.jsonl'}"})
+    taskset = open_taskset("canary", config.evaluations["canary"], config)
+    with pytest.raises(ConfigError, match="problem 0 has the same answer and columns as the next 1, expected"):
+        taskset.problem(0)
