@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.environments import ENVIRONMENTS
-from rftstream.environments.hosts.agents import HostedAgent
+from rftstream.environments.launched_agents import agent_of
 from rftstream.gateway.dialects import DIALECTS
 from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.gateway.server import GatewayServer, GatewaySettings
@@ -72,14 +72,15 @@ def _launched_agents(
 ) -> LaunchedAgents:
     """Return what the explorer starts itself: nothing in a simulated run, which has no processes."""
     config, sections = context.config, context.config.tasksets.values()
-    names = {one.environment for one in sections if registry.find_spec(EnvironmentSpec, one.environment).is_launched}
+    names = sorted({one.environment for one in sections if is_agent(one.environment)})
     if server is None or keys is None or pipe is None:
         return LaunchedAgents(agents={})
     settings = {name: config.build_part("environment", name)[1] for name in names}
     return LaunchedAgents(
-        agents={name: HostedAgent(one) for name, one in settings.items()},
+        agents={name: found for name, one in settings.items() if (found := agent_of(one)) is not None},
         anew=[name for name, one in settings.items() if one.on_restart == "anew"],
         base_url=server.local_url,
+        public_url=server.base_url,
         key_of=keys.rollout_key,
         ring=pipe.ring,
     )

@@ -130,8 +130,6 @@ class EnvironmentSpec(PartSpec):
     user's own environment are left as they stand."""
     is_agent: bool = False
     """Whether it drives itself by model calls: the explorer's gateway serves it, and no turn loop."""
-    is_launched: bool = False
-    """Whether the explorer starts its agents, in host processes; other agents come by themselves."""
 
 
 @dataclass(frozen=True, slots=True)

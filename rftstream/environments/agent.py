@@ -1,14 +1,15 @@
-"""Agents that run elsewhere: they ask the gateway for a rollout, make model calls, and end it."""
+"""Agents that run elsewhere: they ask the gateway for a rollout, or are called with one, and make model calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
+from rftstream.environments.called import CalledAgentConfig
 
 
 class DrivesItself:
@@ -38,8 +39,12 @@ class RemoteAgent(DrivesItself):
     """An agent that runs elsewhere."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The settings in `[environments.agent]`."""
+    class Config(CalledAgentConfig):
+        """The settings in `[environments.agent]`. All but `url` are for agents that are called."""
+
+        on_restart: Literal["replay", "anew"] = "replay"
+        """What another explorer does with a rollout that it takes over. Both call the service again. `replay`: a
+        request that equals a recorded one gets its answer. `anew`: the recorded calls are thrown away."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import traceback
@@ -15,7 +16,9 @@ from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.call_workers import CallWorkers
+from rftstream.environments.called import CalledAgent
 from rftstream.environments.calls import EnvironmentCalls
+from rftstream.environments.launched_agents import agent_of
 from rftstream.errors import ConfigError, HostError, HostTimeout
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
@@ -39,10 +42,11 @@ def begin_once(config: RunConfig, name: str, problem: Problem, place: str) -> Be
     """Build the environment for a problem, have it start, ask for its tools, and close it. `place` is tasksets.NAME.
     Each call has the time limit that it has in an explorer. ConfigError says what is wrong.
 
-    An agent is not asked: it begins when a client calls the explorer's gateway."""
+    An agent is not started: it makes model calls, and nobody would answer them."""
     spec = registry.find_spec(EnvironmentSpec, name)
     if spec.is_agent:
-        return Beginning(messages=problem.messages, tools=problem.tools)
+        doubts = _doubts_about_agent(config, name, f"{place}.environment")
+        return Beginning(messages=problem.messages, tools=problem.tools, doubts=doubts)
     part, options = config.build_part("environment", name)
     built: list[Any] = []
 
@@ -75,6 +79,14 @@ def begin_once(config: RunConfig, name: str, problem: Problem, place: str) -> Be
         tools=(*problem.tools, *opening.tools),
         doubts=[f"{where}: {_words(name, failure)}" for failure in failed_to_close],
     )
+
+
+def _doubts_about_agent(config: RunConfig, name: str, where: str) -> list[str]:
+    """Return what may be wrong with what runs agents. ConfigError for settings that are no good."""
+    agent = agent_of(config.build_part("environment", name)[1])
+    if isinstance(agent, CalledAgent) and (why := asyncio.run(agent.probe())):
+        return [f"{where}: {name!r}: nobody answers at {agent.where} now: {why}; start the service before the run"]
+    return []
 
 
 def _wait(calls: EnvironmentCalls, rung: threading.Event) -> None:

@@ -45,6 +45,8 @@ class HostedAgent:
     """An agent in host processes. The explorer makes one for its run file, and calls `run` for each rollout, many at
     once."""
 
+    is_elsewhere = False
+
     def __init__(self, config: HostedAgentConfig) -> None:
         if not config.target:
             raise ConfigError(
@@ -60,6 +62,8 @@ class HostedAgent:
         base_url: str,
         api_key: str,
         seed: int,
+        rollout_id: str = "",
+        launch_id: str = "",
         begins: Callable[[], object] = lambda: None,
     ) -> AgentResult:
         """Run the agent to its end. HostError if its host dies, HostTimeout if it takes too long, HostedCodeError if it

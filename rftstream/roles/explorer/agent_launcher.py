@@ -1,4 +1,4 @@
-"""Starts agents: one run of a function in a host process for each rollout, from its beginning to its result.
+"""Starts agents: one run for each rollout, in a host process or at a service, from its beginning to its result.
 
 The runs are awaited in an event loop with a thread of its own. What becomes of them goes to the agent loop through its
 inbox, as if the agent had said it over HTTP.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rftstream.contracts.tasks import Task
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent
+from rftstream.environments.hosts.agents import AgentResult
+from rftstream.environments.launched_agents import RunsAgent
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
 from rftstream.policies.loopthread import LoopThread
 from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
@@ -22,7 +24,7 @@ from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, Call
 log = logging.getLogger(__name__)
 
 MAX_STARTS = 3
-"""How often an agent is started whose host dies. After that its rollout fails."""
+"""How often an agent is started that is lost, as with its host. After that its rollout fails."""
 MAX_NUMBERS = 256
 """Most parts or metrics of a result."""
 
@@ -31,12 +33,14 @@ MAX_NUMBERS = 256
 class LaunchedAgents:
     """What a launcher starts, and where its agents find their model."""
 
-    agents: Mapping[str, HostedAgent]
+    agents: Mapping[str, RunsAgent]
     """Name of an environment -> what runs its agents."""
     anew: Collection[str] = ()
     """Names of the environments whose agents begin without recorded calls when their explorer was another one."""
     base_url: str = ""
-    """Of the gateway."""
+    """Of the gateway, for agents on this machine."""
+    public_url: str = ""
+    """Of the gateway, for agents elsewhere."""
     key_of: Callable[[str], str] = str
     """Returns the key of a rollout."""
     ring: Callable[[], object] = lambda: None
@@ -48,6 +52,8 @@ class _Run:
     """One agent on its way."""
 
     task: Task
+    launch: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Tells it from other runs of the agent at this task."""
     work: asyncio.Task[None] | None = None
 
 
@@ -104,12 +110,12 @@ class AgentLauncher:
 
     # ------------------------------------------------------------------------------------------ in the loop's thread
 
-    def _begin(self, run: _Run, agent: HostedAgent) -> None:
+    def _begin(self, run: _Run, agent: RunsAgent) -> None:
         run.work = asyncio.get_running_loop().create_task(self._attend(run, agent))
         self._works.add(run.work)
         run.work.add_done_callback(self._works.discard)
 
-    async def _attend(self, run: _Run, agent: HostedAgent) -> None:
+    async def _attend(self, run: _Run, agent: RunsAgent) -> None:
         """Run an agent to its end, and hand on what became of it."""
         rollout_id = run.task.ids.rollout_id
         try:
@@ -126,15 +132,17 @@ class AgentLauncher:
                 del self._running[rollout_id]
                 self._inbox.put(AgentRequest(rollout_id=rollout_id, wanted=end, reply=lambda answer: None))
 
-    async def _end_of(self, run: _Run, agent: HostedAgent) -> RolloutEnd:
-        task, died = run.task, ""
+    async def _end_of(self, run: _Run, agent: RunsAgent) -> RolloutEnd:
+        task, rollout_id, lost = run.task, run.task.ids.rollout_id, ""
         for _ in range(MAX_STARTS):
             try:
                 result = await agent.run(
                     problem=task.problem,
-                    base_url=self._launched.base_url,
-                    api_key=self._launched.key_of(task.ids.rollout_id),
+                    base_url=self._launched.public_url if agent.is_elsewhere else self._launched.base_url,
+                    api_key=self._launched.key_of(rollout_id),
                     seed=task.seed,
+                    rollout_id=rollout_id,
+                    launch_id=f"{rollout_id}/launch/{run.launch}",
                     begins=lambda: self._note_begin(run),
                 )
             except HostTimeout as error:
@@ -142,11 +150,11 @@ class AgentLauncher:
             except HostedCodeError as error:
                 return RolloutEnd(error=str(error))
             except HostError as error:
-                died = str(error)
-                log.warning("%s: the host of the agent is gone: %s", task.ids.rollout_id, died)
+                lost = str(error)
+                log.warning("%s: the agent is lost: %s", rollout_id, lost)
             else:
                 return end_of_result(result)
-        return RolloutEnd(error=f"its host died {MAX_STARTS} times: {died}")
+        return RolloutEnd(error=f"it was lost {MAX_STARTS} times: {lost}")
 
     def _note_begin(self, run: _Run) -> None:
         rollout_id = run.task.ids.rollout_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,17 @@ def test_an_agent_is_not_asked(folder: Path) -> None:
     report = looked(folder, "agent", {"gateway_address": "127.0.0.1:0"})
     assert report.errors == []
     assert report.tasksets[0].first is not None
+
+
+def test_what_runs_agents_is_looked_at(folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}/agent"
+        report = looked(folder, "agent", url=url)
+        assert report.errors == []
+        assert f"tasksets.train.environment: 'agent': nobody answers at {url} now: " in "\n".join(report.warnings)
+        probe.listen()
+        assert not any("nobody answers" in text for text in looked(folder, "agent", url=url).warnings)
+    assert "environments.agent.url: got 'here', expected an address" in error(folder, "agent", url="here")
+    assert "NOBODY_SET_IT is not set" in error(folder, "agent", url=url, api_key="env:NOBODY_SET_IT")
+    assert "environments.hosted_agent.target: missing" in error(folder, "hosted_agent")

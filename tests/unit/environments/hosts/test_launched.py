@@ -74,7 +74,7 @@ def test_a_host_that_dies_is_replaced_some_times(foreign: Path) -> None:
     foreign.write_text(FATAL)
     launched = Launched(foreign, "fatal")
     launched.launcher.launch(TASK)
-    assert str(launched.end().error).startswith(f"its host died {MAX_STARTS} times: ")
+    assert str(launched.end().error).startswith(f"it was lost {MAX_STARTS} times: ")
     assert launched.num_begun == MAX_STARTS
     launched.launcher.close()
 

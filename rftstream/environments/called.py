@@ -1,0 +1,210 @@
+"""Agents that a service elsewhere runs, and that are called: one POST for each rollout.
+
+    POST URL   {"id", "rollout_id", "problem", "seed", "base_url", "api_key", "options"}
+
+`problem` has its plain form (`json_form.py`), `base_url` and `api_key` are what the agent calls its model with. The
+service answers
+
+    200   {"reward", "parts", "metrics"} or {"error"}, when the agent is done: the connection stays open for so long
+    202   at once. The agent then ends its rollout with POST {base_url}/rollouts/end
+
+`id` names the rollout and this launch of it, and is the Idempotency-Key, too. A request that was lost is sent again
+with the same id, so a service that has it already starts no second agent. A new id for the same rollout says that
+another explorer has taken it over: the agent begins again, at the new address, and what runs of it is to be ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Meta
+
+from rftstream.config import secrets
+from rftstream.contracts.tasks import Problem
+from rftstream.environments.hosts.agents import AgentResult, result_from_plain
+from rftstream.environments.json_form import problem_to_plain
+from rftstream.environments.posting import Answer, AnswerLost, NotSent, post
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+
+log = logging.getLogger(__name__)
+
+SECTION = "environments.agent"
+PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
+"""Seconds before the second try, give or take a half; twice as long before each further try, up to the most."""
+MAX_ANSWER_BYTES = 1 << 20
+BUSY = frozenset({408, 425, 429, 502, 503, 504})
+"""Statuses after which the request is sent again."""
+MISTAKEN = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405})
+"""Statuses that every request would get."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalledAgentConfig:
+    """Settings of agents elsewhere."""
+
+    url: str = ""
+    """The address of a service that is called with each rollout, as `http://127.0.0.1:9000/agent`. Empty: agents come
+    by themselves, and ask the gateway for rollouts."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of the agent, which the service gets with each call."""
+    api_key: str | None = None
+    """`"env:NAME"`: sent to the service as the bearer token; it is looked up in the environment and written nowhere."""
+    timeout_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds that one run may take from its call on. 0: no limit but those of the rollout."""
+    patience_s: Annotated[float, Meta(gt=0)] = 300.0
+    """Seconds for which a call is tried again while the service is not there or has no time. Then the rollout fails."""
+
+
+class CalledAgent:
+    """An agent that a service elsewhere runs. The explorer makes one for its run file, and calls `run` for each
+    rollout, many at once."""
+
+    is_elsewhere = True
+
+    def __init__(self, config: CalledAgentConfig) -> None:
+        """ConfigError if the address is none, or the secret is not in the environment."""
+        self._config, self._address = config, _address(config.url)
+        self.where = self._address._replace(query="").geturl()
+        """The address as it may be shown: its query may hold a secret."""
+        self._headers = {"content-type": "application/json", "accept": "application/json"}
+        self._key = ""
+        if config.api_key is not None:
+            self._key = secrets.reveal({"api_key": config.api_key}, where=SECTION)["api_key"]
+            if not re.fullmatch(r"[!-~]+", self._key):
+                raise ConfigError(
+                    f"{SECTION}.api_key: found a space, a line break or another sign that no header can hold (it is "
+                    "not shown here), expected the token alone"
+                )
+            self._headers["authorization"] = f"Bearer {self._key}"
+        self._was_taken = False
+        """Whether the service has taken a call."""
+
+    async def run(
+        self,
+        *,
+        problem: Problem,
+        base_url: str,
+        api_key: str,
+        seed: int,
+        rollout_id: str,
+        launch_id: str,
+        begins: Callable[[], object] = lambda: None,
+    ) -> AgentResult:
+        """Have the agent run, and return what it gave. After 202 nothing is returned: this waits until it is cancelled,
+        as it is when the rollout ends. HostError if the service is lost while it runs the agent, HostTimeout if it
+        takes too long, HostedCodeError if it refuses, or is not there for too long; ConfigError if it refuses from the
+        first call on what all calls have. Cancelling this ends the connection. `begins` is called before each try."""
+        body = {"id": launch_id, "rollout_id": rollout_id, "problem": problem_to_plain(problem), "seed": seed}
+        body |= {"base_url": base_url, "api_key": api_key, "options": self._config.options}
+        data, headers = json.dumps(body).encode(), {**self._headers, "idempotency-key": launch_id}
+        began, number = time.monotonic(), 0
+        while True:
+            begins()
+            after_s = 0.0
+            try:
+                answer = await self._within_limit(data, headers)
+            except NotSent as error:
+                trouble = str(error)
+            except AnswerLost as error:
+                raise HostError(self._hidden(f"{self.where}: {error}", api_key)) from None
+            else:
+                if answer.status not in BUSY:
+                    return self._result(answer, api_key)
+                trouble, after_s = f"status {answer.status}: {_error_text(answer)}", _retry_after_s(answer)
+            trouble = self._hidden(trouble, api_key)
+            if time.monotonic() - began > self._config.patience_s:
+                limit = f"for {self._config.patience_s:g} s ({SECTION}.patience_s)"
+                raise HostedCodeError(f"{self.where}: {trouble}, {limit}")
+            if not number:
+                log.warning("%s: %s: %s; it is called again", rollout_id, self.where, trouble)
+            pause_s = min(MAX_PAUSE_S, PAUSE_S * 2 ** min(number, 10)) * random.uniform(0.5, 1.5)
+            number += 1
+            await asyncio.sleep(max(pause_s, min(after_s, 4 * MAX_PAUSE_S)))
+
+    async def probe(self) -> str:
+        """Return why nobody listens at the address now; empty if somebody does."""
+        port = self._address.port or (443 if self._address.scheme == "https" else 80)
+        try:
+            async with asyncio.timeout(2.0):
+                _, writer = await asyncio.open_connection(self._address.hostname, port)
+        except (OSError, TimeoutError) as error:
+            return str(error) or type(error).__name__
+        writer.close()
+        return ""
+
+    async def _within_limit(self, data: bytes, headers: dict[str, str]) -> Answer:
+        """Send the call, and wait until the agent is done: after 202 until this is cancelled."""
+        limit = asyncio.timeout(self._config.timeout_s or None)
+        try:
+            async with limit:
+                answer = await post(self._address, headers, data, max_bytes=MAX_ANSWER_BYTES)
+                self._was_taken |= answer.status < 300
+                if answer.status == 202:
+                    await asyncio.Event().wait()
+                return answer
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise HostTimeout(f"{self.where}: no end within {self._config.timeout_s:g} s") from None
+
+    def _result(self, answer: Answer, api_key: str) -> AgentResult:
+        """Return what the agent gave."""
+        if answer.status >= 300:
+            trouble = self._hidden(f"{self.where}: status {answer.status}: {_error_text(answer)}", api_key)
+            if answer.status >= 500:
+                raise HostError(trouble)
+            if answer.status in MISTAKEN and not self._was_taken:
+                raise ConfigError(f"{trouble}; every call would get that: look at {SECTION}.url and {SECTION}.api_key")
+            raise HostedCodeError(trouble)
+        try:
+            value = json.loads(answer.body) if answer.body.strip() else None
+        except ValueError:
+            raise HostedCodeError(f"{self.where}: the answer is not JSON, expected reward, parts, metrics") from None
+        if isinstance(value, dict) and value.get("error") is not None:
+            raise HostedCodeError(self._hidden(str(value["error"])[:2000], api_key))
+        return result_from_plain(value)
+
+    def _hidden(self, text: str, api_key: str) -> str:
+        """Return the text without the secrets that the service was given, should it repeat them."""
+        for secret in (self._key, api_key):
+            text = text.replace(secret, "***") if secret else text
+        return secrets.hidden(text)
+
+
+def _address(url: str) -> SplitResult:
+    try:
+        address = urlsplit(url)
+        is_one = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:  # of the port, or of brackets
+        is_one = False
+    if not is_one:
+        raise ConfigError(f"{SECTION}.url: got {url!r}, expected an address as http://HOST:PORT/PATH")
+    if address.username is not None:
+        raise ConfigError(f"{SECTION}.url: found a user or password in it, expected a token in {SECTION}.api_key")
+    return address
+
+
+def _error_text(answer: Answer) -> str:
+    """Return what the service says is wrong, or where it sends us."""
+    if (location := answer.headers.get("location")) is not None and answer.status < 400:
+        return f"it points to {location}"
+    with contextlib.suppress(ValueError):
+        found = json.loads(answer.body)
+        if isinstance(found, dict) and (text := found.get("error") or found.get("detail")):
+            return str(text)[:2000]
+    return answer.body[:200].decode("utf-8", "replace").strip() or "without a reason"
+
+
+def _retry_after_s(answer: Answer) -> float:
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isdecimal() and len(text) < 6 else 0.0

@@ -1,0 +1,45 @@
+"""Agents that an explorer starts: in its own host processes (`hosts/agents.py`) or at a service (`called.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rftstream.contracts.tasks import Problem
+from rftstream.environments.called import CalledAgent, CalledAgentConfig
+from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
+
+
+class RunsAgent(Protocol):
+    """What runs the agents of one environment. An explorer makes one for its run file."""
+
+    is_elsewhere: bool
+    """Whether its agents may be on other machines, and so need an address that can be reached from there."""
+
+    async def run(
+        self,
+        *,
+        problem: Problem,
+        base_url: str,
+        api_key: str,
+        seed: int,
+        rollout_id: str,
+        launch_id: str,
+        begins: Callable[[], object],
+    ) -> AgentResult:
+        """Run the agent of one rollout to its end; the launcher calls it. `begins` is called when it begins, or begins
+        again: then its recorded calls answer it. `launch_id` is another one for each call of this.
+
+        HostError if the agent is lost, and may be started again; HostTimeout if it takes too long; HostedCodeError if
+        it fails; ConfigError if no agent can be run at all. Cancelling this cancels the agent."""
+
+
+def agent_of(options: Any) -> RunsAgent | None:
+    """Return what runs the agents of an environment with these settings; None if they come by themselves. ConfigError
+    if the settings are no good."""
+    match options:
+        case HostedAgentConfig():
+            return HostedAgent(options)
+        case CalledAgentConfig(url=url) if url:
+            return CalledAgent(options)
+    return None
