@@ -63,6 +63,7 @@ def agent_step_maker(
         dialects=dialects,
         renderer=loop.renderer,
         launcher=AgentLauncher(_launched_agents(context, server, keys, pipe), inbox),
+        gateway_url="" if server is None else server.base_url,
         close_gateway=(lambda: None) if server is None else server.close,
     )
 

@@ -33,6 +33,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "pause": "rftstream.commands.control:pause",
         "unpause": "rftstream.commands.control:unpause",
         "drain": "rftstream.commands.control:drain",
+        "token": "rftstream.commands.token:token",
     },
     "What it does and did": {
         "status": "rftstream.commands.views:status",

@@ -74,15 +74,30 @@ def run_secret(run_id: str, environment: Mapping[str, str] | None = None) -> byt
     """Return the secret of a run: from the environment, else from this user's file, which is made if need be.
     ConfigError if the one is too short, or the other may be read by others."""
     environment = os.environ if environment is None else environment
-    given = environment.get(SECRET_VARIABLE)
+    given = _given_secret(environment)
     if given is not None:
-        if len(given.encode()) < MIN_SECRET_BYTES:
-            raise ConfigError(
-                f"{SECRET_VARIABLE}: got {len(given.encode())} bytes, expected at least {MIN_SECRET_BYTES}; make one "
-                "with: openssl rand -hex 32"
-            )
-        return given.encode()
-    return _secret_in(secret_file(run_id, environment))
+        return given
+    path = secret_file(run_id, environment)
+    _make_secret(path)
+    return _secret_in(path)
+
+
+def known_secret(run_id: str, environment: Mapping[str, str] | None = None) -> bytes | None:
+    """Return the secret of a run if there is one here; None, and none is made, if not. ConfigError as for
+    `run_secret`."""
+    environment = os.environ if environment is None else environment
+    given, path = _given_secret(environment), secret_file(run_id, environment)
+    return given if given is not None or not path.exists() else _secret_in(path)
+
+
+def _given_secret(environment: Mapping[str, str]) -> bytes | None:
+    given = environment.get(SECRET_VARIABLE)
+    if given is not None and len(given.encode()) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"{SECRET_VARIABLE}: got {len(given.encode())} bytes, expected at least {MIN_SECRET_BYTES}; make one "
+            "with: openssl rand -hex 32"
+        )
+    return None if given is None else given.encode()
 
 
 def secret_file(run_id: str, environment: Mapping[str, str] | None = None) -> Path:
@@ -93,7 +108,7 @@ def secret_file(run_id: str, environment: Mapping[str, str] | None = None) -> Pa
     return base / "rftstream" / "gateway" / re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
 
 
-def _secret_in(path: Path) -> bytes:
+def _make_secret(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     if not path.exists():
@@ -105,6 +120,9 @@ def _secret_in(path: Path) -> bytes:
             pass
         finally:
             own.unlink()
+
+
+def _secret_in(path: Path) -> bytes:
     with path.open("rb") as file:
         mode = os.fstat(file.fileno())
         if mode.st_mode & 0o077 or mode.st_uid != os.geteuid():

@@ -46,11 +46,12 @@ class AgentExplorerStep(ExplorerStep):
         renderer: Renderer,
         renderers: Mapping[str, Renderer],
         launcher: AgentLauncher,
+        gateway_url: str = "",
         close_gateway: Callable[[], object],
         **others: Any,
     ) -> None:
         """`agent_environments`: names of the environments whose tasks are agents'. `inbox` is what `agents` reads;
-        it rings the pipe. `others`: as for ExplorerStep."""
+        it rings the pipe. `gateway_url` is told to whoever asks where the gateway is. `others`: as for ExplorerStep."""
         super().__init__(renderers=renderers, **others)
         self._agents = agents
         self.inbox = inbox
@@ -58,7 +59,8 @@ class AgentExplorerStep(ExplorerStep):
         self._agent_environments = frozenset(agent_environments)
         self._dialects = dialects
         self._renderer, self._own_renderers = renderer, renderers
-        self._launcher, self._close_gateway = launcher, close_gateway
+        self._launcher = launcher
+        self._gateway_url, self._close_gateway = gateway_url, close_gateway
         self._agent_works: dict[int, RolloutInHand] = {}
         self._stale: dict[int, list[int]] = {}
         """Item -> numbers of pieces that it could not go on from; they are taken back with the next ones."""
@@ -142,8 +144,14 @@ class AgentExplorerStep(ExplorerStep):
         self._agents.committed(saved, finished)
 
     def health(self) -> Mapping[str, object]:
-        """Return what the explorer reports, and how many rollouts are agents'."""
-        return {**super().health(), "agents": len(self._agent_works)}
+        """Return what the explorer reports, how many rollouts are agents', how many of these wait for one, and where
+        the gateway is."""
+        return {
+            **super().health(),
+            "agents": len(self._agent_works),
+            "agents_wanted": sum(map(self._agents.is_free, self._agent_works)),
+            "gateway": self._gateway_url,
+        }
 
     def close(self) -> None:
         """End the agents, then the gateway, then the rest."""
