@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.environments import ENVIRONMENTS
 from rftstream.environments.launched_agents import agent_of
+from rftstream.gateway.addresses import worker_number
 from rftstream.gateway.dialects import DIALECTS
 from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.gateway.server import GatewayServer, GatewaySettings
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
+from rftstream.queries.gateways import find_gateways
 from rftstream.roles.explorer.agent_calls import AgentLimits
 from rftstream.roles.explorer.agent_launcher import AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.agent_loop import AgentLoop
@@ -22,6 +24,7 @@ from rftstream.roles.explorer.model_calls import CallInbox
 from rftstream.roles.explorer.shared_policy import share_policy
 from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.explorer.turn_loop import TurnLoop
+from rftstream.runs.folder import RunFolder
 from rftstream.service.role import RoleContext
 from rftstream.service.self_pipe import SelfPipe
 from workers.parts import context_length
@@ -98,12 +101,20 @@ def _start_gateway(
     server = GatewayServer(
         GatewaySettings(
             address=settings.gateway_address,
+            number=worker_number(context.process),
             public_url=settings.gateway_url,
             model=spec.name,
             max_body_bytes=settings.gateway_max_body_bytes,
         ),
         keys,
         inbox,
+        others=lambda: _others(context),
     )
     server.start()
     return server, keys
+
+
+def _others(context: RoleContext) -> Sequence[str]:
+    """Return the base URLs of the other gateways on this machine where rollouts wait."""
+    found = find_gateways(RunFolder(context.folder.path))
+    return [one.base_url for one in found if one.num_free and one.process != context.process]

@@ -52,10 +52,12 @@ class ExplorerSection(WorkerSection):
     repetition_period: Positive = 64
     """Longest pattern, in tokens; it has to be there at least twice."""
     gateway_address: str = "127.0.0.1:0"
-    """`HOST:PORT` of the endpoint for agents, if a taskset has the environment `agent`; port 0: any free one. Agents
-    that run elsewhere need a fixed one, at which they find the process that takes over, too."""
+    """`HOST:PORT` of the endpoint for agents, if a taskset has some; port 0: any free one. Agents that run elsewhere
+    need a fixed one, at which they find the process that takes over, too. Of several explorers `run` gives the first
+    one this port, the second one the next port, and so on."""
     gateway_url: str = ""
-    """The URL up to `/v1` under which agents elsewhere reach it; empty: made from the address."""
+    """The URL up to `/v1` under which agents elsewhere reach it; `{port}` in it stands for the explorer's port. Empty:
+    made from the address."""
     gateway_max_body_bytes: Positive = 4 * 1024 * 1024
     """Largest request of an agent; larger ones are refused with 413."""
     max_calls: Positive = 1000

@@ -18,11 +18,12 @@ import json
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rftstream.errors import ConfigError
+from rftstream.gateway.addresses import OtherGateways, base_url, parse_address
 from rftstream.gateway.dialects import CHAT, DIALECTS, ServedDialect, read_call
 from rftstream.gateway.dialects.events import Event
 from rftstream.gateway.dialects.fields import RequestRefused, kind, parse_body
@@ -58,8 +59,11 @@ class GatewaySettings:
 
     address: str = "127.0.0.1:0"
     """`HOST:PORT`; port 0: any free one."""
+    number: int = 0
+    """Of the explorer on its host: a fixed port is that of number 0, and each other one has a port further on."""
     public_url: str = ""
-    """The URL up to `/v1` under which agents elsewhere reach it; empty: made from the address."""
+    """The URL up to `/v1` under which agents elsewhere reach it, with the port for `{port}`; empty: made from the
+    address."""
     model: str = "policy"
     """The name of the model in the list of models."""
     max_body_bytes: int = 4 << 20
@@ -75,7 +79,15 @@ class GatewayServer:
     """The gateway of one explorer. Its composition root makes it, calls `start` once, and `close` at the end, after
     the inbox was closed."""
 
-    def __init__(self, settings: GatewaySettings, keys: GatewayKeys, inbox: CallInbox) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        keys: GatewayKeys,
+        inbox: CallInbox,
+        others: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`others` returns the base URLs of other gateways of the run where rollouts wait; it may block."""
+        self._others = OtherGateways(others)
         self._settings, self._keys, self._inbox = settings, keys, inbox
         self._connections: set[HttpConnection] = set()
         self._answers: deque[tuple[asyncio.Future[AgentAnswer], AgentAnswer]] = deque()
@@ -96,20 +108,22 @@ class GatewayServer:
 
     def start(self) -> str:
         """Listen, and return the base URL. ConfigError if that address cannot be had."""
-        host, _, port = self._settings.address.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ConfigError(f"explorer.gateway_address: got {self._settings.address!r}, expected HOST:PORT")
-        host = host.strip("[]")
+        number = self._settings.number
+        host, port = parse_address(self._settings.address, number + 1)
+        port += number if port else 0
         loop = LoopThread("gateway")
         try:
-            self._server = loop.call(self._listen(host, int(port)))
+            self._server = loop.call(self._listen(host, port))
         except OSError as error:
             loop.close()
-            raise ConfigError(f"explorer.gateway_address: cannot listen at {self._settings.address}: {error}") from None
+            raise ConfigError(
+                f"explorer.gateway_address: cannot listen at port {port} of {host}, which explorer {number} here "
+                f"takes for {self._settings.address}: {error}; end what listens there, or take another port"
+            ) from None
         self._loop = loop
         found = self._server.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        self.base_url = self._settings.public_url.rstrip("/") or f"http://{shown}:{found}/v1"
+        self.base_url = base_url(self._settings.public_url, host, found)
         self.local_url = f"http://{LOOPBACK_OF.get(host, shown)}:{found}/v1"
         log.info("the gateway for agents is at %s", self.base_url)
         return self.base_url
@@ -230,7 +244,9 @@ class GatewayServer:
         name = request.headers.get("idempotency-key", "")
         answer = await self._ask("", SessionWanted(name=name[:256]), connection)
         if not isinstance(answer, SessionGranted):
-            connection.send(_refused(CHAT, _refusal(answer)))
+            refusal = _refusal(answer)
+            gateways = await self._others.addresses() if refusal.status == 503 else ()
+            connection.send(_refused(CHAT, refusal, {"gateways": list(gateways)}))
             return
         found = {
             "rollout_id": answer.rollout_id,
@@ -354,13 +370,13 @@ def _refusal(answer: AgentAnswer) -> Refusal:
     return Refusal(status=500, sentence="the gateway failed; see its log")
 
 
-def _refused(dialect: ServedDialect, refusal: Refusal) -> HttpAnswer:
+def _refused(dialect: ServedDialect, refusal: Refusal, more: Mapping[str, Any] | None = None) -> HttpAnswer:
     """Return a refusal with headers that tell clients whether to try again: by themselves they would for 409, and not
     for all that pass."""
     headers = {"x-should-retry": "false" if refusal.retry_after_s is None else "true"}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
-    return _json(refusal.status, dialect.error(refusal.status, refusal.sentence), headers)
+    return _json(refusal.status, {**dialect.error(refusal.status, refusal.sentence), **(more or {})}, headers)
 
 
 def _late_error(dialect: ServedDialect, refusal: Refusal) -> Event:

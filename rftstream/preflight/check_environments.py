@@ -20,6 +20,7 @@ from rftstream.environments.called import CalledAgent
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.environments.launched_agents import agent_of
 from rftstream.errors import ConfigError, HostError, HostTimeout
+from rftstream.gateway.addresses import parse_address
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
 WAIT_S = 0.05
@@ -82,11 +83,19 @@ def begin_once(config: RunConfig, name: str, problem: Problem, place: str) -> Be
 
 
 def _doubts_about_agent(config: RunConfig, name: str, where: str) -> list[str]:
-    """Return what may be wrong with what runs agents. ConfigError for settings that are no good."""
+    """Return what may be wrong with what runs agents, and where they find their model. ConfigError for settings that
+    are no good."""
+    settings, doubts = config.explorer, []
+    parse_address(settings.gateway_address, settings.count)
+    if settings.count > 1 and settings.gateway_url and "{port}" not in settings.gateway_url:
+        doubts.append(
+            f"explorer.gateway_url: {settings.count} explorers have this one URL, but a rollout is at one of them "
+            "alone: calls that come to another one are told to come again; put {port} into it"
+        )
     agent = agent_of(config.build_part("environment", name)[1])
     if isinstance(agent, CalledAgent) and (why := asyncio.run(agent.probe())):
-        return [f"{where}: {name!r}: nobody answers at {agent.where} now: {why}; start the service before the run"]
-    return []
+        doubts.append(f"{where}: {name!r}: nobody answers at {agent.where} now: {why}; start it before the run")
+    return doubts
 
 
 def _wait(calls: EnvironmentCalls, rung: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -35,6 +36,15 @@ sigma = 0.4
 )
 
 
+def two_free_ports() -> int:
+    """The first of two in a row."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
+            probe.bind(("127.0.0.1", port + 1))
+            return port
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -49,6 +59,8 @@ class Agents:
         self.told: dict[str, list[str]] = {}
         """Rollout -> what the agent was told in each call."""
         self.rewards: dict[str, float] = {}
+        self.seen: set[str] = set()
+        """Gateways that gave a rollout."""
         self.ended = threading.Event()
         self.errors: list[BaseException] = []
         self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(6)]
@@ -135,6 +147,68 @@ class Agents:
             if self.ended.is_set():
                 return None
             time.sleep(0.1)
+
+
+class Seekers(Agents):
+    """Agents that ask for rollouts where they got the last one, and elsewhere if they are told that some wait there."""
+
+    def _work(self, number: int) -> None:
+        try:
+            at = self.base_url
+            while not self.ended.is_set():
+                try:
+                    request = Request(f"{at}/sessions", b"{}", {"authorization": f"Bearer {self.token}"}, method="POST")
+                    with urlopen(request, timeout=60) as answer:
+                        session = json.loads(answer.read())
+                except HTTPError as error:
+                    assert error.code == 503 and error.headers["retry-after"]
+                    at = next(iter(json.loads(error.read())["gateways"]), at)
+                    self.ended.wait(0.1)
+                except (URLError, ConnectionError):
+                    self.ended.wait(0.1)  # before the run, or after it
+                else:
+                    assert session["base_url"] == at
+                    self.seen.add(at)
+                    self._answer(session)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _answer(self, session: dict[str, Any]) -> None:
+        body = {"model": "m", "messages": session["problem"]["messages"]}
+        for path, value in (("/chat/completions", body), ("/rollouts/end", {"reward": 1.0})):
+            headers = {"authorization": f"Bearer {session['api_key']}"}
+            with (
+                contextlib.suppress(URLError, ConnectionError),
+                urlopen(Request(session["base_url"] + path, json.dumps(value).encode(), headers), timeout=60),
+            ):
+                pass
+
+
+@pytest.mark.timeout(600)
+def test_agents_find_the_explorer_that_has_rollouts(place: Workplace) -> None:
+    """Two explorers share one fixed port as the setting; all agents know the first one alone."""
+    port = two_free_ports()
+    place.write("tiny.toml", RUN.replace("PORT", str(port)).replace("[explorer]", "[explorer]\ncount = 2"))
+    run = place.start("run", "tiny.toml", "--json", env={SECRET_VARIABLE: SECRET})
+    place.view("runs/tiny")
+
+    def access() -> Any:
+        return place.call("token", "runs/tiny", "--json", env={SECRET_VARIABLE: SECRET}).result
+
+    place.wait_for(lambda: len(access()["gateways"]) == 2, "both gateways")
+    told = access()
+    urls = {f"http://127.0.0.1:{number}/v1" for number in (port, port + 1)}
+    assert {one["base_url"] for one in told["gateways"]} == urls
+    agents = Seekers(f"http://127.0.0.1:{port}/v1", told["token"])
+    agents.start()
+    try:
+        done = run.finish()
+    finally:
+        agents.join()
+    assert done.code == 0, done.err
+    assert agents.seen == urls
+    place.view("runs/tiny").assert_nothing_lost()
+    place.assert_nobody_left()
 
 
 @pytest.mark.timeout(600)

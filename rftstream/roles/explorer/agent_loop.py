@@ -211,7 +211,11 @@ class AgentLoop:
                 break
         if free is None:
             request.reply(
-                Refusal(status=503, sentence="no rollout waits for an agent now", retry_after_s=RETRY_AFTER_S)
+                Refusal(
+                    status=503,
+                    sentence="no rollout waits for an agent here now; ask again, or at one of `gateways`",
+                    retry_after_s=RETRY_AFTER_S,
+                )
             )
             return
         free.last_active = self._now()

@@ -15,6 +15,7 @@ import pytest
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.errors import ConfigError
+from rftstream.gateway.addresses import parse_address, worker_number
 from rftstream.gateway.keys import GatewayKeys
 from rftstream.gateway.server import GatewayServer, GatewaySettings
 from rftstream.roles.explorer.model_calls import (
@@ -275,6 +276,72 @@ def test_an_address_that_cannot_be_had(address: str) -> None:
     with pytest.raises(ConfigError, match=r"explorer\.gateway_address: "):
         server.start()
     server.close()
+
+
+def two_free_ports() -> int:
+    """Return the first of two ports in a row that nobody has."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def test_explorers_of_one_host_have_a_port_each() -> None:
+    port, keys = two_free_ports(), GatewayKeys(b"s" * 16, "r")
+    servers = [
+        GatewayServer(
+            GatewaySettings(address=f"127.0.0.1:{port}", number=number, public_url="https://a.example/{port}/v1/"),
+            keys,
+            CallInbox(),
+        )
+        for number in (0, 1, 1)
+    ]
+    try:
+        assert [server.start() for server in servers[:2]] == [f"https://a.example/{port + n}/v1" for n in (0, 1)]
+        assert [server.local_url for server in servers[:2]] == [f"http://127.0.0.1:{port + n}/v1" for n in (0, 1)]
+        with pytest.raises(ConfigError, match=f"cannot listen at port {port + 1} of .*, which explorer 1 here takes"):
+            servers[2].start()
+    finally:
+        for server in servers:
+            server.close()
+
+
+def test_who_gets_no_rollout_is_told_where_some_wait() -> None:
+    keys, inbox = GatewayKeys(b"s" * 16, "r"), CallInbox()
+    looks: list[int] = []
+
+    def others() -> list[str]:
+        looks.append(1)
+        return ["http://127.0.0.1:9/v1"]
+
+    server = GatewayServer(GatewaySettings(), keys, inbox, others)
+    scene = Answering(server.start(), keys)
+    inbox.close()  # so that all is refused
+    try:
+        for _ in range(2):
+            status, body = ask(scene, "POST", "/v1/sessions", {}, key=keys.session_token())
+            assert status == 503 and body["gateways"] == ["http://127.0.0.1:9/v1"] and body["error"]["message"]
+        assert len(looks) == 1, "not for every request"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("process", "number"), [("explorer-0", 0), ("explorer-12", 12), ("explorer-host-4711", 0), ("mine", 0)]
+)
+def test_numbers_of_workers(process: str, number: int) -> None:
+    assert worker_number(process) == number
+
+
+def test_addresses_for_several_explorers() -> None:
+    assert parse_address("[::1]:65534", 2) == ("::1", 65534)
+    with pytest.raises(ConfigError, match=r"for 3 explorers, .*; expected at most 65533"):
+        parse_address("127.0.0.1:65534", 3)
 
 
 def test_what_waits_when_the_explorer_leaves_is_told_to_come_again() -> None:

@@ -195,6 +195,14 @@ def test_an_agent_is_not_asked(folder: Path) -> None:
     assert report.tasksets[0].first is not None
 
 
+def test_ports_of_several_explorers(folder: Path) -> None:
+    report = looked(folder, "agent", {"count": 3, "gateway_address": "127.0.0.1:8900", "gateway_url": "https://a/v1"})
+    assert report.errors == []
+    assert "explorer.gateway_url: 3 explorers have this one URL" in "\n".join(report.warnings)
+    report = looked(folder, "agent", {"count": 3, "gateway_address": "127.0.0.1:65535"})
+    assert "explorer.gateway_address: got '127.0.0.1:65535' for 3 explorers" in "\n".join(report.errors)
+
+
 def test_what_runs_agents_is_looked_at(folder: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
