@@ -1,12 +1,13 @@
-"""What an explorer has beside the ordinary parts if agents call it: the agent loop and the gateway."""
+"""What a role has beside the ordinary parts if agents call it: the agent loop, the launcher and the gateway."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rftstream.config import registry
-from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.part_specs import EnvironmentSpec, TransportSpec
 from rftstream.environments import ENVIRONMENTS
 from rftstream.environments.launched_agents import agent_of
 from rftstream.gateway.addresses import worker_number
@@ -19,15 +20,23 @@ from rftstream.queries.gateways import find_gateways
 from rftstream.roles.explorer.agent_calls import AgentLimits
 from rftstream.roles.explorer.agent_launcher import AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.agent_loop import AgentLoop
-from rftstream.roles.explorer.agent_step import AgentExplorerStep, check_fits
+from rftstream.roles.explorer.agent_parts import AgentParts
+from rftstream.roles.explorer.agent_step import check_fits
 from rftstream.roles.explorer.model_calls import CallInbox
 from rftstream.roles.explorer.shared_policy import share_policy
-from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.runs.folder import RunFolder
 from rftstream.service.role import RoleContext
-from rftstream.service.self_pipe import SelfPipe
 from workers.parts import context_length
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAddress:
+    """Where the gateway of a role listens, as the role's section says it."""
+
+    section: str
+    address: str
+    public_url: str
 
 
 def is_agent(environment: str) -> bool:
@@ -35,15 +44,24 @@ def is_agent(environment: str) -> bool:
     return registry.find_spec(EnvironmentSpec, environment).is_agent
 
 
-def agent_step_maker(
-    context: RoleContext, policy: Policy, loop: TurnLoop, spec: ModelSpec, pipe: SelfPipe | None
-) -> Callable[..., ExplorerStep]:
-    """Make what agents need, and return what makes the step of the other parts. The turn loop and the agent loop share
-    the policy. In a simulated run there is no server; requests are put into the step's inbox."""
-    settings = context.config.explorer
+def agent_parts(
+    context: RoleContext,
+    policy: Policy,
+    loop: TurnLoop,
+    spec: ModelSpec,
+    *,
+    environments: Iterable[str],
+    address: GatewayAddress,
+    ring: Callable[[], object] = lambda: None,
+) -> AgentParts | None:
+    """Return what agents need; None if none of these environments is an agent's. The turn loop and the agent loop share
+    the policy. `ring` is called, in any thread, when a request has come. In a simulated run there is no server, and no
+    agent is started; requests are put into the inbox."""
+    names = sorted({name for name in environments if is_agent(name)})
+    if not names:
+        return None
+    settings, inbox = context.config.explorer, CallInbox(ring)
     loop.policy, agents_policy = share_policy(policy, lambda request_id: "/call/" not in request_id)
-    inbox = CallInbox((lambda: None) if pipe is None else pipe.ring)
-    dialects = {dialect.name: dialect for dialect in DIALECTS.values()}
     agents = AgentLoop(
         policy=agents_policy,
         inbox=inbox,
@@ -57,61 +75,56 @@ def agent_step_maker(
         fits=check_fits,
         now=context.clock.now,
     )
-    server, keys = _start_gateway(context, spec, inbox)
-    return functools.partial(
-        AgentExplorerStep,
-        agents=agents,
+    keys = None if context.simulated else _keys(context)
+    server = None if keys is None else _start_gateway(context, spec, inbox, keys, address)
+    launched = LaunchedAgents(agents={})
+    if server is not None and keys is not None:
+        options = {name: context.config.build_part("environment", name)[1] for name in names}
+        launched = LaunchedAgents(
+            agents={name: found for name, one in options.items() if (found := agent_of(one)) is not None},
+            anew=[name for name, one in options.items() if one.on_restart == "anew"],
+            base_url=server.local_url,
+            public_url=server.base_url,
+            key_of=keys.rollout_key,
+            ring=ring,
+        )
+    return AgentParts(
+        loop=agents,
         inbox=inbox,
-        agent_environments=[name for name in ENVIRONMENTS if is_agent(name)],
-        dialects=dialects,
+        launcher=AgentLauncher(launched, inbox),
+        environments=frozenset(name for name in ENVIRONMENTS if is_agent(name)),
+        dialects={dialect.name: dialect for dialect in DIALECTS.values()},
         renderer=loop.renderer,
-        launcher=AgentLauncher(_launched_agents(context, server, keys, pipe), inbox),
         gateway_url="" if server is None else server.base_url,
         close_gateway=(lambda: None) if server is None else server.close,
     )
 
 
-def _launched_agents(
-    context: RoleContext, server: GatewayServer | None, keys: GatewayKeys | None, pipe: SelfPipe | None
-) -> LaunchedAgents:
-    """Return what the explorer starts itself: nothing in a simulated run, which has no processes."""
-    config, sections = context.config, context.config.tasksets.values()
-    names = sorted({one.environment for one in sections if is_agent(one.environment)})
-    if server is None or keys is None or pipe is None:
-        return LaunchedAgents(agents={})
-    settings = {name: config.build_part("environment", name)[1] for name in names}
-    return LaunchedAgents(
-        agents={name: found for name, one in settings.items() if (found := agent_of(one)) is not None},
-        anew=[name for name, one in settings.items() if one.on_restart == "anew"],
-        base_url=server.local_url,
-        public_url=server.base_url,
-        key_of=keys.rollout_key,
-        ring=pipe.ring,
-    )
+def _keys(context: RoleContext) -> GatewayKeys:
+    """Return the keys of the run. Where no other process can have its log, nobody else needs its secret."""
+    run_id, kind = context.folder.run_id, context.config.transport.kind
+    is_shared = registry.find_spec(TransportSpec, kind).is_shared
+    return GatewayKeys(run_secret(run_id) if is_shared else secrets.token_bytes(32), run_id)
 
 
 def _start_gateway(
-    context: RoleContext, spec: ModelSpec, inbox: CallInbox
-) -> tuple[GatewayServer | None, GatewayKeys | None]:
-    """Start the gateway's server. A simulated run has none."""
-    if context.simulated:
-        return None, None
-    settings, run_id = context.config.explorer, context.folder.run_id
-    keys = GatewayKeys(run_secret(run_id), run_id)
+    context: RoleContext, spec: ModelSpec, inbox: CallInbox, keys: GatewayKeys, address: GatewayAddress
+) -> GatewayServer:
     server = GatewayServer(
         GatewaySettings(
-            address=settings.gateway_address,
+            section=address.section,
+            address=address.address,
             number=worker_number(context.process),
-            public_url=settings.gateway_url,
+            public_url=address.public_url,
             model=spec.name,
-            max_body_bytes=settings.gateway_max_body_bytes,
+            max_body_bytes=context.config.explorer.gateway_max_body_bytes,
         ),
         keys,
         inbox,
         others=lambda: _others(context),
     )
     server.start()
-    return server, keys
+    return server
 
 
 def _others(context: RoleContext) -> Sequence[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.roles.evaluator import EVALUATOR
+from rftstream.roles.evaluator.agents import AgentSamples
 from rftstream.roles.evaluator.due import build_evaluation
 from rftstream.roles.evaluator.step import EvaluatorStep
 from rftstream.service.role import Role, RoleContext
+from workers.agents import GatewayAddress, agent_parts
 from workers.parts import follower, model_spec, own_renderers, scorer, turn_loop
 
 
@@ -15,6 +17,14 @@ def build(context: RoleContext) -> Role:
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     policy, loop = turn_loop(
         context, settings.policy or config.explorer.policy, spec, max_concurrent=settings.max_concurrent
+    )
+    agents = agent_parts(
+        context,
+        policy,
+        loop,
+        spec,
+        environments=[section.environment for section in config.evaluations.values()],
+        address=GatewayAddress("evaluator", settings.gateway_address, settings.gateway_url),
     )
     store = context.open_store()
     renderers = own_renderers(spec, config.evaluations)
@@ -29,6 +39,9 @@ def build(context: RoleContext) -> Role:
         evaluations=evaluations,
         policy=policy,
         loop=loop,
+        agents=None
+        if agents is None
+        else AgentSamples(agents, now=context.clock.now, patience_s=config.explorer.idle_timeout_s),
         scorer=scorer(context),
         follower=follower(context, spec, store),
         store=store,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 
 from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.explorer.agent_step import AgentExplorerStep
 from rftstream.roles.explorer.partials import Partials
 from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.explorer.stored import StoredRollouts
 from rftstream.roles.trainer.pending_update import DeferredExecutor
 from rftstream.service.role import Role, RoleContext
 from rftstream.service.self_pipe import SelfPipe
-from workers.agents import agent_step_maker, is_agent
+from workers.agents import GatewayAddress, agent_parts
 from workers.parts import follower, model_spec, own_renderers, turn_loop
 
 STORE_PATIENCE_S = 5.0
@@ -30,8 +32,16 @@ def build(context: RoleContext) -> Role:
         ring=(lambda: None) if pipe is None else pipe.ring,
     )
     renderers = own_renderers(spec, config.tasksets)
-    has_agents = any(is_agent(section.environment) for section in config.tasksets.values())
-    make_step = agent_step_maker(context, policy, loop, spec, pipe) if has_agents else ExplorerStep
+    agents = agent_parts(
+        context,
+        policy,
+        loop,
+        spec,
+        environments=[section.environment for section in config.tasksets.values()],
+        address=GatewayAddress("explorer", settings.gateway_address, settings.gateway_url),
+        ring=(lambda: None) if pipe is None else pipe.ring,
+    )
+    make_step = ExplorerStep if agents is None else functools.partial(AgentExplorerStep, parts=agents)
     step = make_step(
         policy=policy,
         loop=loop,

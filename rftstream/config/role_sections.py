@@ -209,3 +209,8 @@ class EvaluatorSection(WorkerSection):
     """The policy that evaluates; default: the explorers'."""
     device: str = "cpu"
     max_concurrent: Positive = 64
+    gateway_address: str = "127.0.0.1:0"
+    """`HOST:PORT` of its own endpoint for agents, if an evaluation has some; port 0: any free one. The explorers'
+    limits of agents hold here, too."""
+    gateway_url: str = ""
+    """The URL up to `/v1` under which agents elsewhere reach it, as `explorer.gateway_url`."""

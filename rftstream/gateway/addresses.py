@@ -12,21 +12,20 @@ from rftstream.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SETTING = "explorer.gateway_address"
 LOOK_S = 2.0
 """Seconds between two looks for other gateways."""
 
 
-def parse_address(address: str, num_workers: int = 1) -> tuple[str, int]:
+def parse_address(address: str, num_workers: int = 1, *, section: str = "explorer") -> tuple[str, int]:
     """Return host and port of `HOST:PORT`. ConfigError if it is none, or if so many workers, of which each takes a port
     from a fixed one on, have no ports."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{SETTING}: got {address!r}, expected HOST:PORT")
+        raise ConfigError(f"{section}.gateway_address: got {address!r}, expected HOST:PORT")
     if int(port) + num_workers - 1 > 65535:
         raise ConfigError(
-            f"{SETTING}: got {address!r} for {num_workers} explorers, of which each takes a port from this one on; "
-            f"expected at most {65536 - num_workers}"
+            f"{section}.gateway_address: got {address!r} for {num_workers} explorers, of which each takes a port from "
+            f"this one on; expected at most {65536 - num_workers}"
         )
     return host.strip("[]"), int(port)
 

@@ -57,6 +57,8 @@ MAX_PARTS = 256
 class GatewaySettings:
     """Where the gateway listens, and its limits."""
 
+    section: str = "explorer"
+    """The section of the run file that has these settings."""
     address: str = "127.0.0.1:0"
     """`HOST:PORT`; port 0: any free one."""
     number: int = 0
@@ -109,15 +111,16 @@ class GatewayServer:
     def start(self) -> str:
         """Listen, and return the base URL. ConfigError if that address cannot be had."""
         number = self._settings.number
-        host, port = parse_address(self._settings.address, number + 1)
+        host, port = parse_address(self._settings.address, number + 1, section=self._settings.section)
         port += number if port else 0
         loop = LoopThread("gateway")
         try:
             self._server = loop.call(self._listen(host, port))
         except OSError as error:
             loop.close()
+            section = self._settings.section
             raise ConfigError(
-                f"explorer.gateway_address: cannot listen at port {port} of {host}, which explorer {number} here "
+                f"{section}.gateway_address: cannot listen at port {port} of {host}, which {section} {number} here "
                 f"takes for {self._settings.address}: {error}; end what listens there, or take another port"
             ) from None
         self._loop = loop

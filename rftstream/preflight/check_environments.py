@@ -87,6 +87,7 @@ def _doubts_about_agent(config: RunConfig, name: str, where: str) -> list[str]:
     are no good."""
     settings, doubts = config.explorer, []
     parse_address(settings.gateway_address, settings.count)
+    parse_address(config.evaluator.gateway_address, section="evaluator")
     if settings.count > 1 and settings.gateway_url and "{port}" not in settings.gateway_url:
         doubts.append(
             f"explorer.gateway_url: {settings.count} explorers have this one URL, but a rollout is at one of them "

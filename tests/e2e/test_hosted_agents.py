@@ -14,6 +14,7 @@ import pytest
 
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
+from rftstream.contracts.versions import EvalResult
 from tests.e2e.workplace import FAKE, Workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -195,6 +196,35 @@ def test_a_run_that_is_stopped_goes_on_where_its_agents_were(place: Workplace) -
     assert all(len(found) == 1 for found in bodies.values())
     assert {one.status for one in rollouts.values()} == {RolloutStatus.completed}
     assert all(len(one.calls) == 2 for one in rollouts.values())
+    assert_nobody_left(place, log)
+
+
+def test_evaluations_of_agents(place: Workplace) -> None:
+    """The evaluator runs agents as explorers do: two calls each, with rewards, parts and metrics."""
+    log = write_run(place, ways=1)
+    held_out = """
+[evaluations.held-out]
+source = "arithmetic"
+options = { size = 3 }
+environment = "hosted_agent"
+reward = "environment"
+n = 2
+k = [1, 2]
+every = 2
+"""
+    place.write("tiny.toml", (place.folder / "tiny.toml").read_text() + held_out)
+    done = place.call("run", "tiny.toml", "--json")
+    assert done.code == 0, done.err
+    view = place.view("runs/tiny")
+    results = [one for one in view.messages("evals") if isinstance(one, EvalResult)]
+    assert [one.name.version for one in results] == [0, 2, 4]
+    for result in results:
+        assert (result.num_tasks, result.num_samples, result.num_unscored) == (3, 2, 0)
+        assert result.metrics["metric/calls"] == 2.0 and result.metrics["metric/long"] == result.metrics["mean"]
+        assert result.metrics["environment_reward"] == result.metrics["mean"] > 0.0
+        text = (view.folder.path / "weights" / str(result.generations)).read_text()
+        assert [len(json.loads(line)["completion"]) for line in text.splitlines()] == [3] * 6
+    view.assert_nothing_lost()
     assert_nobody_left(place, log)
 
 

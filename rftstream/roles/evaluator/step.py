@@ -20,13 +20,14 @@ from rftstream.contracts.control import Claim
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
-from rftstream.contracts.tasks import Problem, RolloutIds
+from rftstream.contracts.tasks import Problem, RolloutIds, Task
 from rftstream.contracts.versions import EvalResult
 from rftstream.core.samples import summarise_samples
 from rftstream.errors import WeightsError
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.evaluator import EVALUATOR
+from rftstream.roles.evaluator.agents import AgentSamples
 from rftstream.roles.evaluator.due import DueEvaluation, DueEvaluations, Evaluation
 from rftstream.roles.evaluator.generations import generation_line
 from rftstream.roles.explorer.attempt import Attempt
@@ -91,15 +92,18 @@ class EvaluatorStep(SingleStepDefaults):
         evaluations: Mapping[str, Evaluation],
         policy: Policy,
         loop: TurnLoop,
+        agents: AgentSamples | None = None,
         scorer: Scorer,
         follower: WeightsFollower,
         store: ObjectStore,
         clock: Clock,
     ) -> None:
+        """`agents`: what makes the samples of agents, if an evaluation has some."""
         self._config = config
         self._evaluations = evaluations
         self._policy = policy
         self._loop = loop
+        self._agents = agents
         self._scorer = scorer
         self._make_follower = follower.fresh
         self._follower = follower
@@ -133,6 +137,8 @@ class EvaluatorStep(SingleStepDefaults):
         if self._running is not None:
             for key in self._running.samples:
                 self._loop.abort(key)
+            if self._agents is not None:
+                self._agents.abort_all()
         self._reset()
         self._epoch = claim.epoch
         for topic in ("control", "evals"):
@@ -189,20 +195,9 @@ class EvaluatorStep(SingleStepDefaults):
 
     def _work(self, running: _Running) -> None:
         evaluation = running.due.evaluation
-        while running.waiting and self._loop.num_open < self._config.evaluator.max_concurrent:
-            key = running.waiting.popleft()
-            sample = running.samples[key]
-            self._loop.start(
-                key,
-                problem=sample.problem,
-                sampling=evaluation.sampling,
-                seed=derive_seed(self._config.run.seed, "evaluation", evaluation.name, key),
-                environment=evaluation.section.environment,
-                truncate=True,
-                renderer=evaluation.renderer,
-                name=f"{evaluation.name} {key}",
-            )
-        for attempt in self._loop.step():
+        while running.waiting and self._num_open < self._config.evaluator.max_concurrent:
+            self._start(running, running.waiting.popleft())
+        for attempt in [*self._loop.step(), *(() if self._agents is None else self._agents.step())]:
             sample = running.samples[attempt.key]
             sample.attempt = attempt
             if _scorable(attempt):
@@ -218,9 +213,42 @@ class EvaluatorStep(SingleStepDefaults):
                         group_id=str(sample.index),
                     )
                 )
-        for reply in self._scorer.poll(0.0 if self._loop.num_open else 0.02):
+        for reply in self._scorer.poll(0.0 if self._num_open else 0.02):
             if reply.request_id in running.samples:
                 running.samples[reply.request_id].reply = reply
+
+    @property
+    def _num_open(self) -> int:
+        """How many samples are being made."""
+        return self._loop.num_open + (0 if self._agents is None else self._agents.num_open)
+
+    def _start(self, running: _Running, key: str) -> None:
+        """Have a sample made: by an agent, or by the turn loop and an environment."""
+        evaluation, sample = running.due.evaluation, running.samples[key]
+        seed = derive_seed(self._config.run.seed, "evaluation", evaluation.name, key)
+        environment = evaluation.section.environment
+        if self._agents is not None and self._agents.takes(environment):
+            name = running.due.announced.name
+            which = f"eval/{evaluation.name}/{name.trainer_epoch}-{name.version}/{self._epoch}"
+            task = Task(
+                ids=_agent_ids(which, evaluation, sample, key),
+                problem=sample.problem,
+                sampling=evaluation.sampling,
+                seed=seed,
+                environment=environment,
+            )
+            self._agents.start(key, task, evaluation.renderer, which)
+            return
+        self._loop.start(
+            key,
+            problem=sample.problem,
+            sampling=evaluation.sampling,
+            seed=seed,
+            environment=environment,
+            truncate=True,
+            renderer=evaluation.renderer,
+            name=f"{evaluation.name} {key}",
+        )
 
     def _result(self, running: _Running) -> EvalResult:
         due, section = running.due, running.due.evaluation.section
@@ -294,17 +322,20 @@ class EvaluatorStep(SingleStepDefaults):
         running = self._running
         if running is None:
             return 0.0 if self._due.next() is not None else FOREVER
-        num_open = self._loop.num_open
+        num_open = self._num_open
         may_start = running.waiting and num_open < self._config.evaluator.max_concurrent
         waits = num_open and not may_start and not self._scorer.num_active
-        return min(self._policy.idle_s(), self._loop.idle_s(), LOOK_S) if waits else 0.0
+        until_agents = LOOK_S if self._agents is None else self._agents.idle_s()
+        return min(self._policy.idle_s(), self._loop.idle_s(), until_agents, LOOK_S) if waits else 0.0
 
     def health(self) -> Mapping[str, object]:
         """Return which evaluation is made, and how far it is."""
-        running = self._running
+        running, agents = self._running, self._agents
+        gateway = {} if agents is None else {"gateway": agents.gateway_url, "agents_wanted": agents.num_free}
         if running is None:
-            return {"evaluating": None}
+            return {"evaluating": None, **gateway}
         return {
+            **gateway,
             "evaluating": running.due.announced.name.version,
             "evaluation": running.due.evaluation.name,
             "samples_done": running.num_done,
@@ -313,6 +344,8 @@ class EvaluatorStep(SingleStepDefaults):
 
     def close(self) -> None:
         """Close the environments, the policy and the scorer."""
+        if self._agents is not None:
+            self._agents.close()
         self._loop.close()
         self._policy.close()
         self._scorer.close()
@@ -329,6 +362,21 @@ def _ids(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> RolloutId
         taskset=evaluation.name,
         sibling=0,
         group_size=1,
+        sequence=0,
+        min_version=0,
+    )
+
+
+def _agent_ids(which: str, evaluation: Evaluation, sample: _Sample, key: str) -> RolloutIds:
+    """Return ids that no other evaluation has, nor another attempt at this one: what an agent says later than that
+    belongs to nobody."""
+    group_id, sibling = f"{which}/{sample.index}", int(key.partition("#")[2])
+    return RolloutIds(
+        rollout_id=f"{group_id}/{sibling}",
+        group_id=group_id,
+        taskset=evaluation.name,
+        sibling=sibling,
+        group_size=evaluation.section.n,
         sequence=0,
         min_version=0,
     )

@@ -7,7 +7,7 @@ is written share the next. When it is on the log the agent gets its answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rftstream import metrics
@@ -17,12 +17,10 @@ from rftstream.contracts.rollouts import PartialRollout, Rollout
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ContractError
 from rftstream.models.rendering import Renderer
-from rftstream.roles.explorer.agent_launcher import AgentLauncher
-from rftstream.roles.explorer.agent_loop import AgentLoop
+from rftstream.roles.explorer.agent_parts import AgentParts
 from rftstream.roles.explorer.agent_rollout import AgentRollout
 from rftstream.roles.explorer.agent_session import EndedAgent, UnsavedCall
 from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES, skipped
-from rftstream.roles.explorer.model_calls import CallInbox, Dialect
 from rftstream.roles.explorer.partials import TOPIC, numbers_of, tombstones
 from rftstream.roles.explorer.pieces import CannotGoOnError
 from rftstream.roles.explorer.step import ExplorerStep, finish_work
@@ -39,28 +37,16 @@ class AgentExplorerStep(ExplorerStep):
     def __init__(
         self,
         *,
-        agents: AgentLoop,
-        inbox: CallInbox,
-        agent_environments: Collection[str],
-        dialects: Mapping[str, Dialect],
-        renderer: Renderer,
+        parts: AgentParts,
         renderers: Mapping[str, Renderer],
-        launcher: AgentLauncher,
-        gateway_url: str = "",
-        close_gateway: Callable[[], object],
         **others: Any,
     ) -> None:
-        """`agent_environments`: names of the environments whose tasks are agents'. `inbox` is what `agents` reads;
-        it rings the pipe. `gateway_url` is told to whoever asks where the gateway is. `others`: as for ExplorerStep."""
+        """`parts`: what agents need; its inbox rings the pipe. `others`: as for ExplorerStep."""
         super().__init__(renderers=renderers, **others)
-        self._agents = agents
-        self.inbox = inbox
+        self._parts, self._agents, self._launcher = parts, parts.loop, parts.launcher
+        self.inbox = parts.inbox
         """Where the gateway puts requests."""
-        self._agent_environments = frozenset(agent_environments)
-        self._dialects = dialects
-        self._renderer, self._own_renderers = renderer, renderers
-        self._launcher = launcher
-        self._gateway_url, self._close_gateway = gateway_url, close_gateway
+        self._own_renderers = renderers
         self._agent_works: dict[int, RolloutInHand] = {}
         self._stale: dict[int, list[int]] = {}
         """Item -> numbers of pieces that it could not go on from; they are taken back with the next ones."""
@@ -77,7 +63,7 @@ class AgentExplorerStep(ExplorerStep):
         """Take a task in hand; an agent's is open to calls from now on."""
         work = RolloutInHand(item)
         task = work.task
-        if task.environment not in self._agent_environments or task.stored_rollout is not None:
+        if task.environment not in self._parts.environments or task.stored_rollout is not None:
             super().start(item)
             return
         records = self._partials.of(work.partition, task.ids.rollout_id)
@@ -87,10 +73,7 @@ class AgentExplorerStep(ExplorerStep):
         else:
             rollout, session = self._restored(work, records)
             self._agent_works[item.number] = work
-            is_ours = self._launcher.launch(task)
-            self._agents.start(item.number, rollout, session="" if is_ours else session)
-            if is_ours:
-                self._agents.rewind(item.number)
+            self._parts.begin(item.number, rollout, session)
         self._partials.forget(work.partition, task.ids.rollout_id)
 
     def drop(self, numbers: Collection[int]) -> None:
@@ -150,14 +133,12 @@ class AgentExplorerStep(ExplorerStep):
             **super().health(),
             "agents": len(self._agent_works),
             "agents_wanted": sum(map(self._agents.is_free, self._agent_works)),
-            "gateway": self._gateway_url,
+            "gateway": self._parts.gateway_url,
         }
 
     def close(self) -> None:
         """End the agents, then the gateway, then the rest."""
-        self._launcher.close()
-        self._agents.close()
-        self._close_gateway()
+        self._parts.close()
         super().close()
 
     # ------------------------------------------------------------------------------------------ parts of it
@@ -166,8 +147,8 @@ class AgentExplorerStep(ExplorerStep):
         """Return the rollout with the calls that were saved, and whose it is. One that cannot go on from its pieces
         begins anew: they are taken back with the first new one."""
         task = work.task
-        renderer = self._own_renderers.get(task.ids.taskset, self._renderer)
-        rollout = AgentRollout(task, renderer, self._dialects)
+        renderer = self._own_renderers.get(task.ids.taskset)
+        rollout = self._parts.new_rollout(task, renderer)
         if not records:
             return rollout, None
         if self._launcher.begins_anew(task):
@@ -179,7 +160,7 @@ class AgentExplorerStep(ExplorerStep):
         except CannotGoOnError as error:
             log.warning("%s: cannot go on from its pieces: %s; begun anew", task.ids.rollout_id, error)
             self._stale[work.item.number] = numbers_of(records)
-            return AgentRollout(task, renderer, self._dialects), ""
+            return self._parts.new_rollout(task, renderer), ""
         work.pieces = numbers_of(records)
         metrics.PARTIAL_TOKENS.labels("resumed").inc(rollout.num_tokens)
         return rollout, next((piece.session for piece in pieces if piece.session is not None), "")

@@ -1,0 +1,121 @@
+"""Samples of evaluations that agents make: the explorers' agent loop, without the log.
+
+An evaluation that is interrupted is begun again as a whole. So its calls are answered as soon as they are sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.tasks import Task
+from rftstream.models.rendering import Renderer
+from rftstream.roles.explorer.agent_parts import AgentParts
+from rftstream.roles.explorer.agent_session import EndedAgent
+from rftstream.roles.explorer.attempt import Attempt
+
+
+class AgentSamples:
+    """The samples that agents make. `workers/evaluator.py` makes it; the evaluator's step calls `start` for each sample
+    and `step` in each slice, as it does with the turn loop, `abort_all` if it begins anew, and `close` at the end."""
+
+    def __init__(self, parts: AgentParts, *, now: Callable[[], float], patience_s: float) -> None:
+        """`patience_s`: seconds after which samples are given up for which no agent has come."""
+        self._parts, self._now, self._patience_s = parts, now, patience_s
+        self._names: dict[int, tuple[str, Task]] = {}
+        """Key in the loop -> the sample's key and task."""
+        self._count = 0
+        self._evaluation = ""
+        self._heard_at = 0.0
+        """When an agent of this evaluation had a rollout for the last time, or the evaluation began."""
+
+    @property
+    def num_open(self) -> int:
+        """How many samples have not ended."""
+        return len(self._names)
+
+    @property
+    def num_free(self) -> int:
+        """How many samples wait for an agent."""
+        return sum(map(self._parts.loop.is_free, self._names))
+
+    @property
+    def gateway_url(self) -> str:
+        """Where agents come to."""
+        return self._parts.gateway_url
+
+    def takes(self, environment: str) -> bool:
+        """Return whether samples of this environment are agents'."""
+        return environment in self._parts.environments
+
+    def start(self, key: str, task: Task, renderer: Renderer | None, evaluation: str) -> None:
+        """Open a sample to calls, and start its agent. `evaluation` is the same for all samples of one evaluation of
+        one version."""
+        if evaluation != self._evaluation:
+            self._evaluation, self._heard_at = evaluation, self._now()
+        self._count += 1
+        self._names[self._count] = (key, task)
+        self._parts.begin(self._count, self._parts.new_rollout(task, renderer))
+
+    def step(self) -> list[Attempt]:
+        """Do one slice of work; return the samples that have ended."""
+        loop = self._parts.loop
+        self._parts.launcher.check()
+        ended = loop.step(lambda task: True)
+        saved = [key for key in self._names if loop.unsaved(key) is not None]
+        loop.committed(saved, [one.key for one in ended])
+        attempts = [self._attempt(one) for one in ended]
+        if self.num_free < self.num_open or attempts:
+            self._heard_at = self._now()
+        elif self._names and self._now() > self._heard_at + self._patience_s:
+            attempts += self._given_up()
+        return attempts
+
+    def abort_all(self) -> None:
+        """Forget all samples."""
+        self._parts.launcher.cancel_all()
+        self._parts.loop.drop(list(self._names))
+        self._names.clear()
+
+    def idle_s(self) -> float:
+        """Return the seconds until there is something to do, if no request comes."""
+        return self._parts.loop.idle_s()
+
+    def close(self) -> None:
+        """End the agents and the gateway."""
+        self._parts.close()
+
+    def _attempt(self, ended: EndedAgent) -> Attempt:
+        key, task = self._names.pop(ended.key)
+        self._parts.launcher.cancel([task.ids.rollout_id])
+        return Attempt(
+            key=key,
+            status=ended.status,
+            turns=ended.rollout.turns(),
+            segments=ended.rollout.segments(),
+            num_tokens=ended.rollout.num_tokens,
+            error=ended.error,
+            metrics=ended.metrics,
+            started_at=ended.started_at,
+            posted=ended.posted,
+        )
+
+    def _given_up(self) -> list[Attempt]:
+        """End the samples for which nobody has come."""
+        error = f"no agent asked for it within {self._patience_s:g} s (explorer.idle_timeout_s)"
+        names = list(self._names.values())
+        self.abort_all()
+        return [
+            Attempt(
+                key=key,
+                status=RolloutStatus.failed,
+                turns=(),
+                segments=(),
+                num_tokens=0,
+                error=error,
+                metrics={},
+                started_at=self._now(),
+                posted=None,
+            )
+            for key, _ in names
+        ]
