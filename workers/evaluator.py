@@ -24,7 +24,7 @@ def build(context: RoleContext) -> Role:
         loop,
         spec,
         environments=[section.environment for section in config.evaluations.values()],
-        address=GatewayAddress("evaluator", settings.gateway_address, settings.gateway_url),
+        address=GatewayAddress(EVALUATOR.name, settings.gateway_address, settings.gateway_url),
     )
     store = context.open_store()
     renderers = own_renderers(spec, config.evaluations)

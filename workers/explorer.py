@@ -38,7 +38,7 @@ def build(context: RoleContext) -> Role:
         loop,
         spec,
         environments=[section.environment for section in config.tasksets.values()],
-        address=GatewayAddress("explorer", settings.gateway_address, settings.gateway_url),
+        address=GatewayAddress(EXPLORER.name, settings.gateway_address, settings.gateway_url),
         ring=(lambda: None) if pipe is None else pipe.ring,
     )
     make_step = ExplorerStep if agents is None else functools.partial(AgentExplorerStep, parts=agents)

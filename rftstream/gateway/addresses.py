@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -16,7 +17,7 @@ LOOK_S = 2.0
 """Seconds between two looks for other gateways."""
 
 
-def parse_address(address: str, num_workers: int = 1, *, section: str = "explorer") -> tuple[str, int]:
+def parse_address(address: str, num_workers: int = 1, *, section: str = RoleName.explorer.value) -> tuple[str, int]:
     """Return host and port of `HOST:PORT`. ConfigError if it is none, or if so many workers, of which each takes a port
     from a fixed one on, have no ports."""
     host, _, port = address.rpartition(":")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
 from rftstream.gateway.addresses import OtherGateways, base_url, parse_address
 from rftstream.gateway.dialects import CHAT, DIALECTS, ServedDialect, read_call
@@ -57,7 +58,7 @@ MAX_PARTS = 256
 class GatewaySettings:
     """Where the gateway listens, and its limits."""
 
-    section: str = "explorer"
+    section: str = RoleName.explorer.value
     """The section of the run file that has these settings."""
     address: str = "127.0.0.1:0"
     """`HOST:PORT`; port 0: any free one."""

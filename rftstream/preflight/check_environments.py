@@ -14,6 +14,7 @@ from typing import Any
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.called import CalledAgent
@@ -87,7 +88,7 @@ def _doubts_about_agent(config: RunConfig, name: str, where: str) -> list[str]:
     are no good."""
     settings, doubts = config.explorer, []
     parse_address(settings.gateway_address, settings.count)
-    parse_address(config.evaluator.gateway_address, section="evaluator")
+    parse_address(config.evaluator.gateway_address, section=RoleName.evaluator.value)
     if settings.count > 1 and settings.gateway_url and "{port}" not in settings.gateway_url:
         doubts.append(
             f"explorer.gateway_url: {settings.count} explorers have this one URL, but a rollout is at one of them "

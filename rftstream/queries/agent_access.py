@@ -48,8 +48,9 @@ def find_agent_access(opened: OpenRun) -> AgentAccess:
     """Return what an agent elsewhere needs. ConfigError if the run has no agents, or this machine does not have its
     secret."""
     config = opened.config
-    sections = [*config.tasksets.values(), *config.evaluations.values()]
-    if not any(registry.find_spec(EnvironmentSpec, section.environment).is_agent for section in sections):
+    names = {section.environment for section in config.tasksets.values()}
+    names |= {section.environment for section in config.evaluations.values()}
+    if not any(registry.find_spec(EnvironmentSpec, name).is_agent for name in names):
         raise ConfigError(
             f"{opened.run_id}: no taskset has agents, expected one with an environment as 'agent'; see docs/agents.md"
         )
