@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -49,6 +50,18 @@ _BROKEN = (
 )
 """What msgpack and msgspec raise over foreign bytes, or over a message of wrong types."""
 
+_known: set[type] = set()
+_one_looks = threading.Lock()
+
+
+def _make_known(cls: type) -> None:
+    """Let msgspec look at a type, in one thread at a time. It does so at the first conversion, and two threads that are
+    there at once end the process with a segmentation fault (seen with 0.22)."""
+    if cls not in _known:
+        with _one_looks:
+            msgspec.json.Decoder(cls)
+            _known.add(cls)
+
 
 # --------------------------------------------------------------------------------------------- bytes
 
@@ -59,6 +72,7 @@ def encode(message: Message) -> bytes:
     spec = SPEC_OF.get(cls)
     if spec is None:
         raise ContractError(f"$: got {cls.__name__}, expected one of the messages")
+    _make_known(cls)
     fields: Any = None
     try:
         fields = msgspec.to_builtins(message, builtin_types=_BYTES)
@@ -78,6 +92,7 @@ def decode(value: bytes, contract: str, where: str = "") -> Message:
     if spec is None:
         known = ", ".join(MESSAGES)
         raise ContractError(f"$: got the unknown contract {show(contract)}, expected one of {known}", where=where)
+    _make_known(spec.type)
     fields: Any = None
     try:
         fields = _unpack(value)
@@ -241,6 +256,7 @@ def _header(value: str | int) -> bytes:
 
 def ids_from_headers(record: Record) -> RolloutIds | None:
     """Return the rollout's ids, also when the body cannot be decoded; None if one is missing or makes no sense."""
+    _make_known(RolloutIds)
     try:
         texts = {name: (record.header(name) or b"").decode("ascii") for name in ID_HEADERS}
         numbers = {name: int(texts.pop(name)) for name in ("sibling", "group_size", "sequence", "min_version")}
