@@ -2,7 +2,7 @@
 
     reward = "math"
     reward = { name = "exact", casefold = true }
-    reward = [{ name = "format", use = "gate" }, { name = "math" }, { name = "length", weight = 0.2, soft = 800 }]
+    reward = [{ name = "well_formed", use = "gate" }, { name = "math" }, { name = "ngram_penalty", weight = 0.2 }]
 
 Keys that are none of RewardUse's are settings of that reward, which differ from those in `[rewards.NAME]`.
 """
@@ -66,7 +66,7 @@ def reward_names(named: RewardNamed) -> list[str]:
 
 
 def reward_formula(uses: Sequence[RewardUse]) -> str:
-    """Return how the rewards make one number, for people: `1 math + 0.2 length, if format >= 1`."""
+    """Return how the rewards make one number, for people: `1 math + 0.2 length_penalty, if well_formed >= 1`."""
     if len(uses) == 1 and uses[0].weight == 1.0:
         return uses[0].name
     terms = [f"{use.weight:g} {use.name}" for use in uses if use.use == "sum"]

@@ -111,7 +111,7 @@ class TasksetSection:
     """Our name (prompt, messages, answer, system, tools, data_source) -> the source's, or the path of a field in it."""
     reward: RewardNamed = "exact"
     """What scores its completions: a name, a name with differences from the settings in [rewards.NAME], or a list of
-    them, `[{ name = "format", use = "gate" }, { name = "math" }, { name = "length", weight = 0.2 }]`."""
+    them, `[{ name = "well_formed", use = "gate" }, { name = "math" }, { name = "length_penalty", weight = 0.2 }]`."""
     algorithm: str | dict[str, Any] | None = None
     """What its groups are learned from by, instead of `trainer.algorithm`: a name, or a name with differences from the
     settings in [algorithms.NAME], `{ name = "grpo", clip_high = 0.28 }`. Each algorithm's loss counts by its share of

@@ -9,9 +9,9 @@ from rftstream.config.part_specs import RewardSpec
 REWARDS = {
     "environment": RewardSpec("rftstream.rewards.environment:EnvironmentReward"),
     "exact": RewardSpec("rftstream.rewards.exact:ExactMatch"),
-    "format": RewardSpec("rftstream.rewards.format:FormatReward"),
-    "length": RewardSpec("rftstream.rewards.length:LengthReward"),
-    "repetition": RewardSpec("rftstream.rewards.repetition:RepetitionReward"),
+    "well_formed": RewardSpec("rftstream.rewards.well_formed:WellFormedReward"),
+    "length_penalty": RewardSpec("rftstream.rewards.length_penalty:LengthPenalty"),
+    "ngram_penalty": RewardSpec("rftstream.rewards.ngram_penalty:NgramPenalty"),
     "math": RewardSpec("rftstream.rewards.math:MathReward"),
     "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),
     "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),

@@ -62,8 +62,8 @@ def signs(found: History, config: RunConfig) -> dict[str, str]:
     return {sign.kind: sign.text for sign in find_reward_signs(found, config)}
 
 
-BOTH = [{"name": "exact"}, {"name": "format", "weight": 0.5}]
-WELL = {"reward": (0.1, 1.4), "part/exact": (0.1, 0.9), "part/format": (0.0, 1.0), "length_mean": (100.0, 150.0)}
+BOTH = [{"name": "exact"}, {"name": "well_formed", "weight": 0.5}]
+WELL = {"reward": (0.1, 1.4), "part/exact": (0.1, 0.9), "part/well_formed": (0.0, 1.0), "length_mean": (100.0, 150.0)}
 
 
 def test_a_run_that_does_well_has_none() -> None:
@@ -84,10 +84,10 @@ def test_a_canary(means: list[float], told: bool) -> None:
 
 
 def test_one_part_that_rises_while_the_others_fall() -> None:
-    hacked = {"reward": (0.5, 0.9), "part/exact": (0.5, 0.4), "part/format": (0.0, 1.0)}
+    hacked = {"reward": (0.5, 0.9), "part/exact": (0.5, 0.4), "part/well_formed": (0.0, 1.0)}
     found = signs(history(hacked), config_of(BOTH))
     assert found.keys() == {"dominance"}
-    assert found["dominance"] == "train: format added +0.38 since the first steps, the other parts -0.07"
+    assert found["dominance"] == "train: well_formed added +0.38 since the first steps, the other parts -0.07"
 
 
 def test_a_reward_that_no_evaluation_follows() -> None:
@@ -97,9 +97,9 @@ def test_a_reward_that_no_evaluation_follows() -> None:
 
 
 def test_a_second_opinion_that_is_far_away() -> None:
-    config = config_of([{"name": "exact"}, {"name": "format", "use": "check"}])
-    assert signs(history({"reward": (0.5, 0.5), "metric/format.apart": (0.0, 0.6)}), config).keys() == {"checks"}
-    assert signs(history({"reward": (0.5, 0.5), "metric/format.apart": (0.0, 0.1)}), config) == {}
+    config = config_of([{"name": "exact"}, {"name": "well_formed", "use": "check"}])
+    assert signs(history({"reward": (0.5, 0.5), "metric/well_formed.apart": (0.0, 0.6)}), config).keys() == {"checks"}
+    assert signs(history({"reward": (0.5, 0.5), "metric/well_formed.apart": (0.0, 0.1)}), config) == {}
 
 
 def test_more_and_more_rollouts_without_a_reward() -> None:

@@ -137,10 +137,10 @@ def test_versions_tell_uses_apart() -> None:
         ([{"name": "exact", "use": "check", "share": 0.0}], r"reward\.0\.share"),
         ([{"name": "exact", "casefld": True}], r"reward\.casefld: unknown key; .*casefold"),
         ([{"name": "exct"}], r"unknown 'exct'; .*exact"),
-        ({"name": "length", "soft": 9, "hard": 5}, r"length\.soft: got 9, expected less than hard"),
-        ({"name": "length"}, r"missing 'soft'"),
-        ({"name": "format", "pattern": "("}, r"format\.pattern.* no regular expression"),
-        ({"name": "format", "tags": ["a b"]}, r"format\.tags"),
+        ({"name": "length_penalty", "soft": 9, "hard": 5}, r"length_penalty\.soft: got 9, expected less than hard"),
+        ({"name": "length_penalty"}, r"missing 'soft'"),
+        ({"name": "well_formed", "pattern": "("}, r"well_formed\.pattern.* no regular expression"),
+        ({"name": "well_formed", "tags": ["a b"]}, r"well_formed\.tags"),
     ],
 )
 def test_what_is_refused(named: Any, message: str) -> None:
@@ -158,9 +158,9 @@ def test_formula() -> None:
         return reward_formula(reward_uses(list(named), "reward"))
 
     assert formula({"name": "math"}) == "math"
-    assert formula({"name": "math"}, {"name": "length", "weight": 0.2}) == "1 math + 0.2 length"
-    guarded = formula({"name": "format", "use": "gate"}, {"name": "math"}, {"name": "exact", "use": "check"})
-    assert guarded == "1 math, if format >= 1 (else 0), checked by exact on 5%"
+    assert formula({"name": "math"}, {"name": "length_penalty", "weight": 0.2}) == "1 math + 0.2 length_penalty"
+    guarded = formula({"name": "well_formed", "use": "gate"}, {"name": "math"}, {"name": "exact", "use": "check"})
+    assert guarded == "1 math, if well_formed >= 1 (else 0), checked by exact on 5%"
     assert formula({"name": "a", "use": "minimum"}, {"name": "b", "use": "minimum"}) == "min(1 a, 1 b)"
 
 
@@ -181,13 +181,13 @@ def test_formula() -> None:
     ],
 )
 def test_format(settings: dict[str, Any], completion: str, reward: float) -> None:
-    named = {"name": "format", **settings}
+    named = {"name": "well_formed", **settings}
     assert build_reward(named, config_of(named))(replace(ITEM, completion=completion)).reward == reward
 
 
 @pytest.mark.parametrize(("tokens", "reward"), [(0, 0.0), (100, 0.0), (150, -0.5), (200, -1.0), (5_000, -1.0)])
 def test_length(tokens: int, reward: float) -> None:
-    named = {"name": "length", "soft": 100, "hard": 200}
+    named = {"name": "length_penalty", "soft": 100, "hard": 200}
     assert build_reward(named, config_of(named))(replace(ITEM, num_tokens=tokens)).reward == reward
 
 
@@ -196,7 +196,7 @@ def test_length(tokens: int, reward: float) -> None:
     [([], 0.0), ([1], 0.0), ([1, 2, 3, 4], 0.0), ([1, 1, 1, 1], -2 / 3), ([1, 2] * 50, 2 / 99 - 1)],
 )
 def test_repetition(ids: list[int], reward: float) -> None:
-    named = {"name": "repetition", "n": 2}
+    named = {"name": "ngram_penalty", "n": 2}
     prompt = [9, 9, 9, 9]
     segment = TokenSegment(
         token_data=np.array([*prompt, *ids], "<i4").tobytes(),

@@ -1,6 +1,6 @@
 """A penalty for completions that say the same again and again:
 
-    reward = [{ name = "math" }, { name = "repetition", weight = 0.5 }]
+    reward = [{ name = "math" }, { name = "ngram_penalty", weight = 0.5 }]
 
 Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv 2502.03373), its n-gram repetition
 penalty.
@@ -17,12 +17,12 @@ from rftstream.rewards.base import RewardInput
 from rftstream.rewards.version import config_version
 
 
-class RepetitionReward:
+class NgramPenalty:
     """Minus the share of the completion's token n-grams that were there before: 0 for none, near -1 for a loop."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """The settings in `[rewards.repetition]`."""
+        """The settings in `[rewards.ngram_penalty]`."""
 
         n: Annotated[int, Meta(ge=1)] = 8
         """Tokens of an n-gram. Fewer: also short phrases count, which honest texts repeat as well."""

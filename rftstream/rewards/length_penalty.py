@@ -1,6 +1,6 @@
 """A penalty for long completions, beside a reward for what they say:
 
-    reward = [{ name = "math" }, { name = "length", soft = 800, hard = 1000, weight = 0.5 }]
+    reward = [{ name = "math" }, { name = "length_penalty", soft = 800, hard = 1000, weight = 0.5 }]
 
 Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment. That setting exists in the algorithms, too
 (`overlong_share`), relative to `max_tokens`; there the recorded reward stays as it was.
@@ -18,12 +18,12 @@ from rftstream.rewards.base import RewardInput
 from rftstream.rewards.version import config_version
 
 
-class LengthReward:
+class LengthPenalty:
     """0 up to `soft` sampled tokens, then falling evenly to -1 at `hard`, and -1 from there on."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """The settings in `[rewards.length]`."""
+        """The settings in `[rewards.length_penalty]`."""
 
         soft: Annotated[int, Meta(ge=0)]
         """Tokens of all turns that cost nothing."""
@@ -32,7 +32,9 @@ class LengthReward:
 
     def __init__(self, config: Config) -> None:
         if not config.soft < config.hard:
-            raise ConfigError(f"rewards.length.soft: got {config.soft}, expected less than hard = {config.hard}")
+            raise ConfigError(
+                f"rewards.length_penalty.soft: got {config.soft}, expected less than hard = {config.hard}"
+            )
         self._config = config
         self.version = config_version("1", config)
 
