@@ -1,0 +1,165 @@
+"""Cgroups around sandboxes: they bound the memory and the processes of all that is in one, which rlimits cannot.
+
+Both versions are used as they are found, without rights beyond those that the process has. The name of our folder
+carries the id and the start time of its owner, so that the next start can remove what a killed owner left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+PREFIX = "rftstream-sandbox-"
+
+
+def start_time(pid: int) -> str | None:
+    """Return when a process began, in the kernel's own count, or None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Parents:
+    """The folders under which cgroups can be made. `find_parents` makes it."""
+
+    is_v2: bool
+    by_controller: dict[str, Path]
+    """memory, pids -> folder. With version 2 both are the same folder."""
+
+
+def find_parents() -> Parents | None:
+    """Return where cgroups can be made here, or None."""
+    unified = (ROOT / "cgroup.controllers").exists()
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    own = {name: path for line in lines for _, names, path in [line.split(":", 2)] for name in names.split(",")}
+    if unified:
+        return _find_v2(ROOT / own.get("", "/").lstrip("/"))
+    found = {}
+    for controller in ("memory", "pids"):
+        folder = ROOT / controller / own.get(controller, "/").lstrip("/")
+        if not (folder / "cgroup.procs").exists():
+            folder = ROOT / controller  # in a container the path is that of the host
+        if (folder / "cgroup.procs").exists() and _can_make(folder):
+            found[controller] = folder
+    return Parents(False, found) if found else None
+
+
+def _find_v2(folder: Path) -> Parents | None:
+    """Return the folder if its children can have controllers. A folder with processes in it, other than the root, can
+    not."""
+    try:
+        with contextlib.suppress(OSError):
+            (folder / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
+        given = (folder / "cgroup.subtree_control").read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    found = {name: folder for name in ("memory", "pids") if name in given}
+    return Parents(True, found) if found and _can_make(folder) else None
+
+
+def _can_make(folder: Path) -> bool:
+    probe = folder / f"{PREFIX}probe-{os.getpid()}"
+    try:
+        probe.mkdir()
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        probe.rmdir()
+    return True
+
+
+class SandboxCgroup:
+    """The cgroups of one place for programs. A SandboxPlace makes it and removes it at its end."""
+
+    def __init__(self, parents: Parents, name: str) -> None:
+        self._is_v2 = parents.is_v2
+        owner = f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}"
+        self._folders = {controller: folder / f"{owner}-{name}" for controller, folder in parents.by_controller.items()}
+        self._memory_bytes = 0
+        for folder in set(self._folders.values()):
+            folder.mkdir(exist_ok=True)
+
+    @property
+    def join_files(self) -> list[str]:
+        """Return the files to which a process writes its id to join."""
+        return [str(folder / "cgroup.procs") for folder in dict.fromkeys(self._folders.values())]
+
+    @property
+    def bounds_memory(self) -> bool:
+        """Return whether it bounds memory."""
+        return "memory" in self._folders
+
+    def bound(self, *, memory_bytes: int, processes: int) -> None:
+        """Set the limits for the next program."""
+        if (folder := self._folders.get("pids")) is not None:
+            _write(folder / "pids.max", processes)
+        if (folder := self._folders.get("memory")) is None or memory_bytes == self._memory_bytes:
+            return
+        self._memory_bytes = memory_bytes
+        if self._is_v2:
+            _write(folder / "memory.swap.max", 0)
+            _write(folder / "memory.max", memory_bytes)
+            return
+        limit, with_swap = folder / "memory.limit_in_bytes", folder / "memory.memsw.limit_in_bytes"
+        _write(with_swap, -1)  # it may never be below the other
+        _write(limit, memory_bytes)
+        _write(with_swap, memory_bytes)
+
+    def num_kills(self) -> int:
+        """Return how often the kernel killed a process in it for want of memory."""
+        if (folder := self._folders.get("memory")) is None:
+            return 0
+        file = folder / ("memory.events" if self._is_v2 else "memory.oom_control")
+        with contextlib.suppress(OSError):
+            for line in file.read_text(encoding="ascii").splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        return 0
+
+    def remove(self) -> None:
+        """Kill what is in it, and remove it."""
+        for folder in dict.fromkeys(self._folders.values()):
+            _remove(folder)
+
+
+def sweep(parents: Parents) -> int:
+    """Remove the cgroups of owners that are gone, with their processes. Return how many there were."""
+    count = 0
+    for parent in dict.fromkeys(parents.by_controller.values()):
+        for folder in parent.glob(f"{PREFIX}*-*-*"):
+            pid, began, _ = folder.name.removeprefix(PREFIX).split("-", 2)
+            if pid.isdigit() and start_time(int(pid)) != began:
+                _remove(folder)
+                count += 1
+    return count
+
+
+def _remove(folder: Path, patience_s: float = 2.0) -> None:
+    until = time.monotonic() + patience_s
+    while folder.exists() and time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            for line in (folder / "cgroup.procs").read_text(encoding="ascii").split():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(line), signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            return
+        time.sleep(0.005)  # the kernel says nothing when the last process is gone
+
+
+def _write(file: Path, value: int) -> None:
+    with contextlib.suppress(OSError):
+        file.write_text(str(value), encoding="ascii")

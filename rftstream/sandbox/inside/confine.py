@@ -1,0 +1,67 @@
+"""What a program's process gives up just before the program begins: rights, calls, and most of its limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import Any
+
+from rftstream.sandbox.inside import kernel
+
+HOME = "/box"
+"""The folder in which a program begins. With /tmp and /dev/shm it lies in one small tmpfs."""
+WRITABLE = (HOME, "/tmp", "/dev/shm")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts", "/dev/ptmx")
+MAX_DESCRIPTORS = 256
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python turns into errors. Other programs get them as they are."""
+
+
+def confine(limits: dict[str, Any], layers: dict[str, Any], program_filter: bytes | None) -> None:
+    """Confine this process and all that it will start. The filter comes last: it denies what the others need."""
+    os.setsid()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # pid 1 is not, and /proc/self would belong to nobody
+    _be_killed_first()
+    _limit(limits)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if layers["landlock"]:
+        kernel.landlock(["/"], [*WRITABLE, *DEVICES])
+    if program_filter is not None:
+        kernel.install_filter(program_filter)
+
+
+def _be_killed_first() -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+    except OSError:
+        pass  # without /proc the kernel takes the largest process, which is most likely the program, too
+
+
+def _limit(limits: dict[str, Any]) -> None:
+    cpu_s = int(limits["cpu_s"]) + 2
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_FSIZE: int(limits["file_bytes"]),
+        resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
+        resource.RLIMIT_NPROC: int(limits["processes"]) + 2,  # the zygote and pid 1 count, too
+        resource.RLIMIT_STACK: int(limits["stack_bytes"]),
+        resource.RLIMIT_MEMLOCK: 64 << 10,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+    }
+    if limits["address_bytes"]:
+        wanted[resource.RLIMIT_AS] = int(limits["address_bytes"])
+    for name, value in wanted.items():
+        _, hard = resource.getrlimit(name)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (value, value))

@@ -1,0 +1,313 @@
+"""How a process becomes a program. Nothing here judges: values go in and come out, and are compared elsewhere.
+
+Frames on the program's channel are four bytes of length and a body whose first byte says what it is:
+
+    from a program    V value, R what it raised, T its time for one call is up, N its value is no plain data,
+                      L it cannot be loaded
+    to a program      C a call: (name, arguments, keywords)
+    from a test       P it passed, F it failed, with the reason
+
+A program may write whatever it likes to its channel. That is the same as returning it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rftstream.sandbox.inside import plain
+from rftstream.sandbox.inside.confine import HOME, IGNORED
+
+CHANNEL, VERDICT = 3, 4
+"""Descriptors of a program that speaks plain values, and of the judge that a test reports to."""
+MAX_TEXT = 2000
+
+
+class CallTimeout(BaseException):
+    """The processor time for one call is up."""
+
+
+class CandidateGone(BaseException):
+    """The program that a test calls has ended, or speaks no frames."""
+
+
+def become(job: dict[str, Any]) -> NoReturn:
+    """Do what the job says, and end the process."""
+    code = 1
+    try:
+        if job["mode"] == "command":
+            _execute(job)
+        _open_streams()
+        _set_aside()
+        code = MODES[job["mode"]](job)
+    except SystemExit as end:
+        code = _exit_code(end)
+    except BaseException:
+        _show_error()
+    finally:
+        code = _finish(code)
+        os._exit(code)
+
+
+def _execute(job: dict[str, Any]) -> NoReturn:
+    argv = job["argv"]
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    environment = {**os.environ, **job["environment"]}
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+
+
+def _open_streams() -> None:
+    stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115  # for the whole process
+    stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="surrogateescape")
+    stderr = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
+
+
+def _set_aside() -> None:
+    """Leave an interpreter as a program expects it: its own folder on the path, and nothing of ours among modules."""
+    sys.path[:] = [HOME, *(one for one in sys.path if one != "/sandbox")]
+    for name in [one for one in sys.modules if one.partition(".")[0] == "rftstream"]:
+        del sys.modules[name]
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _show_error() -> None:
+    try:
+        traceback.print_exc(limit=-20)
+    except BaseException:
+        os.write(2, b"an error that cannot be shown\n")
+
+
+def _finish(code: int) -> int:
+    """End as an interpreter ends: threads, then exit functions, then what was not yet written."""
+    for step in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BaseException:
+            code = code or 120
+    return code
+
+
+def _load(source: str, name: str, globals_: dict[str, Any]) -> None:
+    module = types.ModuleType(name)
+    module.__dict__.update(globals_)
+    module.__dict__["__file__"] = f"{HOME}/program.py"
+    globals_ = module.__dict__
+    sys.modules[name] = module
+    exec(compile(source, "program.py", "exec", dont_inherit=True), globals_)
+
+
+# ------------------------------------------------------------------------------------------------ a whole program
+
+
+def _script(job: dict[str, Any]) -> int:
+    sys.argv = ["program.py", *job["argv"]]
+    with open(f"{HOME}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(job["source"])
+    _load(job["source"], "__main__", {})
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ functions
+
+
+def _calls(job: dict[str, Any]) -> int:
+    answer = _Answer(job["call_s"])
+    if (found := answer.load(job["source"])) is None:
+        return 1
+    for arguments in job["calls"]:
+        answer.call(found, job["function"], tuple(plain.decode(arguments.encode())), {})
+    return 0
+
+
+def _serve(job: dict[str, Any]) -> int:
+    answer = _Answer(job["call_s"])
+    if (found := answer.load(job["source"])) is None:
+        return 1
+    while (body := _read_frame(CHANNEL)) is not None:
+        name, arguments, keywords = plain.decode(body[1:])
+        answer.call(found, name, arguments, keywords)
+    return 0
+
+
+class _Answer:
+    """Calls functions of a program, and writes what comes of each call to the channel."""
+
+    def __init__(self, call_s: float) -> None:
+        self._call_s = call_s
+
+    def load(self, source: str) -> types.ModuleType | None:
+        """Run the program's text. Return its module, or None if that failed, which is said."""
+        try:
+            _load(source, "program", {})
+        except BaseException as error:
+            _write_frame(CHANNEL, b"L" + _described(error))
+            return None
+        return sys.modules["program"]
+
+    def call(self, module: types.ModuleType, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Call a function by its name."""
+        try:
+            signal.signal(signal.SIGPROF, _time_is_up)
+            signal.setitimer(signal.ITIMER_PROF, self._call_s)
+            try:
+                value = _function(module, name)(*arguments, **keywords)
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+            body = b"V" + plain.encode(value)
+        except CallTimeout:
+            body = b"T"
+        except plain.NotPlain as error:
+            body = b"N" + str(error).encode()[:MAX_TEXT]
+        except BaseException as error:
+            body = b"R" + _described(error)
+        _write_frame(CHANNEL, body)
+
+
+def _time_is_up(number: int, frame: object) -> NoReturn:
+    raise CallTimeout
+
+
+def _function(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    """Return a function of the program, or a method of its class Solution, as such tests have it."""
+    found = module.__dict__.get(name)
+    if found is None and "Solution" in module.__dict__:
+        found = getattr(module.__dict__["Solution"](), name, None)
+    if not callable(found):
+        raise NameError(f"name {name!r} is not defined, or is no function")
+    return found
+
+
+def _described(error: BaseException) -> bytes:
+    try:
+        names = [one.__name__ for one in type(error).__mro__][:20]
+        text = str(error)[:MAX_TEXT]
+    except BaseException:
+        names, text = ["Exception"], "an error that cannot be shown"
+    return json.dumps([names, text]).encode()
+
+
+# ------------------------------------------------------------------------------------------------ tests that assert
+
+
+def _check(job: dict[str, Any]) -> int:
+    """Run a test whose candidate is in another sandbox. The verdict goes to the judge."""
+    candidate = Candidate(job["function"])
+    globals_: dict[str, Any] = {"__name__": "__test__", "__builtins__": builtins}
+    try:
+        exec(compile(job["context"], "context.py", "exec", dont_inherit=True), globals_)
+        globals_[job["function"].rpartition(".")[2]] = candidate
+        globals_["candidate"] = candidate
+        exec(compile(job["test"], "test.py", "exec", dont_inherit=True), globals_)
+        if callable(globals_.get("check")):
+            globals_["check"](candidate)
+    except CandidateGone as error:
+        body = b"F" + f"the program has ended before its test: {error}".encode()
+    except BaseException as error:
+        last = traceback.format_exception(error, limit=-1)
+        body = b"F" + "".join(last).encode(errors="replace")[-MAX_TEXT:]
+    else:
+        body = b"P"
+    _write_frame(VERDICT, body)
+    return 0
+
+
+class Candidate:
+    """Stands for a function in another sandbox. Only plain values pass, so nothing hostile comes here."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the function. An exception of its is raised here as the nearest built-in one."""
+        try:
+            _write_frame(CHANNEL, b"C" + plain.encode((self.__name__, arguments, keywords)))
+            body = _read_frame(CHANNEL)
+        except (OSError, plain.NotPlain) as error:
+            raise CandidateGone(str(error)) from None
+        if body is None or body[:1] in (b"L", b"T"):
+            raise CandidateGone(_shown(body))
+        if body[:1] == b"V":
+            try:
+                return plain.decode(body[1:])
+            except plain.NotPlain as error:
+                raise CandidateGone(str(error)) from None
+        raise _as_builtin(body)
+
+
+def _shown(body: bytes | None) -> str:
+    if body is None:
+        return "no answer"
+    return "the time for one call is up" if body[:1] == b"T" else body[1:].decode(errors="replace")
+
+
+def _as_builtin(body: bytes) -> Exception:
+    if body[:1] == b"N":
+        return TypeError(body[1:].decode(errors="replace"))
+    try:
+        names, text = json.loads(body[1:])
+        for name in names:
+            kind = getattr(builtins, str(name), None)
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                return kind(str(text))
+    except Exception:
+        raise CandidateGone("an answer that is no frame") from None
+    return RuntimeError(str(text))
+
+
+def _read_frame(descriptor: int, most: int = 64 << 20) -> bytes | None:
+    """Return the next frame, or None at the end of the stream or for what is no frame."""
+    length = int.from_bytes(_read(descriptor, 4), "little")
+    if not 0 < length <= most:
+        return None
+    body = _read(descriptor, length)
+    return body if len(body) == length else None
+
+
+def _read(descriptor: int, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length and (part := os.read(descriptor, length - len(data))):
+        data += part
+    return bytes(data)
+
+
+def _write_frame(descriptor: int, body: bytes) -> None:
+    data = memoryview(len(body).to_bytes(4, "little") + body)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+MODES: dict[str, Callable[[dict[str, Any]], int]] = {
+    "script": _script,
+    "calls": _calls,
+    "serve": _serve,
+    "check": _check,
+}
+"""Name of a mode -> what it does, and its exit code."""

@@ -1,0 +1,79 @@
+"""A warm interpreter inside of a bubblewrap sandbox: it forks a box for each program, into fresh namespaces.
+
+`python zygote.py CONTROL LAYERS`: the number of a socket, and the layers as JSON. Each message {"disk_bytes"} brings
+the socket of a new box. The answer is {"started": true} with a pidfd of the box, or {"error"}. The zygote ends when
+the control socket does, and everything in the sandbox with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from rftstream.sandbox.inside import box, kernel, syscall_filter, wire
+
+PRELOADED = (
+    *("abc", "array", "ast", "atexit", "base64", "bisect", "calendar", "cmath", "codecs", "collections", "collections.abc"),
+    *("contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "doctest", "enum", "fractions"),
+    *("functools", "hashlib", "heapq", "hmac", "inspect", "io", "itertools", "json", "linecache", "math", "numbers"),
+    *("operator", "pathlib", "pprint", "queue", "random", "re", "secrets", "statistics", "string", "struct", "subprocess"),
+    *("tempfile", "textwrap", "threading", "time", "timeit", "traceback", "types", "typing", "unittest", "uuid", "zlib"),
+)
+"""Modules that programs like to import. They are there already when a program begins."""
+
+
+def main() -> None:
+    """Serve until the control socket ends."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    layers: dict[str, Any] = json.loads(sys.argv[2])
+    for module in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    program_filter = syscall_filter.build(kernel.machine()) if layers["seccomp"] else None
+    layers["landlock"] = layers["landlock"] and kernel.landlock_version() > 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wire.send(control, {"ready": True, "pid": os.getpid(), "landlock": layers["landlock"]})
+    boxes: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([control, *boxes], [], [])
+        for pidfd in boxes.keys() & set(ready):
+            os.waitpid(boxes.pop(pidfd), 0)
+            os.close(pidfd)
+        if control in ready:
+            _start(control, layers, program_filter, boxes)
+
+
+def _start(control: socket.socket, layers: dict[str, Any], program_filter: bytes | None, boxes: dict[int, int]) -> None:
+    try:
+        request, _, descriptors = wire.receive(control)
+    except OSError:
+        os._exit(0)
+    namespaces = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
+    try:
+        pid = kernel.fork_into(namespaces)
+    except OSError as error:
+        os.close(descriptors[0])
+        wire.send(control, {"error": str(error)})
+        return
+    if pid == 0:
+        try:
+            control.close()
+            for pidfd in boxes:
+                os.close(pidfd)
+            box.main(socket.socket(fileno=descriptors[0]), request, layers, program_filter)
+        finally:
+            os._exit(1)
+    os.close(descriptors[0])
+    boxes[pidfd := os.pidfd_open(pid)] = pid
+    wire.send(control, {"started": True}, descriptors=[pidfd])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The layers of a sandbox, which of them this machine has, and what it costs that one is missing."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from rftstream.sandbox import cgroups
+from rftstream.sandbox.inside import kernel, syscall_filter
+
+UID_BASE = 2_046_820_352
+"""The first of the users that programs run as. They have no names, and own nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer. `find_layers` makes it; `check` and `doctor` show it."""
+
+    name: str
+    is_there: bool
+    found: str
+    cost: str
+    """What its absence costs."""
+    is_needed: bool = False
+    """Whether nothing is run without it."""
+
+
+@functools.cache
+def find_layers() -> tuple[Layer, ...]:
+    """Look at this machine, once."""
+    return (_bubblewrap(), _user(), _seccomp(), _landlock(), *_cgroups())
+
+
+def has(name: str) -> bool:
+    """Return whether this machine has a layer."""
+    return any(layer.name == name and layer.is_there for layer in find_layers())
+
+
+def missing_text() -> str | None:
+    """Return why no sandbox can be had here, or None if one can."""
+    lacking = [layer for layer in find_layers() if layer.is_needed and not layer.is_there]
+    return f"sandbox: {lacking[0].name}: {lacking[0].found}; {lacking[0].cost}" if lacking else None
+
+
+def find_bwrap() -> str | None:
+    """Return the path of bubblewrap, or None."""
+    return shutil.which("bwrap") or shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+
+
+def _bubblewrap() -> Layer:
+    cost = (
+        "no program of a policy can be run here; install the package bubblewrap and allow user namespaces, or use a "
+        "machine that has it, by `rftstream sandbox serve` there and sandbox.url here"
+    )
+    path = find_bwrap() if sys.platform == "linux" else None
+    if path is None:
+        return Layer("bubblewrap", False, "not found", cost, True)
+    try:
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, env={}, check=True)
+        command = [path, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "/bin/true"]
+        user = UID_BASE if _can_drop() else None
+        tried = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env={}, user=user, group=user, check=False,
+            cwd="/", extra_groups=[] if user is not None else None,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return Layer("bubblewrap", False, f"cannot be started: {error}", cost, True)
+    if tried.returncode:
+        return Layer("bubblewrap", False, tried.stderr.strip() or f"ended with {tried.returncode}", cost, True)
+    return Layer("bubblewrap", True, version.stdout.strip(), cost, True)
+
+
+def _can_drop() -> bool:
+    return os.geteuid() == 0
+
+
+def _user() -> Layer:
+    cost = "programs have the rights of this user to files that the sandbox shows, should they break out of it"
+    fine = _can_drop()
+    return Layer("own user", fine, "dropped before bubblewrap" if fine else "this process is not root", cost)
+
+
+def _seccomp() -> Layer:
+    fine = kernel.machine() in syscall_filter.ARCHITECTURES
+    cost = "programs reach all of the kernel that bubblewrap leaves them"
+    return Layer("seccomp", fine, kernel.machine() if fine else f"no filter for {kernel.machine()}", cost)
+
+
+def _landlock() -> Layer:
+    version = kernel.landlock_version() if sys.platform == "linux" else 0
+    cost = "mounts alone keep programs from writing to the system"
+    return Layer("landlock", version > 0, f"version {version}" if version else "the kernel has none", cost)
+
+
+def _cgroups() -> tuple[Layer, Layer]:
+    parents = cgroups.find_parents() if sys.platform == "linux" else None
+    found = parents.by_controller if parents else {}
+    memory, pids = found.get("memory"), found.get("pids")
+    return (
+        Layer(
+            "cgroup memory", memory is not None, str(memory or "cannot be written to"),
+            f"the memory of all processes of a program is looked at every {50} ms, so that it may be exceeded meanwhile",
+        ),
+        Layer(
+            "cgroup pids", pids is not None, str(pids or "cannot be written to"),
+            "RLIMIT_NPROC alone bounds how many processes a program has",
+        ),
+    )  # fmt: skip

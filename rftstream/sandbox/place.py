@@ -1,0 +1,236 @@
+"""A place for programs: one bubblewrap sandbox with a warm interpreter in it, which makes a box for each program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rftstream.sandbox import cgroups, layers
+from rftstream.sandbox.base import MIB, SandboxError
+from rftstream.sandbox.inside import wire
+from rftstream.sandbox.inside.confine import HOME
+
+START_S = 60.0
+"""Most seconds for the warm interpreter to start, or to make a box."""
+END_S = 10.0
+"""Most seconds for the processes of a box to end."""
+OWN_BYTES = 64 * MIB
+"""Memory for the warm interpreter and process 1 of a box, beside the program."""
+OWN_PROCESSES = 8
+
+_INSIDE = Path(__file__).parent / "inside"
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC = ("ld.so.cache", "alternatives", "java-*", "nsswitch.conf", "localtime")
+_START = "import sys; sys.path.insert(0, {root!r}); from rftstream.sandbox.inside.{module} import main; main()"
+
+
+class _Starter:
+    """Starts processes from one thread that lives as long as this process. The kernel kills a process that is to die
+    with its parent when the thread ends that started it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Return what the function returns, called in the thread."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid, self._asked = os.getpid(), queue.SimpleQueue()
+                threading.Thread(target=self._work, args=(self._asked,), name="sandbox-starter", daemon=True).start()
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._asked.put((function, answer))
+        found = answer.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    @staticmethod
+    def _work(asked: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]]) -> None:
+        while True:
+            function, answer = asked.get()
+            try:
+                answer.put(function())
+            except BaseException as error:
+                answer.put(error)
+
+
+_starter = _Starter()
+
+
+class SandboxPlace:
+    """The processes of one place, and its cgroup. A LocalBackend makes it when it first needs one more.
+
+    `make_box` is called for one box after the other, never for two at once. A place whose box does not end, or whose
+    interpreter died, is closed and not used again.
+    """
+
+    def __init__(self, number: int, *, readable: tuple[str, ...] = (), parents: cgroups.Parents | None) -> None:
+        self._cgroup = cgroups.SandboxCgroup(parents, str(number)) if parents else None
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(START_S)
+        self._errors = os.memfd_create("sandbox-errors")
+        uid = layers.UID_BASE + (os.getpid() * 64 + number) % 1_000_000 if layers.has("own user") else None
+        try:
+            with theirs:
+                self._process: subprocess.Popen[bytes] = _starter.call(lambda: self._start(theirs, uid, readable))
+            self._hello()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def polls(self) -> bool:
+        """Return whether memory has to be looked at from inside, since no cgroup bounds it."""
+        return self._cgroup is None or not self._cgroup.bounds_memory
+
+    def make_box(self, disk_bytes: int) -> tuple[socket.socket, int]:
+        """Return the socket of a new box, and the descriptor of its process 1. SandboxError if there can be none."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(START_S)
+        try:
+            with theirs:
+                wire.send(self._control, {"disk_bytes": disk_bytes}, descriptors=[theirs.fileno()])
+            head, _, descriptors = wire.receive(self._control)
+            if "error" in head:
+                raise SandboxError(f"sandbox: no box can be made: {head['error']}")
+            made, _, _ = wire.receive(ours)
+            if "error" in made:
+                raise SandboxError(f"sandbox: {made['error']}")
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"sandbox: the warm interpreter is gone: {error}") from None
+        except BaseException:
+            ours.close()
+            raise
+        return ours, descriptors[0]
+
+    def bound(self, *, memory_bytes: int, processes: int) -> None:
+        """Set the limits of its cgroup for the next program."""
+        if self._cgroup is not None:
+            self._cgroup.bound(memory_bytes=memory_bytes + OWN_BYTES, processes=processes + OWN_PROCESSES)
+
+    def num_kills(self) -> int:
+        """Return how often the kernel killed one of its processes for want of memory."""
+        return 0 if self._cgroup is None else self._cgroup.num_kills()
+
+    def close(self) -> None:
+        """End all its processes, and remove its cgroup."""
+        self._control.close()
+        if (process := getattr(self, "_process", None)) is not None:
+            process.kill()
+            process.wait()
+        if self._cgroup is not None:
+            self._cgroup.remove()
+        with contextlib.suppress(OSError):
+            os.close(self._errors)
+
+    def _start(self, theirs: socket.socket, uid: int | None, readable: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        python = _interpreter()
+        shown = [_prefix(python), str(_INSIDE), *readable]
+        plan = {
+            "cgroups": self._cgroup.join_files if self._cgroup else [],
+            "uid": uid,
+            "shown": [path for path in shown if path],
+            "command": [*_bubblewrap(python, readable), *_inner(python, theirs.fileno())],
+        }
+        root = str(_INSIDE.parents[2])
+        return subprocess.Popen(
+            [python, "-I", "-S", "-B", "-c", _START.format(root=root, module="launch"), json.dumps(plan)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            pass_fds=(theirs.fileno(),),
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _hello(self) -> None:
+        try:
+            head, _, _ = wire.receive(self._control)
+        except OSError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            said = os.pread(self._errors, 4000, 0).decode(errors="replace").strip()
+            raise SandboxError(f"sandbox: it does not start: {said or error}") from None
+        assert head["ready"]
+
+
+def _interpreter() -> str:
+    """Return the interpreter itself, not that of a virtual environment, of which the sandbox shows nothing."""
+    base = Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"
+    return str(base.resolve() if base.exists() else Path(sys.executable).resolve())
+
+
+def _prefix(python: str) -> str:
+    """Return the folder of the interpreter and its library, or nothing if the system's folders have it."""
+    prefix = os.path.realpath(sys.base_prefix)
+    return "" if prefix == "/usr" or prefix.startswith("/usr/") else prefix
+
+
+def _bubblewrap(python: str, readable: tuple[str, ...]) -> list[str]:
+    path = layers.find_bwrap()
+    if path is None:
+        raise SandboxError(layers.missing_text() or "sandbox: no bubblewrap")
+    command = [path, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
+    command += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
+    command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
+    command += ["--ro-bind", "/usr", "/usr"]
+    for folder in _SYSTEM:
+        if os.path.islink(folder):
+            command += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            command += ["--ro-bind", folder, folder]
+    for pattern in _ETC:
+        for found in sorted(Path("/etc").glob(pattern)):
+            command += ["--ro-bind", str(found), str(found)]
+    for folder in filter(None, (_prefix(python), *readable)):
+        command += ["--ro-bind", folder, folder]
+    command += ["--ro-bind", str(_INSIDE), "/sandbox/rftstream/sandbox/inside"]
+    command += ["--proc", "/proc", "--dev", "/dev", "--dir", HOME, "--dir", "/tmp", "--chdir", "/"]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/"]
+    path_of_programs = f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin"
+    for name, value in {
+        "PATH": path_of_programs,
+        "HOME": HOME,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }.items():
+        command += ["--setenv", name, value]
+    return command
+
+
+def _inner(python: str, control: int) -> list[str]:
+    chosen = json.dumps({"seccomp": layers.has("seccomp"), "landlock": layers.has("landlock")})
+    return [python, "-s", "-P", "-c", _START.format(root="/sandbox", module="zygote"), str(control), chosen]
+
+
+def end_box(channel: socket.socket, pidfd: int) -> bool:
+    """End a box by its process 1, and return whether all of it is gone."""
+    channel.close()
+    try:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        if poller.poll(50):  # it ends when its socket does
+            return True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return bool(poller.poll(END_S * 1000))
+    finally:
+        os.close(pidfd)
