@@ -22,7 +22,6 @@ def confine(limits: dict[str, Any], layers: dict[str, Any], program_filter: byte
     """Confine this process and all that it will start. The filter comes last: it denies what the others need."""
     os.setsid()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # pid 1 is not, and /proc/self would belong to nobody
-    _be_killed_first()
     _limit(limits)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -34,14 +33,6 @@ def confine(limits: dict[str, Any], layers: dict[str, Any], program_filter: byte
         kernel.landlock(["/"], [*WRITABLE, *DEVICES])
     if program_filter is not None:
         kernel.install_filter(program_filter)
-
-
-def _be_killed_first() -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
-    except OSError:
-        pass  # without /proc the kernel takes the largest process, which is most likely the program, too
 
 
 def _limit(limits: dict[str, Any]) -> None:

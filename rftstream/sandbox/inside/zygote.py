@@ -8,6 +8,7 @@ the control socket does, and everything in the sandbox with it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -39,6 +40,10 @@ def main() -> None:
     program_filter = syscall_filter.build(kernel.machine()) if layers["seccomp"] else None
     layers["landlock"] = layers["landlock"] and kernel.landlock_version() > 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("900")  # if memory runs out, what is in here goes first
+    gc.collect()
+    gc.freeze()  # so that the collectors of programs leave the shared pages alone
     wire.send(control, {"ready": True, "pid": os.getpid(), "landlock": layers["landlock"]})
     boxes: dict[int, int] = {}
     while True:

@@ -1,0 +1,80 @@
+"""Whether what came out of a sandbox is what was expected. This is the only place that judges."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+_NUMBER = re.compile(r"[+-]?(\d{1,60}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?")
+
+
+def same_text(found: str, expected: str, *, tolerance: float = 0.0) -> bool:
+    """Return whether a program printed what was expected. White space at the ends of lines, and empty lines at the end,
+    do not count, and numbers may be written in different ways. Numbers may differ by `tolerance`, relative or
+    absolute."""
+    found_lines, expected_lines = _lines(found), _lines(expected)
+    if found_lines == expected_lines:
+        return True
+    if len(found_lines) != len(expected_lines):
+        return False
+    return all(_same_line(one, other, tolerance) for one, other in zip(found_lines, expected_lines, strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.replace("\r\n", "\n").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_line(found: str, expected: str, tolerance: float) -> bool:
+    ours, theirs = found.split(), expected.split()
+    return len(ours) == len(theirs) and all(_same_word(*pair, tolerance) for pair in zip(ours, theirs, strict=True))
+
+
+def _same_word(found: str, expected: str, tolerance: float) -> bool:
+    if found == expected:
+        return True
+    if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(expected)):
+        return False
+    if Decimal(found) == Decimal(expected):
+        return True
+    return tolerance > 0 and math.isclose(float(found), float(expected), rel_tol=tolerance, abs_tol=tolerance)
+
+
+def same_value(found: Any, expected: Any, *, tolerance: float = 0.0, depth: int = 0) -> bool:
+    """Return whether a plain value is the expected one. A tuple is the list with the same items, since tests are kept
+    as JSON, and a bool is no number. NaN is NaN. Floats may differ by `tolerance`, relative or absolute."""
+    if depth > 200:
+        return False
+    if isinstance(expected, bool) or isinstance(found, bool) or expected is None or found is None:
+        return type(found) is type(expected) and bool(found == expected)
+    if isinstance(expected, int | float) and isinstance(found, int | float):
+        return _same_number(found, expected, tolerance)
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        return len(found) == len(expected) and all(
+            same_value(one, other, tolerance=tolerance, depth=depth + 1)
+            for one, other in zip(found, expected, strict=True)
+        )
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(
+            same_value(found[key], value, tolerance=tolerance, depth=depth + 1) for key, value in expected.items()
+        )
+    if isinstance(expected, set | frozenset) and isinstance(found, set | frozenset):
+        return found == expected
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def _same_number(found: float, expected: float, tolerance: float) -> bool:
+    if found == expected:
+        return True
+    if isinstance(found, float) and isinstance(expected, float) and math.isnan(found) and math.isnan(expected):
+        return True
+    if tolerance <= 0:
+        return False
+    try:
+        return math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:
+        return False

@@ -1,0 +1,78 @@
+"""Languages that programs can be in: how each is compiled and run. Compilers run in the sandbox, too."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rftstream.errors import ConfigError
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where the sandbox looks for compilers and interpreters."""
+
+
+def _plain_name(name: str) -> Callable[[str], str]:
+    return lambda source: name
+
+
+def _java_name(source: str) -> str:
+    found = re.search(r"\bpublic\s+(?:final\s+|abstract\s+)*class\s+(\w+)", source) or re.search(
+        r"\bclass\s+(\w+)[^{]*\{(?:(?!\bclass\b).)*?\bvoid\s+main\b", source, re.DOTALL
+    )
+    return f"{found.group(1) if found else 'Main'}.java"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """A language. `{file}` in its commands is the name of the source, `{stem}` the name without its ending."""
+
+    name_file: Callable[[str], str]
+    """From the text of a program to the name of its file."""
+    compile: tuple[str, ...] = ()
+    """Command that compiles; empty if there is none."""
+    run: tuple[str, ...] = ()
+    """Command that runs the program; empty for Python, which the warm interpreter runs."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bounds_addresses: bool = True
+    """Whether addresses may be bounded. Some interpreters reserve more than they will use."""
+
+    def missing(self) -> str | None:
+        """Return the command that this machine does not have, or None."""
+        for command in (self.compile, self.run):
+            if command and not command[0].startswith("./") and shutil.which(command[0], path=PATH) is None:
+                return command[0]
+        return None
+
+
+LANGUAGES = {
+    "python": Language(name_file=_plain_name("program.py")),
+    "c": Language(
+        name_file=_plain_name("main.c"), compile=("gcc", "-O2", "-o", "main", "{file}", "-lm"), run=("./main",)
+    ),
+    "cpp": Language(
+        name_file=_plain_name("main.cpp"), compile=("g++", "-O2", "-std=c++17", "-o", "main", "{file}"), run=("./main",)
+    ),
+    "java": Language(
+        name_file=_java_name,
+        compile=("javac", "-J-XX:+UseSerialGC", "-J-XX:TieredStopAtLevel=1", "{file}"),
+        run=("java", "-XX:+UseSerialGC", "-Xss64m", "-Xshare:auto", "{stem}"),
+        bounds_addresses=False,
+    ),
+    "javascript": Language(
+        name_file=_plain_name("main.js"), run=("node", "--stack-size=32000", "{file}"), bounds_addresses=False
+    ),
+    "bash": Language(name_file=_plain_name("main.sh"), run=("bash", "{file}")),
+}
+"""Name -> language."""
+
+ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "node": "javascript", "js": "javascript", "sh": "bash"}
+
+
+def find_language(name: str) -> Language:
+    """Return a language by its name. ConfigError if it is unknown."""
+    name = ALIASES.get(name.lower(), name.lower())
+    if name not in LANGUAGES:
+        raise ConfigError(f"language: unknown {name!r}; known: {', '.join(sorted(LANGUAGES))}")
+    return LANGUAGES[name]
