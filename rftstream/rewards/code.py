@@ -1,0 +1,147 @@
+"""Code: the program in the answer is run on the problem's tests, in a sandbox."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from rftstream.errors import RewardError
+from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.code_tests import CheckTests, FunctionTests, ProblemTests, StdioTests, read_tests
+from rftstream.rewards.version import config_version
+from rftstream.sandbox.base import MIB, Limits, Outcome, SandboxBackend, SandboxError
+from rftstream.sandbox.compare import same_value
+from rftstream.sandbox.languages import find_language
+from rftstream.sandbox.local import default_backend
+from rftstream.sandbox.remote import RemoteBackend
+from rftstream.sandbox.run import CallResult, RunResult, run_check, run_function, run_tests
+
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
+
+_REASONS = ("wrong", "crash", "compile", "wall", "cpu", "memory", "output")
+
+
+class CodeReward:
+    """1 if the program passes all tests, or the share of tests that it passes.
+
+    The program's faults are 0 and counted as metrics by their reason. A sandbox that fails gives no reward.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[rewards.code]`."""
+
+        give: Literal["all", "share"] = "all"
+        """`all`: 1 if every test passes. `share`: the share of tests that pass."""
+        tests: str = ""
+        """The column with the tests. Empty: `tests`, or the column of APPS, TACO, LiveCodeBench, HumanEval or MBPP."""
+        language: str = "python"
+        """The language of programs, unless the problem has a column `language`."""
+        max_tests: Annotated[int, Meta(ge=0)] = 0
+        """Most tests of a problem that are run, from the first on. 0: all."""
+        tolerance: Annotated[float, Meta(ge=0)] = 0.0
+        """How far numbers may differ, relative or absolute."""
+        wall_s: Annotated[float, Meta(gt=0)] = 10.0
+        """Seconds for each test; for all calls of a function together ten times as many at most."""
+        cpu_s: Annotated[float, Meta(gt=0)] = 10.0
+        """Processor seconds for each test."""
+        memory_mib: Annotated[int, Meta(ge=32)] = 512
+        """Memory of a program."""
+        sandbox_url: str = ""
+        """A server of `rftstream sandbox serve`. Empty: this machine."""
+        auth_token: str = ""
+        """The token of that server, as `env:NAME`."""
+
+    def __init__(self, config: Config) -> None:
+        find_language(config.language)
+        self._config = config
+        self.version = config_version("1", config)
+        self._remote = RemoteBackend(config.sandbox_url, token=config.auth_token) if config.sandbox_url else None
+
+    def __call__(self, item: RewardInput) -> Score:
+        tests = self._tests(item)
+        source = find_program(item.completion, tests)
+        if source is None:
+            return Score(reward=0.0, metrics={"no_program": 1.0})
+        try:
+            passed, results = self._run(source, tests, item)
+        except SandboxError as error:
+            raise RewardError(str(error)) from None
+        for result in results:
+            if result.outcome is Outcome.unscorable:
+                raise RewardError(f"code: {result.reason}: {result.detail}")
+        share = sum(passed) / len(passed)
+        reward = share if self._config.give == "share" else float(all(passed))
+        metrics = {f"failed_{reason}": float(any(one.reason == reason for one in results)) for reason in _REASONS}
+        return Score(reward=reward, metrics={**metrics, "tests_passed": share, "no_program": 0.0})
+
+    def check(self, item: RewardInput) -> None:
+        """Raise RewardError if the problem has no tests that can be read."""
+        self._tests(item)
+
+    def _tests(self, item: RewardInput) -> ProblemTests:
+        return read_tests(item.info, item.answer, item.prompt, column=self._config.tests)
+
+    def _backend(self) -> SandboxBackend:
+        return self._remote or default_backend()
+
+    def _run(self, source: str, tests: ProblemTests, item: RewardInput) -> tuple[Sequence[bool], Sequence[RunResult]]:
+        backend, most = self._backend(), self._config.max_tests or None
+        match tests:
+            case StdioTests():
+                language = str(item.info.get("language") or self._config.language)
+                results = run_tests(
+                    source, tests.pairs[:most], language=language, tolerance=self._config.tolerance,
+                    limits=self._limits(1), backend=backend, stop_early=self._config.give == "all",
+                )  # fmt: skip
+                return [one.passed for one in results], results
+            case FunctionTests():
+                calls = tests.calls[:most]
+                result = run_function(
+                    source, tests.function, calls, limits=self._limits(len(calls)), backend=backend
+                )
+                return [self._is_right(*pair) for pair in zip(result.calls or [CallResult(passed=False, error="-")] * len(calls), tests.expected[:most], strict=True)], [result]
+            case CheckTests():
+                result = run_check(
+                    source, tests.test, tests.entry_point, context=tests.context, limits=self._limits(1),
+                    backend=backend,
+                )  # fmt: skip
+                return [result.passed], [result]
+
+    def _is_right(self, call: CallResult, expected: object) -> bool:
+        """Return whether a call gave the expected value. Some data sets put it into a list of one."""
+        if call.error:
+            return False
+        wrapped = isinstance(expected, list) and len(expected) == 1
+        return any(
+            same_value(call.value, one, tolerance=self._config.tolerance)
+            for one in ([expected, expected[0]] if wrapped and isinstance(expected, list) else [expected])
+        )
+
+    def _limits(self, num_calls: int) -> Limits:
+        config, times = self._config, min(10, num_calls)
+        return Limits(
+            wall_s=config.wall_s * times, cpu_s=config.cpu_s * times, call_s=config.cpu_s,
+            memory_bytes=config.memory_mib * MIB,
+        )  # fmt: skip
+
+
+def find_program(completion: str, tests: ProblemTests) -> str | None:
+    """Return the program in an answer: its last fenced block, or all of it if there is none. None if it is empty.
+
+    If the tests are for a function that the program does not define, the answer goes on where the prompt ends, as with
+    HumanEval's completions.
+    """
+    blocks = [found[3] for found in _FENCE.finditer(completion)]
+    source = blocks[-1] if blocks else completion
+    if not source.strip():
+        return None
+    if isinstance(tests, CheckTests) and tests.context:
+        name = tests.entry_point.rpartition(".")[2]
+        if not re.search(rf"\b(def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", source, re.MULTILINE):
+            return tests.context + source
+    return source

@@ -1,0 +1,101 @@
+"""Sandboxes of a server elsewhere, which `rftstream sandbox serve` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rftstream.errors import ConfigError
+from rftstream.sandbox.base import MIB, BoxFile, Job, JobEnd, SandboxError
+
+CONNECT_S = 10.0
+WAIT_S = 600.0
+"""Most seconds to wait for a free place of the server."""
+MAX_ANSWER_BYTES = 256 << 20
+
+
+class RemoteBackend:
+    """Makes sandboxes on a server. `url` is http://HOST:PORT; the token is that of the server, if it has one."""
+
+    def __init__(self, url: str, *, token: str = "") -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"sandbox url: found {url!r}, expected http://HOST:PORT")
+        self._parts, self._token = parts, token
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+
+    def create(self, *, disk_bytes: int = 64 * MIB) -> RemoteSandbox:
+        """Return a new sandbox of the server."""
+        answer = self.ask("POST", "/v1/boxes", {"disk_bytes": disk_bytes}, dict[str, str], WAIT_S)
+        return RemoteSandbox(self, answer["id"])
+
+    def close(self) -> None:
+        """Close all connections. The server ends boxes that nobody uses any more."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def ask(self, method: str, path: str, body: Any, answer: Any, timeout_s: float) -> Any:
+        """Return the answer to a request, of the given type. SandboxError if there is none."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            connection = kind(self._parts.hostname or "", self._parts.port, timeout=CONNECT_S)
+        try:
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(timeout_s)
+            headers = {"Content-Type": "application/json"}
+            if self._token:
+                headers["Authorization"] = f"Bearer {self._token}"
+            connection.request(method, self._parts.path.rstrip("/") + path, msgspec.json.encode(body), headers)
+            came = connection.getresponse()
+            data = came.read(MAX_ANSWER_BYTES)
+            if came.status != 200:
+                raise SandboxError(f"sandbox: {self._parts.netloc}: {came.status} {data[:500].decode(errors='replace')}")
+            decoded = msgspec.json.decode(data, type=answer)
+        except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+            connection.close()
+            raise SandboxError(f"sandbox: {self._parts.netloc}: {type(error).__name__}: {error}") from None
+        except SandboxError:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+        return decoded
+
+
+class RemoteSandbox:
+    """A box of a server. A RemoteBackend makes it."""
+
+    def __init__(self, backend: RemoteBackend, name: str) -> None:
+        self._backend, self._path = backend, f"/v1/boxes/{name}"
+
+    def put(self, files: Sequence[BoxFile]) -> None:
+        """Write files below the home folder."""
+        self._backend.ask("POST", f"{self._path}/put", list(files), dict[str, str], WAIT_S)
+
+    def get(self, names: Sequence[str] | None = None, *, max_bytes: int = 64 * MIB) -> list[BoxFile]:
+        """Return regular files below the home folder."""
+        body = {"names": None if names is None else list(names), "max_bytes": max_bytes}
+        found: list[BoxFile] = self._backend.ask("POST", f"{self._path}/get", body, list[BoxFile], WAIT_S)
+        return found
+
+    def run(self, job: Job) -> JobEnd:
+        """Run a program to its end."""
+        end: JobEnd = self._backend.ask("POST", f"{self._path}/run", job, JobEnd, WAIT_S + job.limits.hard_s)
+        return end
+
+    def close(self) -> None:
+        """End the box. If the server cannot be reached, it does so itself after a time."""
+        with contextlib.suppress(SandboxError):
+            self._backend.ask("DELETE", self._path, {}, dict[str, str], WAIT_S)

@@ -1,0 +1,203 @@
+"""A server of sandboxes over HTTP, for machines without bubblewrap: `rftstream sandbox serve`.
+
+    POST   /v1/boxes                {"disk_bytes"}            -> {"id"}
+    POST   /v1/boxes/ID/put         [file, ...]               -> {}
+    POST   /v1/boxes/ID/run         job                       -> end
+    POST   /v1/boxes/ID/get         {"names", "max_bytes"}    -> [file, ...]
+    DELETE /v1/boxes/ID                                       -> {}
+
+Files, jobs and ends are those of `base` as JSON, with bytes in base64. A sandbox that failed is 503 with {"error"}, a
+request that is none is 400, a box that is not there 404, a wrong token 401. A box that nobody uses for IDLE_S is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import msgspec
+
+from rftstream.errors import ConfigError
+from rftstream.sandbox.base import BoxFile, Job, Sandbox, SandboxBackend, SandboxError
+
+IDLE_S = 120.0
+"""Seconds after which a box that nobody uses is ended: its user has died."""
+MAX_REQUEST_BYTES = 256 << 20
+MAX_GET_BYTES = 64 << 20
+SOCKET_S = 300.0
+"""Most seconds for a client to send its request."""
+
+
+class NewBox(msgspec.Struct, forbid_unknown_fields=True):
+    """The request for a new box."""
+
+    disk_bytes: int = 64 << 20
+
+
+class WantedFiles(msgspec.Struct, forbid_unknown_fields=True):
+    """The request for files of a box."""
+
+    names: list[str] | None = None
+    max_bytes: int = MAX_GET_BYTES
+
+
+@dataclass(slots=True)
+class _HeldBox:
+    box: Sandbox
+    used_at: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class SandboxServer(ThreadingHTTPServer):
+    """Serves the sandboxes of a back end. `rftstream sandbox serve` makes it, and calls `serve_forever` and `close`.
+
+    Without a token it serves this machine alone.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], backend: SandboxBackend, *, token: str = "") -> None:
+        if not token and not _is_loopback(address[0]):
+            raise ConfigError(
+                f"sandbox serve: {address[0]} can be reached from other machines, which needs a token; set "
+                "RFTSTREAM_SANDBOX_TOKEN, or serve 127.0.0.1"
+            )
+        self.backend, self.token = backend, token
+        self._boxes: dict[str, _HeldBox] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, _SandboxHandler)
+
+    @property
+    def url(self) -> str:
+        """Return the address under which it can be reached."""
+        host, port = self.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def service_actions(self) -> None:
+        """End boxes whose users are gone. `serve_forever` calls it twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            old = [
+                name for name, held in self._boxes.items()
+                if now - held.used_at > IDLE_S and not held.lock.locked()
+            ]  # fmt: skip
+        for name in old:
+            self.end(name)
+
+    def make(self, request: NewBox) -> str:
+        """Return the id of a new box."""
+        box = self.backend.create(disk_bytes=request.disk_bytes)
+        name = secrets.token_hex(16)
+        with self._lock:
+            self._boxes[name] = _HeldBox(box, time.monotonic())
+        return name
+
+    def find(self, name: str) -> _HeldBox | None:
+        """Return a box that is there."""
+        with self._lock:
+            return self._boxes.get(name)
+
+    def end(self, name: str) -> bool:
+        """End a box. Return whether it was there."""
+        with self._lock:
+            held = self._boxes.pop(name, None)
+        if held is not None:
+            with held.lock:
+                held.box.close()
+        return held is not None
+
+    def close(self) -> None:
+        """End all boxes, and the back end."""
+        with self._lock:
+            names = list(self._boxes)
+        for name in names:
+            self.end(name)
+        self.server_close()
+        self.backend.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _SandboxHandler(BaseHTTPRequestHandler):
+    server: SandboxServer
+    protocol_version = "HTTP/1.1"
+    timeout: ClassVar[float] = SOCKET_S
+
+    def do_POST(self) -> None:  # noqa: N802  # the name that http.server calls
+        self._answer(self._post)
+
+    def do_DELETE(self) -> None:  # noqa: N802  # the name that http.server calls
+        self._answer(self._delete)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing of single requests."""
+
+    def _answer(self, work: Any) -> None:
+        status, body = 500, b'{"error": "the server failed"}'
+        try:
+            length = int(self.headers.get("Content-Length") or 0)
+            if not 0 <= length <= MAX_REQUEST_BYTES:
+                self.close_connection = True
+                status, body = 413, b'{"error": "the request is too large"}'
+            else:
+                data = self.rfile.read(length)
+                given = self.headers.get("Authorization") or ""
+                if self.server.token and not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
+                    status, body = 401, b'{"error": "the token is wrong"}'
+                else:
+                    status, body = 200, msgspec.json.encode(work(self.path.strip("/").split("/"), data))
+        except SandboxError as error:
+            status, body = 503, msgspec.json.encode({"error": str(error)})
+        except LookupError:
+            status, body = 404, b'{"error": "no such box or request"}'
+        except (msgspec.MsgspecError, ValueError) as error:
+            status, body = 400, msgspec.json.encode({"error": str(error)})
+        with contextlib.suppress(OSError):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def _post(self, parts: list[str], data: bytes) -> Any:
+        match parts:
+            case ["v1", "boxes"]:
+                return {"id": self.server.make(msgspec.json.decode(data, type=NewBox))}
+            case ["v1", "boxes", name, ("put" | "run" | "get") as what]:
+                held = self.server.find(name)
+                if held is None:
+                    raise LookupError
+                with held.lock:
+                    try:
+                        return _done(held.box, what, data)
+                    finally:
+                        held.used_at = time.monotonic()
+        raise LookupError
+
+    def _delete(self, parts: list[str], data: bytes) -> Any:
+        if parts[:2] != ["v1", "boxes"] or len(parts) != 3 or not self.server.end(parts[2]):
+            raise LookupError
+        return {}
+
+
+def _done(box: Sandbox, what: str, data: bytes) -> Any:
+    if what == "put":
+        box.put(msgspec.json.decode(data, type=list[BoxFile]))
+        return {}
+    if what == "run":
+        return box.run(msgspec.json.decode(data, type=Job))
+    wanted = msgspec.json.decode(data, type=WantedFiles)
+    return box.get(wanted.names, max_bytes=min(wanted.max_bytes, MAX_GET_BYTES))
