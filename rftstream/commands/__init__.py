@@ -25,6 +25,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "doctor": "rftstream.commands.manage:doctor",
         "list": "rftstream.commands.views:list_",
         "convert": "rftstream.commands.convert:convert",
+        "sandbox": "rftstream.commands.sandbox:sandbox",
     },
     "A run": {
         "run": "rftstream.commands.run:run",

@@ -24,6 +24,7 @@ from rftstream.preflight import readiness
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.formatting import columns, plural, size
 from rftstream.runs.folder import lies_in_folder, open_transport
+from rftstream.sandbox.layers import find_layers
 from rftstream.transport.embedded import system_check
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.weights import kernels
@@ -87,6 +88,7 @@ def examine(config: RunConfig | None) -> DoctorReport:
         *_disk(folder),
         *system_check.find(folder),
         *_gpus(),
+        *_sandbox(),
     ]
     if config is not None:
         for what, look in (("needs", _needs), ("broker", _broker), ("architecture", _architecture)):
@@ -185,6 +187,12 @@ def _gpus() -> Iterator[Finding]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(num_gpus))
     yield _judged(True, "gpu", names or "none that torch sees; roles on cpu need none")
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Yield each layer around programs of a policy. The reward `code` needs the first; runs without it need none."""
+    for layer in find_layers():
+        yield _advised(layer.is_there, f"sandbox: {layer.name}", layer.found, "there", layer.cost)
 
 
 # --------------------------------------------------------------------------------------------- a run file

@@ -17,7 +17,7 @@ from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands
 from rftstream.config import registry
 from rftstream.config.part_names import PART_CHECKS
-from rftstream.config.part_specs import BackendSpec, PolicySpec
+from rftstream.config.part_specs import BackendSpec, PolicySpec, RewardSpec
 from rftstream.config.sections import RunConfig, name_of_algorithm
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError, RftError
@@ -27,6 +27,7 @@ from rftstream.models.rendering import open_renderer
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import check_demonstrations
+from rftstream.sandbox.layers import find_layers, missing_text
 from rftstream.trackers import check_trackers
 from rftstream.weights.store import place_on_disk
 
@@ -98,6 +99,8 @@ def requirements(
         yield Requirement(device, lambda where=where, device=device: check_device(device, where=where))  # type: ignore[misc]
     yield Requirement("model", lambda: _model(config, scratch, weights=here and loads_model(config)))
     yield Requirement("run folders", lambda: check_folder(folder.path.parent, where="run.folder"))
+    if here and _runs_programs(config):
+        yield Requirement("sandbox", _sandbox)
     if here:
         yield Requirement("object store", lambda: _store(config, folder, patience_s))
 
@@ -162,6 +165,27 @@ def _lora(config: RunConfig) -> None:
         from rftstream.backends.torch import lora
 
         lora.require()
+
+
+def _runs_programs(config: RunConfig) -> bool:
+    """Return whether a reward runs programs of the policy on this machine."""
+    sections = [] if config.without_tasks else [*config.tasksets.values()]
+    named = [section.reward for section in (*sections, *config.evaluations.values())]
+    names = {
+        name for reward in named for name in ([reward] if isinstance(reward, str) else [one.name for one in reward])
+    }
+    return any(
+        registry.find_spec(RewardSpec, name).runs_programs and not config.rewards.get(name, {}).get("sandbox_url")
+        for name in names
+    )
+
+
+def _sandbox() -> str:
+    if (problem := missing_text()) is not None:
+        raise ConfigError(problem)
+    there = ", ".join(layer.name for layer in find_layers() if layer.is_there)
+    lacking = "; ".join(f"without {layer.name}: {layer.cost}" for layer in find_layers() if not layer.is_there)
+    return f"{there}{'; ' if lacking else ''}{lacking}"
 
 
 # ------------------------------------------------------------------------------------------------ model

@@ -13,6 +13,7 @@ REWARDS = {
     "length_penalty": RewardSpec("rftstream.rewards.length_penalty:LengthPenalty"),
     "ngram_penalty": RewardSpec("rftstream.rewards.ngram_penalty:NgramPenalty"),
     "math": RewardSpec("rftstream.rewards.math:MathReward"),
+    "code": RewardSpec("rftstream.rewards.code:CodeReward", runs_programs=True),
     "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),
     "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),
     "reasoning_gym": RewardSpec("rftstream.rewards.reasoning_gym:ReasoningGymReward"),

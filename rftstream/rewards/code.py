@@ -101,10 +101,15 @@ class CodeReward:
                 return [one.passed for one in results], results
             case FunctionTests():
                 calls = tests.calls[:most]
-                result = run_function(
-                    source, tests.function, calls, limits=self._limits(len(calls)), backend=backend
-                )
-                return [self._is_right(*pair) for pair in zip(result.calls or [CallResult(passed=False, error="-")] * len(calls), tests.expected[:most], strict=True)], [result]
+                result = run_function(source, tests.function, calls, limits=self._limits(len(calls)), backend=backend)
+                return [
+                    self._is_right(*pair)
+                    for pair in zip(
+                        result.calls or [CallResult(passed=False, error="-")] * len(calls),
+                        tests.expected[:most],
+                        strict=True,
+                    )
+                ], [result]
             case CheckTests():
                 result = run_check(
                     source, tests.test, tests.entry_point, context=tests.context, limits=self._limits(1),

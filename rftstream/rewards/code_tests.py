@@ -105,9 +105,7 @@ def _cases(cases: Sequence[Mapping[str, Any]], metadata: Any) -> ProblemTests:
     function = (metadata or {}).get("func_name") or (metadata or {}).get("fn_name")
     if function and all(one.get("testtype", "functional") == "functional" for one in cases):
         calls = tuple([json.loads(line) for line in one["input"].split("\n") if line.strip()] for one in cases)
-        return FunctionTests(
-            function=function, calls=calls, expected=tuple(json.loads(one["output"]) for one in cases)
-        )
+        return FunctionTests(function=function, calls=calls, expected=tuple(json.loads(one["output"]) for one in cases))
     return StdioTests(pairs=tuple((_text(one["input"]), _text(one["output"])) for one in cases))
 
 

@@ -103,7 +103,7 @@ def _cgroups() -> tuple[Layer, Layer]:
     return (
         Layer(
             "cgroup memory", memory is not None, str(memory or "cannot be written to"),
-            f"the memory of all processes of a program is looked at every {50} ms, so that it may be exceeded meanwhile",
+            "the memory of all processes of a program is looked at every 50 ms, and may be exceeded meanwhile",
         ),
         Layer(
             "cgroup pids", pids is not None, str(pids or "cannot be written to"),

@@ -207,7 +207,9 @@ def _run_both(program: _Run, test: _Run) -> JobEnd:
     if isinstance(end, BaseException):
         raise end
     stopped = judged.stopped if end.stopped == "done" else end.stopped
-    return replace(end, verdict=judged.verdict, stopped=stopped, wall_s=judged.wall_s, stderr=end.stderr + judged.stderr)
+    return replace(
+        end, verdict=judged.verdict, stopped=stopped, wall_s=judged.wall_s, stderr=end.stderr + judged.stderr
+    )
 
 
 def _caught(function: Callable[[], JobEnd]) -> JobEnd | BaseException:
@@ -273,7 +275,7 @@ class _Run:
             self.start()
         try:
             answer = self._follow()
-            if answer.get("stopped") == "error" or "error" in answer and answer["error"]:
+            if answer.get("stopped") == "error" or answer.get("error"):
                 raise SandboxError(f"sandbox: the program could not begin: {answer['error']}")
             return self._ended(answer)
         finally:
@@ -392,7 +394,7 @@ _default_lock = threading.Lock()
 
 
 def default_backend() -> LocalBackend:
-    """Return the sandboxes of this process. They are made when they are first needed. SandboxError if there can be none."""
+    """Return the sandboxes of this process. They are made when first needed. SandboxError if there can be none."""
     global _default
     with _default_lock:
         if _default is None or _default[0] != os.getpid():

@@ -61,7 +61,9 @@ class RemoteBackend:
             came = connection.getresponse()
             data = came.read(MAX_ANSWER_BYTES)
             if came.status != 200:
-                raise SandboxError(f"sandbox: {self._parts.netloc}: {came.status} {data[:500].decode(errors='replace')}")
+                raise SandboxError(
+                    f"sandbox: {self._parts.netloc}: {came.status} {data[:500].decode(errors='replace')}"
+                )
             decoded = msgspec.json.decode(data, type=answer)
         except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
             connection.close()

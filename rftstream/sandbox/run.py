@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rftstream.errors import ConfigError
@@ -18,7 +19,6 @@ from rftstream.sandbox.base import (
     JobEnd,
     Limits,
     Outcome,
-    Sandbox,
     SandboxBackend,
     SandboxError,
 )
@@ -123,7 +123,12 @@ def run_tests(
     for stdin, expected in tests:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         job = _program(source, spoken, arguments, data, limits)
-        results.append(_tried(lambda job=job: _run(backend, job, files), lambda end: _judged(end, expected, tolerance, limits)))  # type: ignore[misc]  # noqa: B023
+        results.append(
+            _tried(
+                partial(_run, backend, job, files),
+                partial(_judged, expected=expected, tolerance=tolerance, limits=limits),
+            )
+        )
         if stop_early and results[-1].outcome not in (Outcome.passed, Outcome.finished):
             break
     return results
@@ -142,7 +147,7 @@ def run_function(
     """Call a function of a Python program, or a method of its class Solution, once for each list of arguments.
 
     It passes if each call returns the value of `expected` in its place. Arguments and values are plain data: None, bool,
-    int, float, complex, str, bytes, list, tuple, set, frozenset and dict. Any other value is a failed call. What the
+    int, float, complex, str, bytes, list, tuple, set, frozenset, dict. Any other value is a failed call. What the
     program prints does not matter. Without `expected` nothing is judged, and it has `finished` if each call returned.
     """
     limits = limits or Limits()
@@ -157,7 +162,9 @@ def run_function(
     except SandboxError as error:
         return _unscorable("sandbox", str(error))
     job = Job(mode="calls", source=source, function=function, calls=encoded, limits=limits)
-    return _tried(lambda: _run(backend, job, ()), lambda end: _judged_calls(end, len(calls), expected, tolerance, limits))
+    return _tried(
+        lambda: _run(backend, job, ()), lambda end: _judged_calls(end, len(calls), expected, tolerance, limits)
+    )
 
 
 def run_check(
@@ -283,7 +290,9 @@ def _broken(end: JobEnd, base: RunResult, limits: Limits) -> RunResult | None:
     if end.stopped is not None:
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
     if end.exit_code != 0:
-        how = f"signal {-end.exit_code}" if end.exit_code is not None and end.exit_code < 0 else f"status {end.exit_code}"
+        how = (
+            f"signal {-end.exit_code}" if end.exit_code is not None and end.exit_code < 0 else f"status {end.exit_code}"
+        )
         return _failed(base, "crash", f"it ended with {how}: {base.stderr.strip()[-MAX_DETAIL // 2 :]}")
     return None
 

@@ -136,13 +136,13 @@ class _SandboxHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout: ClassVar[float] = SOCKET_S
 
-    def do_POST(self) -> None:  # noqa: N802  # the name that http.server calls
+    def do_POST(self) -> None:  # the name that http.server calls
         self._answer(self._post)
 
-    def do_DELETE(self) -> None:  # noqa: N802  # the name that http.server calls
+    def do_DELETE(self) -> None:  # the name that http.server calls
         self._answer(self._delete)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server has
         """Say nothing of single requests."""
 
     def _answer(self, work: Any) -> None:
@@ -155,7 +155,9 @@ class _SandboxHandler(BaseHTTPRequestHandler):
             else:
                 data = self.rfile.read(length)
                 given = self.headers.get("Authorization") or ""
-                if self.server.token and not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
+                if self.server.token and not hmac.compare_digest(
+                    given.encode(), f"Bearer {self.server.token}".encode()
+                ):
                     status, body = 401, b'{"error": "the token is wrong"}'
                 else:
                     status, body = 200, msgspec.json.encode(work(self.path.strip("/").split("/"), data))

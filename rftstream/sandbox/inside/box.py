@@ -12,6 +12,7 @@ The end of the socket ends the box: when process 1 is gone, the kernel kills all
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -33,7 +34,9 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def main(channel: socket.socket, request: dict[str, Any], layers: dict[str, Any], program_filter: bytes | None) -> NoReturn:
+def main(
+    channel: socket.socket, request: dict[str, Any], layers: dict[str, Any], program_filter: bytes | None
+) -> NoReturn:
     """Make the box, and serve its caller until the socket ends."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -200,10 +203,8 @@ def _end_all(pid: int) -> tuple[int | None, resource.struct_rusage | None]:
     """Kill all processes of the box but this one. Return the status of `pid`, and what it used."""
     found: tuple[int | None, resource.struct_rusage | None] = (None, None)
     while True:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         try:
             ended, status, usage = os.wait4(-1, 0)
         except ChildProcessError:

@@ -1,4 +1,4 @@
-"""Plain values as bytes: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset and dict, exact types.
+"""Plain values as bytes: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict: exact types.
 
 Both ends of the sandbox use this. What comes out of a sandbox was written by a hostile program, so reading is bounded:
 in bytes, depth, digits, and keys of one hash (which would make a dict slow). It builds nothing but plain values.
@@ -123,7 +123,7 @@ def _from_json(value: Any, depth: int) -> Any:
             return complex(float.fromhex(real), float.fromhex(imaginary))
         case "t", list():
             return tuple(_from_json(item, depth + 1) for item in body)
-        case ("s" | "z"), list():
+        case (("s" | "z"), list()):
             items = [_from_json(item, depth + 1) for item in body]
             _check_hashes(items)
             return set(items) if tag == "s" else frozenset(items)

@@ -33,7 +33,12 @@ landlock_create_ruleset 444 444 | setuid 105 146 | setgid 106 144 | setreuid 113
 """
 """Call, its number on x86_64, and on aarch64; - where there is no such call. The program gets EPERM."""
 
-MISSING = {"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "clone3": (435, 435)}
+MISSING = {
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "clone3": (435, 435),
+}
 """Calls that seem not to exist, so that libraries take older ones (clone3's flags cannot be looked at)."""
 
 NEWEST = 463
